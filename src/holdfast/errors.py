@@ -1,0 +1,413 @@
+"""Every error that Holdfast raises on purpose, in one tree.
+
+    BaseException
+    └── Interrupted                  control flow: the surrounding scope was interrupted
+    Exception
+    └── HoldfastError                code, message, hint, HTTP status
+        ├── InvalidRequest           the caller's input does not fit
+        │   ├── InvalidCursor        not a cursor of this session
+        │   ├── InvalidKey           a session key outside the allowed alphabet
+        │   ├── UnknownPolicy
+        │   └── PolicyUnavailable    the policy exists, but not for this agent
+        ├── NotFound                 no such session, message, run or agent
+        │   ├── UnknownSession
+        │   ├── UnknownMessage
+        │   ├── UnknownRun
+        │   └── UnknownAgent
+        ├── Conflict                 the state does not allow it now
+        │   ├── SessionBusy          policy ``reject`` met a run
+        │   ├── AlreadySettled       a message that can no longer be withdrawn
+        │   ├── IdempotencyMismatch  the key was used with another body
+        │   ├── SessionDeleted
+        │   └── IllegalTransition    a state change that the table does not have
+        ├── LimitExceeded            a bound was reached; nothing was stored
+        │   ├── MailboxFull
+        │   ├── RateLimited
+        │   └── BodyTooLarge
+        ├── AccessDenied
+        │   ├── Unauthenticated
+        │   └── Forbidden
+        ├── Unavailable              try again later or elsewhere
+        │   ├── Draining
+        │   ├── WaitExpired          the work goes on; only the wait ended
+        │   └── ServerUnreachable
+        ├── RunError                 raised by ``ask()``
+        │   ├── RunFailed
+        │   ├── RunInterrupted
+        │   └── MessageWithdrawn
+        ├── RunClosed                a run handle was used after its run ended
+        ├── ScopeClosed              a spawn or process came after stop began
+        ├── StorageError
+        │   ├── StaleFence           the session has another holder now; nothing was written
+        │   ├── StoreFull            the disk is full
+        │   ├── StoreReadOnly
+        │   ├── StoreCorrupt
+        │   └── StoreLocked          another host has this file open
+        └── ConfigurationError       settings, flags or agents that cannot work
+
+Each error carries what happened (its message), a stable ``code`` for programs, and a ``hint``: what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from holdfast.protocol.stopping import Cause
+
+__all__ = [
+    "AccessDenied",
+    "AlreadySettled",
+    "BodyTooLarge",
+    "ConfigurationError",
+    "Conflict",
+    "Draining",
+    "Forbidden",
+    "HoldfastError",
+    "IdempotencyMismatch",
+    "IllegalTransition",
+    "Interrupted",
+    "InvalidCursor",
+    "InvalidKey",
+    "InvalidRequest",
+    "LimitExceeded",
+    "MailboxFull",
+    "MessageWithdrawn",
+    "NotFound",
+    "PolicyUnavailable",
+    "RateLimited",
+    "RunClosed",
+    "RunError",
+    "RunFailed",
+    "RunInterrupted",
+    "ScopeClosed",
+    "ServerUnreachable",
+    "SessionBusy",
+    "SessionDeleted",
+    "StaleFence",
+    "StorageError",
+    "StoreCorrupt",
+    "StoreFull",
+    "StoreLocked",
+    "StoreReadOnly",
+    "Unauthenticated",
+    "Unavailable",
+    "UnknownAgent",
+    "UnknownMessage",
+    "UnknownPolicy",
+    "UnknownRun",
+    "UnknownSession",
+    "WaitExpired",
+]
+
+
+class Interrupted(BaseException):
+    """The surrounding scope was interrupted; ``cause`` says why.
+
+    A ``BaseException``, so that ``except Exception`` in an agent or tool does not swallow it. It is not a
+    ``CancelledError``: an innocent task that awaits an interrupted one must not look cancelled itself.
+    """
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(
+            f"interrupted by {cause.kind}: {cause.reason}" if cause.reason else f"interrupted by {cause.kind}"
+        )
+        self.cause = cause
+
+
+class HoldfastError(Exception):
+    """Base of all errors. ``code`` is stable, ``status`` is the HTTP status, ``hint`` says what to do next."""
+
+    code: ClassVar[str] = "error"
+    status: ClassVar[int] = 500
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str = "", *, hint: str | None = None) -> None:
+        text = message or (self.__doc__ or self.code).strip().splitlines()[0]
+        super().__init__(text)
+        self.message = text
+        self.hint = self.default_hint if hint is None else hint
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+class InvalidRequest(HoldfastError):
+    """The request does not fit what this call takes."""
+
+    code = "invalid_request"
+    status = 422
+
+
+class InvalidCursor(InvalidRequest):
+    """The cursor is not one of this session's."""
+
+    code = "invalid_cursor"
+    status = 400
+    default_hint = (
+        "use the cursor of a receipt or the last SSE id of the same session, or leave it out to start at the beginning"
+    )
+
+
+class InvalidKey(InvalidRequest):
+    """The session key has characters that are not allowed."""
+
+    code = "invalid_key"
+    default_hint = "use 1 to 200 printable characters without slashes or control characters"
+
+
+class UnknownPolicy(InvalidRequest):
+    """There is no such policy."""
+
+    code = "unknown_policy"
+    default_hint = "use queue, collect, interrupt or reject"
+
+
+class PolicyUnavailable(InvalidRequest):
+    """The policy exists, but not for this agent."""
+
+    code = "policy_unavailable"
+    default_hint = "steer and rollback need the built-in agent loop; use queue or interrupt with this agent"
+
+
+class NotFound(HoldfastError):
+    """There is no such thing, or it is not yours."""
+
+    code = "not_found"
+    status = 404
+
+
+class UnknownSession(NotFound):
+    """There is no such session."""
+
+    code = "unknown_session"
+    default_hint = "send it a message: a session comes into being with its first one"
+
+
+class UnknownMessage(NotFound):
+    """There is no such message in this session."""
+
+    code = "unknown_message"
+    default_hint = "use the message_id of a receipt of this session"
+
+
+class UnknownRun(NotFound):
+    """There is no such run in this session."""
+
+    code = "unknown_run"
+    default_hint = "use the run_id of a receipt or event of this session"
+
+
+class UnknownAgent(NotFound):
+    """This host has no agent of that name."""
+
+    code = "unknown_agent"
+
+
+class Conflict(HoldfastError):
+    """The state does not allow this now."""
+
+    code = "conflict"
+    status = 409
+
+
+class SessionBusy(Conflict):
+    """A run is on, and the policy is ``reject``; nothing was stored."""
+
+    code = "busy"
+    default_hint = "wait for the run to end, or send with policy queue or interrupt"
+
+
+class AlreadySettled(Conflict):
+    """The message is no longer waiting and cannot be withdrawn."""
+
+    code = "already_settled"
+    default_hint = "interrupt the run that took it instead"
+
+
+class IdempotencyMismatch(Conflict):
+    """The idempotency key was used before with another body."""
+
+    code = "idempotency_mismatch"
+    status = 422
+    default_hint = "use a new idempotency key for a new message"
+
+
+class SessionDeleted(Conflict):
+    """The session was deleted."""
+
+    code = "session_deleted"
+    status = 410
+    default_hint = "use another key, or the same one again after the purge"
+
+
+class IllegalTransition(Conflict):
+    """The state table does not have this change."""
+
+    code = "illegal_transition"
+
+
+class LimitExceeded(HoldfastError):
+    """A bound was reached; nothing was stored."""
+
+    code = "limit_exceeded"
+    status = 429
+
+
+class MailboxFull(LimitExceeded):
+    """The session's mailbox is full; nothing was stored."""
+
+    code = "mailbox_full"
+    default_hint = "wait until the session has worked some off, or withdraw waiting messages"
+
+
+class RateLimited(LimitExceeded):
+    """Too many requests of one principal; nothing was stored."""
+
+    code = "rate_limited"
+    default_hint = "send again after the time in Retry-After"
+
+
+class BodyTooLarge(LimitExceeded):
+    """The request body is larger than this host takes."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class AccessDenied(HoldfastError):
+    """This caller may not do this."""
+
+    code = "access_denied"
+    status = 403
+
+
+class Unauthenticated(AccessDenied):
+    """No valid key came with the request."""
+
+    code = "unauthenticated"
+    status = 401
+    default_hint = "send 'Authorization: Bearer <key>'; make one with 'holdfast keys create'"
+
+
+class Forbidden(AccessDenied):
+    """The key is valid, but its role does not allow this."""
+
+    code = "forbidden"
+
+
+class Unavailable(HoldfastError):
+    """Not now; nothing was stored."""
+
+    code = "unavailable"
+    status = 503
+
+
+class Draining(Unavailable):
+    """The host is shutting down and takes no new work."""
+
+    code = "draining"
+    default_hint = "send again when it is back; with the same idempotency key it runs once"
+
+
+class WaitExpired(Unavailable):
+    """The wait ended before the message was settled; the work goes on."""
+
+    code = "wait_expired"
+    status = 202
+    default_hint = "follow the events from the receipt's cursor, or ask for the message's settlement"
+
+
+class ServerUnreachable(Unavailable):
+    """The server does not answer."""
+
+    code = "server_unreachable"
+    default_hint = "start one with 'holdfast serve', or name its address with --url"
+
+
+class RunError(HoldfastError):
+    """The run that took the message did not complete."""
+
+    code = "run_error"
+
+
+class RunFailed(RunError):
+    """The agent raised an error."""
+
+    code = "run_failed"
+
+
+class RunInterrupted(RunError):
+    """The run was interrupted before it completed."""
+
+    code = "run_interrupted"
+    status = 409
+
+
+class MessageWithdrawn(RunError):
+    """The message was withdrawn before a run took it."""
+
+    code = "message_withdrawn"
+    status = 409
+
+
+class RunClosed(HoldfastError):
+    """The run has ended; nothing that is emitted through its handle counts any more."""
+
+    code = "run_closed"
+    default_hint = "keep work that outlives its run out of it: start it with session.background()"
+
+
+class ScopeClosed(HoldfastError):
+    """The scope is stopping or closed and starts nothing new."""
+
+    code = "scope_closed"
+
+
+class StorageError(HoldfastError):
+    """The store could not do this; nothing was written."""
+
+    code = "storage_error"
+    status = 503
+
+
+class StaleFence(StorageError):
+    """The session has another holder or run now; nothing was written."""
+
+    code = "stale_fence"
+    status = 409
+
+
+class StoreFull(StorageError):
+    """The disk is full; nothing was written."""
+
+    code = "store_full"
+    status = 507
+    default_hint = "free some space on the store's disk; nothing that was accepted is lost"
+
+
+class StoreReadOnly(StorageError):
+    """The store cannot be written."""
+
+    code = "store_read_only"
+    default_hint = "check the owner and mode of the database file and of its folder"
+
+
+class StoreCorrupt(StorageError):
+    """The database file is damaged or is not a Holdfast store."""
+
+    code = "store_corrupt"
+    default_hint = "keep the file aside and restore a backup, or name another file with --store"
+
+
+class StoreLocked(StorageError):
+    """Another host has this store open."""
+
+    code = "store_locked"
+    default_hint = "stop the other host, or name another file with --store"
+
+
+class ConfigurationError(HoldfastError):
+    """A setting, flag or agent that cannot work."""
+
+    code = "configuration_error"

@@ -1,0 +1,137 @@
+"""What a session does with a message that arrives, and which messages the next run takes.
+
+Stores call these functions inside the transaction that writes, so that between the check and the act there is nothing.
+
+Messages that one run takes together share a ``batch`` (the seq of its first message). ``queue`` opens a batch for
+each message, ``collect`` joins the newest batch if that is a waiting ``collect`` batch, and ``interrupt`` sets the
+session's ``sweep``: the next run takes everything that waits up to that seq.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from holdfast.errors import PolicyUnavailable, SessionBusy, UnknownPolicy
+from holdfast.protocol.messages import Disposition, Policy
+
+__all__ = ["DECISIONS", "Decision", "Occupancy", "Taken", "Waiting", "collect_due_at", "decide", "occupancy", "take"]
+
+Occupancy = Literal["idle", "waiting", "busy"]
+"""``idle``: no run, nothing waits that must go first, room in the host. ``waiting``: no run yet, but no claim now.
+``busy``: a run holds the slot."""
+
+
+class Decision(NamedTuple):
+    """The answer of the table.
+
+    ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot. ``sweep``: the next run
+    takes everything that waits. ``join``: join an adjacent waiting ``collect`` batch.
+    """
+
+    disposition: Disposition
+    start: bool = False
+    interrupt: bool = False
+    sweep: bool = False
+    join: bool = False
+
+
+Refusal = Literal["busy", "unavailable"]
+
+DECISIONS: Mapping[tuple[Occupancy, Policy], Decision | Refusal] = {
+    ("idle", "queue"): Decision("started", start=True),
+    ("idle", "collect"): Decision("collecting", join=True),
+    ("idle", "interrupt"): Decision("started", start=True, sweep=True),
+    ("idle", "reject"): Decision("started", start=True),
+    ("idle", "steer"): "unavailable",
+    ("idle", "rollback"): "unavailable",
+    ("waiting", "queue"): Decision("queued"),
+    ("waiting", "collect"): Decision("collecting", join=True),
+    ("waiting", "interrupt"): Decision("queued", sweep=True),
+    ("waiting", "reject"): "busy",
+    ("waiting", "steer"): "unavailable",
+    ("waiting", "rollback"): "unavailable",
+    ("busy", "queue"): Decision("queued"),
+    ("busy", "collect"): Decision("collecting", join=True),
+    ("busy", "interrupt"): Decision("interrupting", interrupt=True, sweep=True),
+    ("busy", "reject"): "busy",
+    ("busy", "steer"): "unavailable",
+    ("busy", "rollback"): "unavailable",
+}
+
+
+def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -> Occupancy:
+    """How the session stands for a message of `policy`.
+
+    Parameters:
+        run_id: the run that holds the slot.
+        waiting: messages in the mailbox.
+        room: whether the host may start a run for this principal now.
+    """
+    if run_id is not None:
+        return "busy"
+    if not room or (waiting and policy != "interrupt"):
+        return "waiting"
+    return "idle"
+
+
+def decide(state: Occupancy, policy: str) -> Decision:
+    """The row of the table.
+
+    Raises:
+        SessionBusy: ``reject`` met a run or waiting messages.
+        PolicyUnavailable: ``steer`` and ``rollback``, which need the built-in agent loop.
+        UnknownPolicy: any other word.
+    """
+    row = DECISIONS.get((state, policy))
+    match row:
+        case Decision():
+            return row
+        case "busy":
+            raise SessionBusy(
+                "the session has a run" if state == "busy" else "the session has messages waiting, or the host no room"
+            )
+        case "unavailable":
+            raise PolicyUnavailable(f"policy {policy!r} is not available for this agent")
+        case _:
+            raise UnknownPolicy(f"there is no policy {policy!r}")
+
+
+def collect_due_at(*, at: float, quiet_s: float, first_at: float, max_wait_s: float) -> float:
+    """When a ``collect`` batch is due after a message at `at`: quiet for `quiet_s`, or `max_wait_s` after the first."""
+    return min(at + quiet_s, first_at + max_wait_s)
+
+
+class Waiting(NamedTuple):
+    """A message that waits, as far as the choice needs it. ``due_at`` is 0 for what may be taken at once."""
+
+    seq: int
+    batch: int
+    due_at: float
+
+
+class Taken(NamedTuple):
+    """The seqs that the next run takes, in order; or none, and the time before which nothing is due."""
+
+    seqs: tuple[int, ...]
+    not_before: float = 0.0
+
+
+def take(waiting: Sequence[Waiting], *, sweep: int, now: float) -> Taken:
+    """Which messages the next run takes.
+
+    Parameters:
+        waiting: what waits, in order of seq.
+        sweep: take everything up to this seq, due or not.
+        now: seconds since the epoch.
+    """
+    if not waiting:
+        return Taken(())
+    head = waiting[0]
+    if head.seq <= sweep:
+        return Taken(tuple(w.seq for w in waiting if w.seq <= sweep))
+    batch = [w for w in waiting if w.batch == head.batch]
+    due_at = batch[-1].due_at
+    if due_at > now:
+        return Taken((), due_at)
+    return Taken(tuple(w.seq for w in batch))

@@ -1,0 +1,291 @@
+"""The closed union of log events, and their wire form.
+
+An event is stored without its number: the store allocates the number, and `wire()` joins the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from holdfast.errors import InvalidCursor
+from holdfast.protocol.messages import Policy, SettledAs, Usage
+from holdfast.protocol.stopping import Cause, StopReceipt
+
+__all__ = [
+    "EVENT_KINDS",
+    "ChildFinished",
+    "ChildStarted",
+    "Event",
+    "Gap",
+    "MessageAccepted",
+    "MessageSettled",
+    "MessageSteered",
+    "ReasoningDelta",
+    "RunFinished",
+    "RunRestarted",
+    "RunResumed",
+    "RunRolledBack",
+    "RunStarted",
+    "RunStopping",
+    "RunSuspended",
+    "SessionDeletedEvent",
+    "StepStarted",
+    "Stored",
+    "TextDelta",
+    "ToolFinished",
+    "ToolOutput",
+    "ToolStarted",
+    "decode_event",
+    "encode_event",
+    "format_cursor",
+    "parse_cursor",
+    "wire",
+]
+
+
+class EventBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """What all events have: ``at`` (seconds since the epoch), and ``seq`` once they are stored."""
+
+    seq: int = 0
+    at: float = 0.0
+
+    @property
+    def kind(self) -> str:
+        """The event's kind, such as ``text.delta``."""
+        tag = self.__struct_config__.tag
+        assert isinstance(tag, str)
+        return tag
+
+
+class MessageAccepted(EventBase, frozen=True, kw_only=True, tag="message.accepted"):
+    """A message is durable in the mailbox."""
+
+    message_id: str
+    content: str
+    policy: Policy = "queue"
+
+
+class MessageSteered(EventBase, frozen=True, kw_only=True, tag="message.steered"):
+    """A message was given to a running agent before the named step."""
+
+    message_id: str
+    run_id: str
+    step: int
+
+
+class MessageSettled(EventBase, frozen=True, kw_only=True, tag="message.settled"):
+    """A message reached its final state, exactly once."""
+
+    message_id: str
+    state: SettledAs
+    run_id: str | None = None
+
+
+class RunStarted(EventBase, frozen=True, kw_only=True, tag="run.started"):
+    """A run took messages from the mailbox."""
+
+    run_id: str
+    agent: str
+    messages: tuple[str, ...]
+
+
+class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
+    """A run goes on after a crash; readers drop what it said since ``discard_from`` (a seq, inclusive)."""
+
+    run_id: str
+    attempt: int
+    discard_from: int
+
+
+class RunSuspended(EventBase, frozen=True, kw_only=True, tag="run.suspended"):
+    """A run waits for a person."""
+
+    run_id: str
+    question: str = ""
+
+
+class RunResumed(EventBase, frozen=True, kw_only=True, tag="run.resumed"):
+    """A suspended run goes on."""
+
+    run_id: str
+
+
+class RunStopping(EventBase, frozen=True, kw_only=True, tag="run.stopping"):
+    """An interrupt of the run is durable."""
+
+    run_id: str
+    cause: Cause
+
+
+class RunFinished(EventBase, frozen=True, kw_only=True, tag="run.finished"):
+    """The terminal event of a run."""
+
+    run_id: str
+    status: Literal["completed", "failed", "interrupted"]
+    text: str = ""
+    cause: Cause | None = None
+    error: str | None = None
+    receipt: StopReceipt | None = None
+    usage: Usage = Usage()
+
+
+class RunRolledBack(EventBase, frozen=True, kw_only=True, tag="run.rolled_back"):
+    """A run's entries were taken out of the transcript; ``not_undone`` lists outside effects."""
+
+    run_id: str
+    not_undone: tuple[str, ...] = ()
+
+
+class StepStarted(EventBase, frozen=True, kw_only=True, tag="step.started"):
+    """An agent began a step."""
+
+    run_id: str
+    step: int
+    label: str = ""
+
+
+class TextDelta(EventBase, frozen=True, kw_only=True, tag="text.delta"):
+    """A piece of the answer."""
+
+    run_id: str
+    text: str
+
+
+class ReasoningDelta(EventBase, frozen=True, kw_only=True, tag="reasoning.delta"):
+    """A piece of the model's reasoning."""
+
+    run_id: str
+    text: str
+
+
+class ToolStarted(EventBase, frozen=True, kw_only=True, tag="tool.started"):
+    """The intent of a call, durable before its effect. ``call_id`` is the key to give to outside services."""
+
+    run_id: str
+    call_id: str
+    name: str
+    arguments: Any = None
+    idempotent: bool = False
+
+
+class ToolOutput(EventBase, frozen=True, kw_only=True, tag="tool.output"):
+    """A piece of a call's output."""
+
+    run_id: str
+    call_id: str
+    text: str
+
+
+class ToolFinished(EventBase, frozen=True, kw_only=True, tag="tool.finished"):
+    """The result of a call. ``status`` ``interrupted`` stands for a call that has no result of its own."""
+
+    run_id: str
+    call_id: str
+    status: Literal["ok", "error", "interrupted"]
+    result: Any = None
+    error: str | None = None
+
+
+class ChildStarted(EventBase, frozen=True, kw_only=True, tag="child.started"):
+    """A run started a child."""
+
+    run_id: str
+    child_id: str
+    agent: str
+    text: str = ""
+
+
+class ChildFinished(EventBase, frozen=True, kw_only=True, tag="child.finished"):
+    """A child ended."""
+
+    run_id: str
+    child_id: str
+    status: Literal["completed", "failed", "interrupted"]
+    text: str = ""
+    error: str | None = None
+
+
+class SessionDeletedEvent(EventBase, frozen=True, kw_only=True, tag="session.deleted"):
+    """The last event of a session."""
+
+    reason: str = ""
+
+
+Event = (
+    MessageAccepted
+    | MessageSteered
+    | MessageSettled
+    | RunStarted
+    | RunRestarted
+    | RunSuspended
+    | RunResumed
+    | RunStopping
+    | RunFinished
+    | RunRolledBack
+    | StepStarted
+    | TextDelta
+    | ReasoningDelta
+    | ToolStarted
+    | ToolOutput
+    | ToolFinished
+    | ChildStarted
+    | ChildFinished
+    | SessionDeletedEvent
+)
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"):
+    """A frame, not an event: the reader missed the events ``after`` < seq ≤ ``until``."""
+
+    after: int
+    until: int
+    reason: Literal["pruned", "foreign_cursor", "slow_reader"]
+
+
+class Stored(NamedTuple):
+    """An event as the log holds it: its number, its kind, and its JSON without the number."""
+
+    seq: int
+    kind: str
+    body: bytes
+
+
+EVENT_KINDS: tuple[str, ...] = tuple(
+    str(member.__struct_config__.tag)
+    for member in Event.__args__  # type: ignore[attr-defined]
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+def encode_event(event: Event) -> tuple[str, bytes]:
+    """The kind and the JSON of an event that has no number yet."""
+    return event.kind, _encoder.encode(event)
+
+
+def wire(stored: Stored) -> bytes:
+    """The JSON of a stored event, number included, as it stands behind ``data:``."""
+    return b'{"seq":%d,%b' % (stored.seq, stored.body[1:])
+
+
+def decode_event(stored: Stored) -> Event:
+    """The event of a stored row. Raises `msgspec.ValidationError` on rows that are not ours."""
+    return _decoder.decode(wire(stored))
+
+
+def format_cursor(seq: int, number: int) -> str:
+    """The reader's position after ``seq`` in the session with that number."""
+    return f"{seq}-{number}"
+
+
+def parse_cursor(cursor: str, number: int) -> int:
+    """The seq of a cursor of the session ``number``. Raises `InvalidCursor` for any other."""
+    seq, dash, owner = cursor.partition("-")
+    if not (dash and seq.isascii() and seq.isdigit() and owner.isascii() and owner.isdigit() and len(seq) < 19):
+        raise InvalidCursor(f"{cursor!r} is not a cursor")
+    if int(owner) != number:
+        raise InvalidCursor(f"{cursor!r} belongs to another session")
+    return int(seq)

@@ -1,0 +1,201 @@
+"""What goes in and out of a session: messages, receipts, settlements, transcript entries and views.
+
+All are frozen values that encode to JSON as they are; HTTP, CLI and Python share them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from holdfast.protocol.stopping import Cause, StopReceipt
+
+__all__ = [
+    "Disposition",
+    "Entry",
+    "MailboxItem",
+    "Message",
+    "MessageState",
+    "Policy",
+    "Receipt",
+    "RunState",
+    "RunView",
+    "SessionStop",
+    "SessionView",
+    "Settlement",
+    "TreeNode",
+    "Usage",
+]
+
+Policy = Literal["queue", "steer", "collect", "interrupt", "rollback", "reject"]
+Disposition = Literal["started", "queued", "steering", "collecting", "interrupting", "rolling_back", "duplicate"]
+MessageState = Literal["accepted", "taken", "completed", "failed", "interrupted", "superseded", "withdrawn"]
+RunState = Literal["running", "suspended", "stopping", "completed", "failed", "interrupted"]
+SettledAs = Literal["completed", "failed", "interrupted", "superseded", "withdrawn"]
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+    """Base of the values on the wire: frozen, by keyword; fields at their default are left out of the JSON."""
+
+
+class Message(Value, frozen=True, kw_only=True):
+    """One input to a session.
+
+    Parameters:
+        message_id: its id.
+        seq: the number of its ``message.accepted`` event.
+        content: the text.
+        policy: what it does when a run is on.
+        accepted_at: seconds since the epoch.
+    """
+
+    message_id: str
+    seq: int
+    content: str
+    policy: Policy = "queue"
+    accepted_at: float = 0.0
+
+
+class Receipt(Value, frozen=True, kw_only=True):
+    """The answer to a send: the message is durable.
+
+    Parameters:
+        session: the session's key.
+        seq: the number of the message's ``message.accepted`` event.
+        message_id: the message's id.
+        disposition: what was decided; what becomes of the message is an event.
+        cursor: position just before the message's first event; give it to ``events(after=…)``.
+        run_id: the run that took it (``started``) or that it is aimed at.
+    """
+
+    session: str
+    seq: int
+    message_id: str
+    disposition: Disposition
+    cursor: str
+    run_id: str | None = None
+
+
+class Usage(Value, frozen=True, kw_only=True):
+    """What a run used."""
+
+    steps: int = 0
+    tool_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Settlement(Value, frozen=True, kw_only=True):
+    """What became of a message. ``state`` is ``accepted`` or ``taken`` while it is open.
+
+    Parameters:
+        message_id: the message.
+        state: its state.
+        run_id: the run that took it.
+        text: the run's answer, whole or partial.
+        cause: why the run was interrupted.
+        error: the agent's error, one line.
+    """
+
+    message_id: str
+    state: MessageState
+    run_id: str | None = None
+    text: str = ""
+    cause: Cause | None = None
+    error: str | None = None
+
+
+class Entry(Value, frozen=True, kw_only=True):
+    """One entry of a transcript.
+
+    Parameters:
+        n: its number in the transcript, from 1.
+        role: who speaks. ``tool_call`` and ``tool_result`` come in pairs with one ``call_id``.
+        content: the text, or the JSON of arguments or result.
+        run_id: the run that wrote it.
+        message_id: for ``user``, the message.
+        call_id, name: for tool entries.
+        partial: the run was interrupted before the text was whole.
+    """
+
+    n: int = 0
+    role: Literal["user", "assistant", "tool_call", "tool_result"]
+    content: str
+    run_id: str | None = None
+    message_id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    partial: bool = False
+
+
+class MailboxItem(Value, frozen=True, kw_only=True):
+    """A message that waits, with the run it is aimed at and the time before which it is not taken."""
+
+    message: Message
+    due_at: float = 0.0
+    target_run_id: str | None = None
+
+
+class RunView(Value, frozen=True, kw_only=True):
+    """A run as it stands.
+
+    Parameters:
+        run_id: its id, the same over all attempts.
+        agent: the agent's name.
+        state: its state.
+        attempt: 1, and one more for each restart after a crash.
+        messages: ids of the messages it took.
+        started_at, ended_at: seconds since the epoch.
+        cause: of an interrupt.
+        error: the agent's error, one line.
+        text: the answer, whole or partial.
+        receipt: of its stop.
+    """
+
+    run_id: str
+    agent: str
+    state: RunState
+    attempt: int = 1
+    messages: tuple[str, ...] = ()
+    started_at: float = 0.0
+    ended_at: float | None = None
+    cause: Cause | None = None
+    error: str | None = None
+    text: str = ""
+    receipt: StopReceipt | None = None
+    usage: Usage = Usage()
+
+
+class SessionView(Value, frozen=True, kw_only=True):
+    """A session as it stands. ``seq`` is its newest event, ``waiting`` the messages in its mailbox."""
+
+    key: str
+    principal: str
+    number: int
+    agent: str
+    state: Literal["idle", "running", "suspended", "stopping", "deleted"]
+    seq: int
+    waiting: int
+    run_id: str | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+
+class SessionStop(Value, frozen=True, kw_only=True):
+    """The answer to a session's stop: the receipt of its activation, and the messages that were withdrawn."""
+
+    session: str
+    receipt: StopReceipt
+    withdrawn: tuple[Message, ...] = ()
+
+
+class TreeNode(Value, frozen=True, kw_only=True):
+    """One branch or leaf of the task tree: a scope, task, thread or process, and what is below it."""
+
+    kind: Literal["host", "session", "run", "scope", "task", "thread", "process"]
+    name: str
+    state: str = ""
+    age_s: float = 0.0
+    pid: int | None = None
+    children: tuple[TreeNode, ...] = ()

@@ -1,0 +1,82 @@
+"""The state tables of messages and runs.
+
+Every change of state in Holdfast goes through `next_state`; what a table does not list is an `IllegalTransition`.
+The diagrams in the docs are generated from these tables. Liveness (orphaned, stuck) is a query, never a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeVar
+
+from holdfast.errors import IllegalTransition
+from holdfast.protocol.messages import MessageState, RunState
+
+__all__ = [
+    "MESSAGE_TABLE",
+    "RUN_TABLE",
+    "TERMINAL_MESSAGE_STATES",
+    "TERMINAL_RUN_STATES",
+    "MessageInput",
+    "RunInput",
+    "next_message_state",
+    "next_run_state",
+]
+
+RunInput = Literal["suspend", "resume", "interrupt", "restart", "complete", "fail", "stopped", "crash"]
+MessageInput = Literal["take", "complete", "fail", "interrupt", "supersede", "withdraw"]
+
+RUN_TABLE: Mapping[tuple[RunState, RunInput], RunState] = {
+    ("running", "suspend"): "suspended",
+    ("running", "interrupt"): "stopping",
+    ("running", "restart"): "running",
+    ("running", "complete"): "completed",
+    ("running", "fail"): "failed",
+    ("running", "crash"): "interrupted",
+    ("suspended", "resume"): "running",
+    ("suspended", "interrupt"): "stopping",
+    ("suspended", "crash"): "interrupted",
+    ("stopping", "interrupt"): "stopping",
+    ("stopping", "complete"): "completed",
+    ("stopping", "fail"): "interrupted",
+    ("stopping", "stopped"): "interrupted",
+    ("stopping", "crash"): "interrupted",
+}
+
+MESSAGE_TABLE: Mapping[tuple[MessageState, MessageInput], MessageState] = {
+    ("accepted", "take"): "taken",
+    ("accepted", "withdraw"): "withdrawn",
+    ("taken", "complete"): "completed",
+    ("taken", "fail"): "failed",
+    ("taken", "interrupt"): "interrupted",
+    ("taken", "supersede"): "superseded",
+}
+
+TERMINAL_RUN_STATES: frozenset[RunState] = frozenset(("completed", "failed", "interrupted"))
+TERMINAL_MESSAGE_STATES: frozenset[MessageState] = frozenset(
+    ("completed", "failed", "interrupted", "superseded", "withdrawn")
+)
+
+_S = TypeVar("_S", bound=str)
+_I = TypeVar("_I", bound=str)
+
+
+def _next(what: str, table: Mapping[tuple[_S, _I], _S], state: _S, event: _I) -> _S:
+    try:
+        return table[state, event]
+    except KeyError:
+        allowed = sorted(i for s, i in table if s == state)
+        raise IllegalTransition(
+            f"a {what} that is {state} cannot {event}",
+            hint=f"from {state} it can: {', '.join(allowed)}" if allowed else f"{state} is final",
+        ) from None
+
+
+def next_run_state(state: RunState, event: RunInput) -> RunState:
+    """The state after `event`. Raises `IllegalTransition`."""
+    return _next("run", RUN_TABLE, state, event)
+
+
+def next_message_state(state: MessageState, event: MessageInput) -> MessageState:
+    """The state after `event`. Raises `IllegalTransition`."""
+    return _next("message", MESSAGE_TABLE, state, event)

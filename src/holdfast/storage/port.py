@@ -1,0 +1,409 @@
+"""The port of the store: the verbs that every store offers, and the values they take and return.
+
+Rules that every store keeps, and the conformance suite (`holdfast.testing.store_suite`) checks:
+
+- Each verb is one transaction: all of it is durable when the call returns, or nothing is.
+- ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and raise
+  `StaleFence` when it does not hold.
+- One counter per session numbers all its events, without holes.
+- Results are handed back in the order in which they became durable.
+- Readiness and bounds come from counters in the session row.
+- Verbs that a caller repeats after a lost reply have no second effect: `send` by idempotency key, `claim`, `append`
+  (``first_seq`` expected), `commit_run` and `interrupt` by run id.
+- A cancelled caller does not undo the write: it may become durable or not, as after a lost reply.
+
+Stores know nothing of tasks or agents. All verbs are called on the event loop that opened the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import (
+    Disposition,
+    Entry,
+    MailboxItem,
+    Message,
+    RunView,
+    SessionView,
+    Settlement,
+    Usage,
+)
+from holdfast.protocol.stopping import Cause, StopReceipt
+
+__all__ = [
+    "Appended",
+    "Claim",
+    "Committed",
+    "Interrupt",
+    "Interrupted",
+    "KeyRecord",
+    "Lease",
+    "NotReady",
+    "Ready",
+    "RunCommit",
+    "Send",
+    "SendResult",
+    "Stopped",
+    "Store",
+    "StoreInfo",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write for one run of one session."""
+
+    session: int
+    run_id: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A run that this node holds, with the messages it took.
+
+    Parameters:
+        lease: the right to write.
+        number: the session's public number (part of cursors).
+        principal, key, agent: whose session, its key, and the agent's name.
+        attempt: 1, or more after crashes.
+        messages: what the run took, oldest first.
+        started_seq: the seq of ``run.started`` (what follows it belongs to the run).
+        interrupt: the cause of an interrupt that is recorded for this run, if any.
+        events: what the claim wrote to the log (``run.started``).
+    """
+
+    lease: Lease
+    number: int
+    principal: str
+    key: str
+    agent: str
+    attempt: int
+    messages: tuple[Message, ...]
+    started_seq: int
+    interrupt: Cause | None = None
+    events: tuple[Stored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """A message to be accepted.
+
+    Parameters:
+        principal, key: the session; it comes into being if there is none.
+        agent: the agent of a new session; for an existing one, None keeps its agent and a name changes it for runs
+            that start later.
+        message_id, content, policy, at: the message.
+        idempotency_key: the same key in the same session is accepted once; None makes no check.
+        body_hash: of what the caller sent; another hash under the same key is an `IdempotencyMismatch`.
+        run_id: the id for the run if it starts at once; None when the host has no room.
+        quiet_s, max_wait_s: for ``collect``.
+        mailbox_limit: messages that may wait.
+        session_limit: sessions that the principal may have.
+    """
+
+    principal: str
+    key: str
+    agent: str | None
+    default_agent: str
+    message_id: str
+    content: str
+    policy: str
+    at: float
+    idempotency_key: str | None = None
+    body_hash: bytes = b""
+    run_id: str | None = None
+    quiet_s: float = 1.0
+    max_wait_s: float = 10.0
+    mailbox_limit: int = 100
+    session_limit: int = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendResult:
+    """What became of a send.
+
+    Parameters:
+        session, number: the session's row and public number.
+        message_id, seq: of this message; of the first one if ``disposition`` is ``duplicate``.
+        disposition: what was decided.
+        run_id: the run that took it or that it is aimed at.
+        claim: the run to start, for ``started``.
+        interrupt: the run to stop, for ``interrupting``; its ``run.stopping`` is among ``events`` if it is new.
+        not_before: for ``collecting``, when the batch is due.
+        events: what was written to the log.
+    """
+
+    session: int
+    number: int
+    message_id: str
+    seq: int
+    disposition: Disposition
+    run_id: str | None = None
+    claim: Claim | None = None
+    interrupt: str | None = None
+    not_before: float = 0.0
+    events: tuple[Stored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotReady:
+    """A claim found nothing to run: nothing waits, a run is on, or nothing is due before ``not_before``."""
+
+    waiting: int
+    not_before: float = 0.0
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Events as they were numbered."""
+
+    events: tuple[Stored, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCommit:
+    """The end of a run.
+
+    Parameters:
+        lease: the right to write.
+        status: how it ended. The messages it took are settled alike.
+        at: seconds since the epoch.
+        text: the answer, whole or partial.
+        cause, error, receipt, usage: as in ``run.finished``.
+        entries: for the transcript, in order; ``n`` is given by the store.
+        events: (kind, JSON) of the run's last events, written before the settlements and ``run.finished``.
+        next_run_id: the id for a next run that starts in the same transaction; None when the host has no room.
+    """
+
+    lease: Lease
+    status: Literal["completed", "failed", "interrupted"]
+    at: float
+    text: str = ""
+    cause: Cause | None = None
+    error: str | None = None
+    receipt: StopReceipt | None = None
+    usage: Usage = field(default_factory=Usage)
+    entries: Sequence[Entry] = ()
+    events: Sequence[tuple[str, bytes]] = ()
+    next_run_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A run has ended and its slot is free, or taken by ``claim``.
+
+    Parameters:
+        events: what was written, ``message.settled`` and ``run.finished`` included (and the claim's).
+        settled: the messages' final states.
+        claim: the next run, if one starts.
+        waiting, not_before: what is left in the mailbox and when it is due.
+    """
+
+    events: tuple[Stored, ...]
+    settled: tuple[Settlement, ...]
+    claim: Claim | None = None
+    waiting: int = 0
+    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupt:
+    """An interrupt of the run that is on, or of exactly `run_id`."""
+
+    principal: str
+    key: str
+    cause: Cause
+    at: float
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interrupted:
+    """What an interrupt met: ``run_id`` is None when the session was idle or that run had ended already."""
+
+    session: int
+    number: int
+    run_id: str | None
+    events: tuple[Stored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What a session's stop met: the run to stop, and the messages that were withdrawn."""
+
+    session: int
+    number: int
+    run_id: str | None
+    withdrawn: tuple[Message, ...] = ()
+    events: tuple[Stored, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A session without a run whose mailbox is not empty."""
+
+    session: int
+    principal: str
+    key: str
+    agent: str
+    not_before: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRecord:
+    """An API key as it is stored: hashed. ``role`` is ``user``, ``admin`` or ``trusted`` (may forward users)."""
+
+    key_id: str
+    principal: str
+    role: Literal["user", "admin", "trusted"]
+    digest: bytes
+    created_at: float
+    label: str = ""
+    revoked_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreInfo:
+    """What a store says of itself, for ``doctor`` and the statistics."""
+
+    engine: str
+    path: str
+    version: str
+    commits: int
+    batches: int
+    sessions: int
+    stale_writes_refused: int
+    duplicates_prevented: int
+
+
+class Store(Protocol):
+    """See the module's rules. Every method may raise `StorageError`."""
+
+    async def open(self, *, node_id: str, at: float) -> None:
+        """Open the store and register the node with a new epoch. Raises `StoreLocked`, `StoreCorrupt`, `StoreReadOnly`."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was given to the store, then close it. May be called twice."""
+        ...
+
+    async def send(self, request: Send) -> SendResult:
+        """Accept a message: dedupe, bound, number, store, decide and, on an idle session with room, claim.
+
+        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `PolicyUnavailable`, `LimitExceeded`
+        (too many sessions of the principal).
+        """
+        ...
+
+    async def claim(self, session: int, *, run_id: str, at: float) -> Claim | NotReady:
+        """Start the next run of a session that is free and ready."""
+        ...
+
+    async def append(self, lease: Lease, events: Sequence[tuple[str, bytes]]) -> Appended:
+        """Write events of a run. Raises `StaleFence`."""
+        ...
+
+    async def commit_run(self, commit: RunCommit) -> Committed:
+        """End a run: its last events, transcript, settlements and final state, and its slot is free. Raises `StaleFence`."""
+        ...
+
+    async def interrupt(self, request: Interrupt) -> Interrupted:
+        """Make an interrupt durable, with the run it is aimed at. Raises `UnknownSession`, `SessionDeleted`."""
+        ...
+
+    async def stop_session(self, request: Interrupt) -> Stopped:
+        """End the activation: record the interrupt of the run that is on and withdraw what waits. As `interrupt`."""
+        ...
+
+    async def withdraw(
+        self, principal: str, key: str, message_id: str, *, at: float
+    ) -> tuple[Settlement, tuple[Stored, ...]]:
+        """Settle a waiting message as ``withdrawn``. Raises `UnknownMessage`, `AlreadySettled`; repeated: no second effect."""
+        ...
+
+    async def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> Stopped:
+        """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event; sends raise `SessionDeleted`.
+
+        A run that is on may still end by `commit_run`, which then writes no event after ``session.deleted``.
+        """
+        ...
+
+    async def rescue(self, *, at: float) -> Sequence[Claim]:
+        """Take over every run whose holder is not this node's epoch: fence + 1, attempt + 1, ``run.restarted`` not yet written."""
+        ...
+
+    async def restart(self, lease: Lease, *, at: float) -> Appended:
+        """Write ``run.restarted`` for a rescued run that is run again. Raises `StaleFence`."""
+        ...
+
+    async def ready(self, *, limit: int) -> Sequence[Ready]:
+        """Sessions that have messages waiting and no run, the longest waiting first."""
+        ...
+
+    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
+        """Events with seq > after, in order, at most about `limit` of them (a store may round up to its row)."""
+        ...
+
+    async def oldest_seq(self, session: int) -> int:
+        """The seq of the oldest event that is kept (1 while nothing was pruned)."""
+        ...
+
+    async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
+        """All stored events of one run: its journal."""
+        ...
+
+    async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
+        """Entries with n > after."""
+        ...
+
+    async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
+        """The session's row number and view; a deleted one is found until it is purged, with state ``deleted``."""
+        ...
+
+    async def sessions(
+        self, *, principal: str | None, limit: int, before: float | None = None
+    ) -> Sequence[SessionView]:
+        """Sessions, the most recently changed first; None lists all principals'."""
+        ...
+
+    async def mailbox(self, session: int) -> Sequence[MailboxItem]:
+        """What waits, in order."""
+        ...
+
+    async def settlement(self, session: int, message_id: str) -> Settlement | None:
+        """What became of a message, with the text, cause and error of its run."""
+        ...
+
+    async def run(self, session: int, run_id: str) -> RunView | None:
+        """A run."""
+        ...
+
+    async def runs(self, session: int, *, limit: int = 100) -> Sequence[RunView]:
+        """Runs, the newest first."""
+        ...
+
+    async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+        """Drop old events of ended runs, purge tombstones and old idempotency keys; transcripts stay. Returns rows dropped."""
+        ...
+
+    async def add_key(self, record: KeyRecord) -> None:
+        """Store an API key's hash."""
+        ...
+
+    async def keys(self) -> Sequence[KeyRecord]:
+        """All API keys, revoked ones included."""
+        ...
+
+    async def revoke_key(self, key_id: str, *, at: float) -> bool:
+        """Revoke a key; False if there is none of that id that is valid."""
+        ...
+
+    async def info(self) -> StoreInfo:
+        """Figures for people."""
+        ...
