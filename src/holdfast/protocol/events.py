@@ -252,10 +252,7 @@ class Stored(NamedTuple):
     body: bytes
 
 
-EVENT_KINDS: tuple[str, ...] = tuple(
-    str(member.__struct_config__.tag)
-    for member in Event.__args__  # type: ignore[attr-defined]
-)
+EVENT_KINDS: tuple[str, ...] = tuple(str(member.__struct_config__.tag) for member in Event.__args__)
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

@@ -10,13 +10,16 @@ Rules that every store keeps, and the conformance suite (`holdfast.testing.store
 - Readiness and bounds come from counters in the session row.
 - Verbs that a caller repeats after a lost reply have no second effect: `send` by idempotency key, `claim`, `append`
   (``first_seq`` expected), `commit_run` and `interrupt` by run id.
-- A cancelled caller does not undo the write: it may become durable or not, as after a lost reply.
+- A write goes on whatever becomes of its caller: the verbs that write return an `asyncio.Future`, which the caller may
+  drop, shield or give done callbacks to. The futures of one session are resolved in the order of its event numbers, and
+  a future's done callbacks run in the order in which they were added (as asyncio does), so a host can publish from them.
 
 Stores know nothing of tasks or agents. All verbs are called on the event loop that opened the store.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -293,7 +296,7 @@ class Store(Protocol):
         """Finish what was given to the store, then close it. May be called twice."""
         ...
 
-    async def send(self, request: Send) -> SendResult:
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
         """Accept a message: dedupe, bound, number, store, decide and, on an idle session with room, claim.
 
         Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `PolicyUnavailable`, `LimitExceeded`
@@ -301,33 +304,33 @@ class Store(Protocol):
         """
         ...
 
-    async def claim(self, session: int, *, run_id: str, at: float) -> Claim | NotReady:
+    def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
         """Start the next run of a session that is free and ready."""
         ...
 
-    async def append(self, lease: Lease, events: Sequence[tuple[str, bytes]]) -> Appended:
+    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]]) -> asyncio.Future[Appended]:
         """Write events of a run. Raises `StaleFence`."""
         ...
 
-    async def commit_run(self, commit: RunCommit) -> Committed:
+    def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
         """End a run: its last events, transcript, settlements and final state, and its slot is free. Raises `StaleFence`."""
         ...
 
-    async def interrupt(self, request: Interrupt) -> Interrupted:
+    def interrupt(self, request: Interrupt) -> asyncio.Future[Interrupted]:
         """Make an interrupt durable, with the run it is aimed at. Raises `UnknownSession`, `SessionDeleted`."""
         ...
 
-    async def stop_session(self, request: Interrupt) -> Stopped:
+    def stop_session(self, request: Interrupt) -> asyncio.Future[Stopped]:
         """End the activation: record the interrupt of the run that is on and withdraw what waits. As `interrupt`."""
         ...
 
-    async def withdraw(
+    def withdraw(
         self, principal: str, key: str, message_id: str, *, at: float
-    ) -> tuple[Settlement, tuple[Stored, ...]]:
+    ) -> asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]:
         """Settle a waiting message as ``withdrawn``. Raises `UnknownMessage`, `AlreadySettled`; repeated: no second effect."""
         ...
 
-    async def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> Stopped:
+    def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
         """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event; sends raise `SessionDeleted`.
 
         A run that is on may still end by `commit_run`, which then writes no event after ``session.deleted``.
@@ -338,7 +341,7 @@ class Store(Protocol):
         """Take over every run whose holder is not this node's epoch: fence + 1, attempt + 1, ``run.restarted`` not yet written."""
         ...
 
-    async def restart(self, lease: Lease, *, at: float) -> Appended:
+    def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
         """Write ``run.restarted`` for a rescued run that is run again. Raises `StaleFence`."""
         ...
 
