@@ -1,0 +1,276 @@
+"""Every setting of a host and its server, with its default and meaning, and the one way in which they are read.
+
+A setting comes from ``holdfast.toml``, then ``HOLDFAST_<NAME>``, then a flag or argument; the later one wins. What does
+not fit is a `ConfigurationError` that names the setting, the value and where it came from. The table of defaults in the
+docs is generated from `describe()`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.errors import ConfigurationError
+
+__all__ = ["CONFIG_FILE", "SettingInfo", "Settings", "describe", "load_settings"]
+
+CONFIG_FILE = "holdfast.toml"
+_PREFIX = "HOLDFAST_"
+_NOT_SETTINGS = frozenset(("HOLDFAST_CONFIG", "HOLDFAST_URL", "HOLDFAST_KEY", "HOLDFAST_SESSION"))
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a host and its server. Durations are in seconds; the field descriptions are the documentation.
+
+    Raises:
+        ConfigurationError: a value of the wrong type or out of range.
+    """
+
+    # Where it listens and what it keeps
+    host: Annotated[
+        str,
+        Meta(min_length=1, description="address to listen on; any but a loopback address needs API keys"),
+    ] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8420
+    store: Annotated[
+        str, Meta(min_length=1, description="where sessions are kept: `sqlite:///<file>` or `memory://`")
+    ] = "sqlite:///holdfast.db"
+    agent: Annotated[
+        str, Meta(min_length=1, description="agent of `holdfast serve` as `module:name`; the demo by default")
+    ] = "holdfast.agents.demo:agent"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="least severity of what is logged")
+    ] = "info"
+
+    # Stopping
+    grace_s: Annotated[float, Meta(ge=0, description="time that a run has for its clean-up after an interrupt")] = 5.0
+    kill_after_s: Annotated[
+        float, Meta(ge=0, description="time after the grace until what is left is abandoned and named")
+    ] = 2.0
+    drain_s: Annotated[float, Meta(ge=0, description="time that runs have to finish when the host shuts down")] = 30.0
+    stop_wait_s: Annotated[
+        float, Meta(ge=0, description="longest wait of an HTTP stop for its receipt; then 202 and a stop id")
+    ] = 15.0
+
+    # Deadlines of work
+    tool_s: Annotated[float, Meta(gt=0, description="deadline of one call")] = 60.0
+    step_s: Annotated[float, Meta(gt=0, description="deadline of one step")] = 120.0
+    run_s: Annotated[float, Meta(gt=0, description="deadline of one run")] = 1800.0
+    wait_limit_s: Annotated[float, Meta(gt=0, description="longest `?wait=` of an HTTP send")] = 300.0
+
+    # Mailbox and policies
+    mailbox_limit: Annotated[int, Meta(ge=1, description="messages that may wait in one session")] = 100
+    quiet_s: Annotated[float, Meta(ge=0, description="`collect`: a batch is due when it was quiet for this long")] = 1.0
+    max_wait_s: Annotated[
+        float, Meta(ge=0, description="`collect`: a batch is due this long after its first message")
+    ] = 10.0
+    restart_limit: Annotated[
+        int, Meta(ge=0, description="times that a run is restarted after crashes before it is given up")
+    ] = 3
+
+    # What is kept, and for how long
+    event_retention_s: Annotated[
+        float, Meta(gt=0, description="events of ended runs are kept this long; transcripts are kept for good")
+    ] = 30 * 86400.0
+    tombstone_s: Annotated[float, Meta(ge=0, description="a deleted session's key answers 410 for this long")] = (
+        7 * 86400.0
+    )
+    idempotency_s: Annotated[float, Meta(gt=0, description="idempotency keys are kept at least this long")] = (
+        7 * 86400.0
+    )
+    evict_after_s: Annotated[
+        float, Meta(gt=0, description="an idle session leaves the memory after this time; the store keeps it")
+    ] = 60.0
+
+    # Bounds
+    max_runs: Annotated[int, Meta(ge=1, description="runs at the same time in this host")] = 1000
+    principal_runs: Annotated[int, Meta(ge=1, description="runs at the same time of one principal")] = 100
+    principal_threads: Annotated[int, Meta(ge=1, description="threads at the same time of one principal")] = 64
+    principal_abandoned: Annotated[
+        int, Meta(ge=1, description="abandoned threads of one principal before it gets no more threads")
+    ] = 16
+    principal_sessions: Annotated[int, Meta(ge=1, description="sessions of one principal")] = 100_000
+    principal_rate_per_s: Annotated[
+        float,
+        Meta(ge=0, description="HTTP writes per second of one principal, with a burst of twice that; 0: no limit"),
+    ] = 1000.0
+    principal_streams: Annotated[int, Meta(ge=1, description="open event streams of one principal")] = 10_000
+    body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
+
+    # HTTP
+    keepalive_s: Annotated[float, Meta(gt=0, description="an idle event stream gets a comment line this often")] = 15.0
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Meta(description="names in `Host` that are answered besides loopback's and the address listened on"),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...], Meta(description="origins of web pages that may call, such as `https://chat.example.org`")
+    ] = ()
+
+    def __post_init__(self) -> None:
+        """Check values that were given as arguments."""
+        for name in self.__struct_fields__:
+            _convert(name, getattr(self, name), source="an argument", strict=True)
+
+
+_TYPES: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs.fields(Settings)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingInfo:
+    """One row of the table of settings.
+
+    Parameters:
+        name: in ``holdfast.toml`` and as an argument.
+        variable: the environment variable.
+        type: its type, in words.
+        default: its default, as it would be written in ``holdfast.toml``.
+        doc: what it does.
+    """
+
+    name: str
+    variable: str
+    type: str
+    default: str
+    doc: str
+
+
+def describe() -> tuple[SettingInfo, ...]:
+    """All settings in their order, for the docs and ``holdfast serve --help``."""
+    rows = []
+    for field in msgspec.structs.fields(Settings):
+        base, meta = field.type.__origin__, field.type.__metadata__[0]
+        rows.append(
+            SettingInfo(
+                name=field.name,
+                variable=_PREFIX + field.name.upper(),
+                type=_type_name(base),
+                default=_written(field.default),
+                doc=meta.description,
+            )
+        )
+    return tuple(rows)
+
+
+def load_settings(
+    flags: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    folder: str | os.PathLike[str] = ".",
+) -> Settings:
+    """Read the settings: ``holdfast.toml``, then ``HOLDFAST_*``, then `flags`; later ones win.
+
+    Parameters:
+        flags: values from the command line by setting name; None stands for a flag that was not given.
+        environ: the environment; the process's own by default. ``HOLDFAST_CONFIG`` names another file.
+        folder: where ``holdfast.toml`` is looked for.
+
+    Raises:
+        ConfigurationError: a setting that does not exist or a value that does not fit; names it and its source.
+    """
+    environment = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    named = environment.get("HOLDFAST_CONFIG")
+    path = Path(named) if named else Path(folder) / CONFIG_FILE
+    for name, value in _read_file(path, required=named is not None).items():
+        if name not in _TYPES:
+            raise _unknown(name, source=str(path))
+        values[name] = _convert(name, value, source=str(path), strict=True)
+    for variable, text in environment.items():
+        name = variable.removeprefix(_PREFIX).lower()
+        if not variable.startswith(_PREFIX) or variable in _NOT_SETTINGS:
+            continue
+        if name in _TYPES:
+            values[name] = _from_text(name, text, source=variable)
+        elif difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.7):
+            raise _unknown(name, source=variable)
+    for name, flag in (flags or {}).items():
+        if flag is None:
+            continue
+        if name not in _TYPES:
+            raise _unknown(name, source="the command line")
+        source = f"--{name.replace('_', '-')}"
+        if isinstance(flag, str):
+            values[name] = _from_text(name, flag, source=source)
+        else:
+            values[name] = _convert(name, flag, source=source, strict=True)
+    return Settings(**values)
+
+
+def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigurationError(
+                f"HOLDFAST_CONFIG names {path}, which does not exist", hint="correct the path or unset HOLDFAST_CONFIG"
+            ) from None
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error}", hint="check the file's owner, mode and encoding"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
+
+
+def _from_text(name: str, text: str, *, source: str) -> Any:
+    if name in ("allowed_hosts", "allowed_origins"):
+        return _convert(name, [part.strip() for part in text.split(",") if part.strip()], source=source, strict=True)
+    return _convert(name, text.strip(), source=source, strict=False)
+
+
+def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
+    try:
+        converted = msgspec.convert(value, _TYPES[name], strict=strict)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+    else:
+        if not isinstance(converted, float) or math.isfinite(converted):
+            return converted
+        reason = "Expected a finite number"
+    raise ConfigurationError(
+        f"setting {name} is {value!r} (from {source}): {reason[:1].lower()}{reason[1:]}",
+        hint=f"it is the {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
+    )
+
+
+def _unknown(name: str, *, source: str) -> ConfigurationError:
+    near = difflib.get_close_matches(name, _TYPES, n=1)
+    return ConfigurationError(
+        f"there is no setting {name!r} (from {source})",
+        hint=f"did you mean {near[0]!r}?" if near else "the reference lists all settings",
+    )
+
+
+def _default(name: str) -> str:
+    return next(_written(field.default) for field in msgspec.structs.fields(Settings) if field.name == name)
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float) and value == int(value):
+        return str(int(value))
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_written(item) for item in value) + "]"
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _type_name(base: Any) -> str:
+    if base is str:
+        return "text"
+    if base is int:
+        return "whole number"
+    if base is float:
+        return "number"
+    if getattr(base, "__origin__", None) is tuple:
+        return "list of texts"
+    return "one of " + ", ".join(base.__args__)
