@@ -1,0 +1,340 @@
+"""The request to stop everything under a scope: a one-way latch that every task, thread and child sees.
+
+Invariants
+- The first cause wins and is never taken back: `dict.setdefault` on the latch is the compare-and-set.
+- Register, then look again: whoever wants to be woken first enters itself, then looks at the latch, then parks. `trigger`
+  first sets the latch, then wakes whom it finds entered. So nothing is lost between check and park.
+- A trigger latches the whole tree below it before it wakes anybody: who is woken finds every descendant triggered.
+- No lock is taken on the path of `trigger`; each container is changed by single atomic operations. It is therefore safe
+  in a signal handler, in `__del__` and on top of any other method of the same interrupt.
+- A parent holds its children weakly, a child holds its parents strongly: finished children vanish by reference count
+  alone, and no link of a chain is lost while its end is in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import weakref
+from _thread import LockType, allocate_lock
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+
+from holdfast.clock import system_clock
+from holdfast.errors import Interrupted
+from holdfast.protocol.stopping import Cause, CauseKind
+from holdfast.runtime.interrupt_dispatch import FutureGroup, Hops, Loop, Registration, Timer, dispatcher, start_timer
+
+__all__ = [
+    "Interrupt",
+    "InterruptStatistics",
+    "Registration",
+    "check_interrupt",
+    "current_interrupt",
+    "is_interrupted",
+    "use",
+]
+
+_CAUSE = "cause"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptStatistics:
+    """A snapshot of who depends on an interrupt.
+
+    Parameters:
+        triggered: whether it was triggered.
+        waiting_tasks: tasks in `wait` or `sleep`, on all loops.
+        waiting_threads: threads in `wait_blocking` or `sleep_blocking`.
+        callbacks: registrations of `on_trigger` that have neither run nor been closed.
+        children: children that are still in use.
+    """
+
+    triggered: bool
+    waiting_tasks: int
+    waiting_threads: int
+    callbacks: int
+    children: int
+
+
+class Interrupt:
+    """A one-way latch with a cause: once triggered it stays so, for everybody, at once.
+
+    All methods may be called from any thread; the coroutines on any event loop.
+
+    Parameters:
+        name: appears as `origin` in the cause of whatever is triggered here first.
+        parent: when it is triggered, this one is too, with a cause of kind ``parent``.
+        deadline_s: trigger by itself, with kind ``deadline``, after so many seconds (of the running loop's clock, or
+            of the monotonic clock where no loop runs). The deadline goes away with the interrupt.
+    """
+
+    __slots__ = ("__weakref__", "_callbacks", "_children", "_latch", "_parents", "_tasks", "_threads", "_timer", "name")
+
+    def __init__(self, *, name: str = "", parent: Interrupt | None = None, deadline_s: float | None = None) -> None:
+        self.name = name
+        self._latch: dict[str, tuple[Cause]] = {}
+        self._tasks: dict[Loop, FutureGroup] = {}
+        self._threads: dict[LockType, None] = {}
+        self._callbacks: dict[Registration, None] = {}
+        self._children: set[weakref.ref[Interrupt]] = set()
+        self._parents: tuple[Interrupt, ...] = ()
+        self._timer: Timer | None = None
+        if parent is not None:
+            self._follow(parent)
+        if deadline_s is not None and not self._latch:
+            self._timer = start_timer(deadline_s, self)
+
+    def __repr__(self) -> str:
+        cause = self.cause
+        state = "waiting" if cause is None else f"triggered by {cause.kind}"
+        return f"<Interrupt {self.name!r} {state}>"
+
+    @property
+    def triggered(self) -> bool:
+        """Whether it was triggered. Never goes back."""
+        return bool(self._latch)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was triggered, or None. Never changes once it is there."""
+        entry = self._latch.get(_CAUSE)
+        return None if entry is None else entry[0]
+
+    def trigger(
+        self,
+        reason: str = "",
+        *,
+        kind: CauseKind = "user",
+        message_id: str | None = None,
+        cause: Cause | None = None,
+    ) -> bool:
+        """Trigger this interrupt and all below it. Returns at once; True only for the caller whose cause it took.
+
+        May be called from any thread, loop, signal handler, callback or `__del__`.
+
+        Parameters:
+            reason: free text for people.
+            kind: the class of the cause.
+            message_id: the message that caused it, where one did.
+            cause: a ready-made cause, in place of the three above.
+        """
+        if self._latch:
+            return False
+        if cause is None:
+            cause = Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now(), message_id=message_id)
+        entry = (cause,)
+        try:
+            if self._latch.setdefault(_CAUSE, entry) is not entry:
+                return False
+            self._spread(cause)
+        except BaseException:
+            # Only a signal handler that raises gets here. Nobody may be left out for that.
+            if self._latch.get(_CAUSE) is entry:
+                self._spread(cause)
+            raise
+        return True
+
+    def check(self) -> None:
+        """Raise `Interrupted` when it was triggered."""
+        if self._latch:
+            raise Interrupted(self._latch[_CAUSE][0])
+
+    async def wait(self) -> Cause:
+        """Wait until it is triggered, and return the cause. Never raises `Interrupted`."""
+        if not self._latch:
+            await self._park(None)
+        return self._latch[_CAUSE][0]
+
+    async def sleep(self, delay_s: float) -> None:
+        """Sleep for `delay_s` seconds; raises `Interrupted` as soon as it is triggered, or if it already was."""
+        self.check()
+        if delay_s > 0:
+            await self._park(delay_s)
+        else:
+            await asyncio.sleep(0)
+        self.check()
+
+    def wait_blocking(self, timeout_s: float | None = None) -> Cause | None:
+        """Block this thread until it is triggered, and return the cause; None when `timeout_s` seconds passed first.
+
+        Do not call it on the thread of a running event loop: that loop would stand still.
+        """
+        if not self._latch:
+            gate = allocate_lock()
+            gate.acquire()
+            self._threads[gate] = None
+            try:
+                if not self._latch:
+                    gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+            finally:
+                self._threads.pop(gate, None)
+        return self.cause
+
+    def sleep_blocking(self, delay_s: float) -> None:
+        """Block this thread for `delay_s` seconds; raises `Interrupted` as soon as it is triggered."""
+        self.wait_blocking(delay_s)
+        self.check()
+
+    def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None = None) -> Registration:
+        """Call `fn(cause)` once when it is triggered; soon, if it already was.
+
+        `fn` runs in a copy of the caller's context: on `loop`, or on the loop that runs here, or else on the dispatcher
+        thread; never inside `trigger`. An `Exception` that it raises goes to the loop's exception handler or to the
+        log. A callback whose loop was closed before does not run.
+
+        Close the registration when the interrupt outlives the interest in it.
+        """
+        if loop is None:
+            loop = asyncio._get_running_loop()
+        if loop is None:
+            dispatcher.start()
+        registration = Registration(self, fn, loop)
+        self._callbacks[registration] = None
+        if self._latch:
+            hops = Hops()
+            hops.add_registration(registration)
+            hops.go()
+        return registration
+
+    def child(self, *, name: str = "", deadline_s: float | None = None) -> Interrupt:
+        """A new interrupt that is triggered with this one, but not the other way round.
+
+        It lives as long as somebody uses it; this one keeps no trace of it afterwards.
+
+        Parameters:
+            name: as in `Interrupt`.
+            deadline_s: as in `Interrupt`.
+        """
+        return Interrupt(name=name, parent=self, deadline_s=deadline_s)
+
+    def linked(self, *others: Interrupt, name: str = "") -> Interrupt:
+        """A child that is triggered by any of `others` as well as by this one."""
+        child = Interrupt(name=name, parent=self)
+        for other in others:
+            child._follow(other)
+        return child
+
+    def statistics(self) -> InterruptStatistics:
+        """Who waits for it and who hangs on it, now."""
+        return InterruptStatistics(
+            triggered=bool(self._latch),
+            waiting_tasks=sum(map(len, self._tasks.copy().values())),
+            waiting_threads=len(self._threads),
+            callbacks=len(self._callbacks),
+            children=len(self._children),
+        )
+
+    def make_current(self) -> Token[Interrupt | None]:
+        """Make it the current interrupt of this context; give the token to `restore_current`. Prefer `use`."""
+        return _current.set(self)
+
+    async def _park(self, delay_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        group = self._tasks.setdefault(loop, {})
+        group[future] = None
+        timer = None if delay_s is None else loop.call_later(delay_s, _release, future)
+        try:
+            if not self._latch:
+                await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            group.pop(future, None)
+            # Only this loop's thread enters or removes its group, so this check and act cannot be parted.
+            if not group and self._tasks.get(loop) is group:
+                del self._tasks[loop]
+
+    def _follow(self, parent: Interrupt) -> None:
+        self._parents = (*self._parents, parent)
+        parent._children.add(weakref.ref(self, parent._children.discard))
+        cause = parent.cause
+        if cause is not None:
+            self.trigger(cause=_inherited(cause))
+
+    def _spread(self, cause: Cause) -> None:
+        """Latch everything below, then wake everybody. Harmless when it is done twice."""
+        reached = [self]
+        edge: list[tuple[Interrupt, Cause]] = [(self, cause)]
+        while edge:
+            parent, parent_cause = edge.pop()
+            if not parent._children:
+                continue
+            child_cause = _inherited(parent_cause)
+            for reference in parent._children.copy():
+                child = reference()
+                if child is None:
+                    continue
+                winner = child._latch.setdefault(_CAUSE, (child_cause,))[0]
+                if winner.parent is parent_cause:
+                    reached.append(child)
+                    edge.append((child, winner))
+        hops = Hops()
+        for interrupt in reached:
+            interrupt._wake(hops)
+        hops.go()
+
+    def _wake(self, hops: Hops) -> None:
+        if self._threads:
+            for gate in self._threads.copy():
+                # Releasing a gate that is open already raises; that is what makes this harmless when done twice.
+                with contextlib.suppress(RuntimeError):
+                    gate.release()
+        if self._tasks:
+            for loop, group in self._tasks.copy().items():
+                hops.add_group(loop, group)
+        if self._callbacks:
+            for registration in self._callbacks.copy():
+                hops.add_registration(registration)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _inherited(cause: Cause) -> Cause:
+    return Cause(
+        kind="parent",
+        reason=cause.reason,
+        origin=cause.origin,
+        at=cause.at,
+        parent=cause,
+        message_id=cause.message_id,
+    )
+
+
+def _release(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+_current: ContextVar[Interrupt | None] = ContextVar("holdfast_interrupt", default=None)
+
+
+def current_interrupt() -> Interrupt | None:
+    """The interrupt of the scope that this code runs in, or None outside any scope."""
+    return _current.get()
+
+
+def is_interrupted() -> bool:
+    """Whether the scope that this code runs in was interrupted."""
+    interrupt = _current.get()
+    return interrupt is not None and bool(interrupt._latch)
+
+
+def check_interrupt() -> None:
+    """Raise `Interrupted` when the scope that this code runs in was interrupted."""
+    interrupt = _current.get()
+    if interrupt is not None and interrupt._latch:
+        raise Interrupted(interrupt._latch[_CAUSE][0])
+
+
+@contextlib.contextmanager
+def use(interrupt: Interrupt | None) -> Iterator[Interrupt | None]:
+    """Make `interrupt` the current one for the body; None hides the surrounding one."""
+    token = _current.set(interrupt)
+    try:
+        yield interrupt
+    finally:
+        _current.reset(token)
