@@ -10,7 +10,7 @@ session's ``sweep``: the next run takes everything that waits up to that seq.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from holdfast.errors import PolicyUnavailable, SessionBusy, UnknownPolicy
 from holdfast.protocol.messages import Disposition, Policy
@@ -83,7 +83,7 @@ def decide(state: Occupancy, policy: str) -> Decision:
         PolicyUnavailable: ``steer`` and ``rollback``, which need the built-in agent loop.
         UnknownPolicy: any other word.
     """
-    row = DECISIONS.get((state, policy))
+    row = DECISIONS.get((state, cast(Policy, policy)))
     match row:
         case Decision():
             return row
