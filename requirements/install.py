@@ -1,0 +1,99 @@
+"""Make a Python environment from a lock file, or leave it alone if it already is what the lock says.
+
+    python3 requirements/install.py serve .venv
+
+Needs nothing but Python 3.11 with venv. The environment carries a stamp, the hash of what it was made from, so a second
+call takes no time, and a changed lock brings the environment up to date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+OLDEST = (3, 11)
+# A lock that contains another: an environment made from the larger one serves both.
+CONTAINED = {"serve": ("dev",), "dev": (), "bench": (), "lock": ()}
+BARE = {"bench", "lock"}
+
+
+def stamp_of(lock: str) -> str:
+    """The hash of the lock and of what the installed package's metadata comes from."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {ROOT}".encode())
+    for path in (HERE / f"{lock}.txt", ROOT / "pyproject.toml"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def say(text: str) -> None:
+    """Tell the person who waits."""
+    print(f"» {text}", flush=True)
+
+
+def run(*argv: str) -> None:
+    """Run a command; its failure ends this one, with its exit code."""
+    code = subprocess.run(argv, cwd=ROOT).returncode
+    if code:
+        say(f"failed ({code}): {' '.join(argv)}")
+        say("If the network was away, run the same command again: it goes on where it stopped.")
+        sys.exit(code)
+
+
+def has_pip(python: Path) -> bool:
+    """Whether this environment works at all."""
+    return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+
+
+def create(env: Path) -> Path:
+    """A fresh virtual environment; the path of its Python."""
+    python = env / "bin" / "python"
+    if importlib.util.find_spec("ensurepip") and importlib.util.find_spec("venv"):
+        run(sys.executable, "-m", "venv", "--clear", str(env))
+    elif importlib.util.find_spec("venv") and importlib.util.find_spec("pip"):
+        run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(env))
+        run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "pip")
+    else:
+        version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        say(f"{sys.executable} cannot make environments: its module 'venv' or 'ensurepip' is missing.")
+        say(f"On Debian and Ubuntu: apt install python{version}-venv.")
+        say("Or name another Python: make PYTHON=/path/to/python3")
+        sys.exit(1)
+    return python
+
+
+def install(lock: str, env: Path) -> None:
+    """Bring `env` to what `lock` says."""
+    if lock not in CONTAINED:
+        say(f"there is no lock {lock!r}: use one of {', '.join(CONTAINED)}")
+        sys.exit(2)
+    python = env / "bin" / "python"
+    stamps = {name: env / f".stamp-{name}" for name in (lock, *CONTAINED[lock])}
+    working = python.exists() and has_pip(python)
+    if working and any(path.exists() and path.read_text() == stamp_of(name) for name, path in stamps.items()):
+        return
+    say(f"making {env.name} from requirements/{lock}.txt with {sys.executable} (once; a minute or two)")
+    if not working:
+        create(env)
+    for path in env.glob(".stamp-*"):
+        path.unlink()
+    pip = (str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
+    run(*pip, "--require-hashes", "-r", str(HERE / f"{lock}.txt"))
+    if lock not in BARE:
+        run(*pip, "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    stamps[lock].write_text(stamp_of(lock))
+    say(f"{env.name} is ready")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        print(__doc__)
+        sys.exit(2)
+    if sys.version_info < OLDEST:
+        say(f"{sys.executable} is Python {sys.version.split()[0]}; Holdfast needs 3.11 or newer.")
+        sys.exit(1)
+    install(sys.argv[1], Path(sys.argv[2]).absolute())
