@@ -1,1 +1,7 @@
-"""testing"""
+"""Test concurrent code deterministically: explore its schedules, run it on virtual time."""
+
+from holdfast.testing.clock import ManualClock, VirtualClock
+from holdfast.testing.explore import Report, explore, run_virtual
+from holdfast.testing.failures import NotExplorable, ScheduleFailure
+
+__all__ = ["ManualClock", "NotExplorable", "Report", "ScheduleFailure", "VirtualClock", "explore", "run_virtual"]

@@ -1,0 +1,171 @@
+"""Who goes next: at random, by priorities that change a few times (PCT), or every possibility in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.testing.loop import Actor, ExploredLoop, Step
+
+__all__ = ["ExhaustiveChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
+
+_FAIR_AFTER = 100
+
+
+class ReplayMismatch(Exception):  # noqa: N818
+    """A replayed choice is not on offer: the test did not do what it did when the choices were recorded."""
+
+
+class RandomChooser:
+    """Each step is any of those that can run, with equal chances.
+
+    Parameters:
+        seed: the same seed gives the same schedules.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def begin(self) -> bool:
+        """There is always one more."""
+        return True
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """Any."""
+        return int(self._random() * len(runnable))
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Nothing is learnt from a schedule."""
+
+
+class PctChooser:
+    """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
+
+    The actor with the highest priority always goes, so it runs far ahead of the others: that finds orders which a fair
+    dice needs very long for. An actor that was preferred a hundred times in a row loses its priority, so that one which
+    waits in a loop for another does not wait for ever.
+
+    Parameters:
+        depth: how many orderings the bug needs, at most; 3 finds most.
+        seed: the same seed gives the same schedules.
+    """
+
+    def __init__(self, depth: int, seed: int) -> None:
+        if depth < 1:
+            raise ValueError(f"depth is {depth}; it must be at least 1")
+        self._depth = depth
+        self._random = random.Random(seed)
+        self._length = 20
+        self._priorities: dict[Actor, float] = {}
+        self._changes: set[int] = set()
+        self._made = 0
+        self._lowest = 0.0
+        self._last: Actor | None = None
+        self._in_a_row = 0
+
+    def begin(self) -> bool:
+        """New priorities and new moments of change; there is always one more."""
+        self._priorities = {}
+        self._changes = {self._random.randrange(self._length) for _ in range(self._depth - 1)}
+        self._made = 0
+        self._lowest = 0.0
+        self._last = None
+        return True
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """The one with the highest priority; at a moment of change that one is put last."""
+        priorities = self._priorities
+        best, best_priority = 0, -1e9
+        for at, step in enumerate(runnable):
+            actor = step.actor
+            priority = priorities.get(actor)
+            if priority is None:
+                priority = priorities[actor] = self._random.random()
+            if priority > best_priority:
+                best, best_priority = at, priority
+        chosen = runnable[best].actor
+        self._in_a_row = self._in_a_row + 1 if chosen is self._last else 1
+        self._last = chosen
+        if self._made in self._changes or self._in_a_row > _FAIR_AFTER:
+            self._lowest -= 1.0
+            priorities[chosen] = self._lowest
+            self._in_a_row = 0
+        self._made += 1
+        return best
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Learns how long schedules are, to spread the moments of change."""
+        self._length = max(1, len(loop.choices)) if self._length == 20 else max(self._length, len(loop.choices))
+
+
+class ReplayChooser:
+    """Repeats recorded choices; after them, always the first one on offer.
+
+    Parameters:
+        choices: the recorded numbers.
+    """
+
+    def __init__(self, choices: Sequence[int]) -> None:
+        self._choices = choices
+        self._made = 0
+
+    def begin(self) -> bool:
+        """Starts again at the first number."""
+        self._made = 0
+        return True
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """The recorded number.
+
+        Raises:
+            ReplayMismatch: there are not that many to choose from.
+        """
+        made = self._made
+        self._made = made + 1
+        if made >= len(self._choices):
+            return 0
+        choice = self._choices[made]
+        if choice >= len(runnable):
+            names = ", ".join(step.actor.name for step in runnable)
+            raise ReplayMismatch(f"choice {made} of the replay is {choice}, but only {len(runnable)} can run: {names}")
+        return choice
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Nothing is learnt from a schedule."""
+
+
+class ExhaustiveChooser(ReplayChooser):
+    """Every schedule once, depth first: repeats a prefix, then takes the first, then the next alternative from the back."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._widths: list[int] = []
+        self._picked: list[int] = []
+        self.exhausted = False
+
+    def begin(self) -> bool:
+        """The next prefix; False when every schedule was run."""
+        super().begin()
+        return not self.exhausted
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Finds the last choice that has an alternative left.
+
+        Raises:
+            ReplayMismatch: the repeated prefix did not offer what it offered before.
+        """
+        if loop.widths[: len(self._widths)] != self._widths or loop.picked[: len(self._picked)] != self._picked:
+            raise ReplayMismatch("repeating the first choices of an earlier schedule offered other steps than before")
+        choices = list(loop.choices)
+        widths = loop.widths
+        at = len(choices) - 1
+        while at >= 0 and choices[at] + 1 >= widths[at]:
+            at -= 1
+        if at < 0:
+            self.exhausted = True
+            return
+        self._choices = [*choices[:at], choices[at] + 1]
+        self._widths = widths[: at + 1]
+        self._picked = loop.picked[:at]

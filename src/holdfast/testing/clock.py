@@ -1,0 +1,63 @@
+"""Clocks for tests: one follows a virtual loop, one is set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["ManualClock", "VirtualClock"]
+
+_EPOCH_S = 1_750_000_000.0
+
+
+class VirtualClock:
+    """A `holdfast.clock.Clock` that follows a loop's time: virtual under `explore` and `run_virtual`.
+
+    Parameters:
+        loop: the loop to follow; by default the running one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = asyncio.get_running_loop() if loop is None else loop
+
+    def now(self) -> float:
+        """Seconds since the epoch: a fixed day in 2025 plus the loop's time."""
+        return _EPOCH_S + self._loop.time()
+
+    def monotonic(self) -> float:
+        """The loop's time, in seconds."""
+        return self._loop.time()
+
+
+class ManualClock:
+    """A `holdfast.clock.Clock` that stands still until it is moved.
+
+    Parameters:
+        now_s: seconds since the epoch to start at.
+    """
+
+    def __init__(self, now_s: float = _EPOCH_S) -> None:
+        self._now_s = now_s
+        self._monotonic_s = 0.0
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._now_s
+
+    def monotonic(self) -> float:
+        """Seconds since the clock was made."""
+        return self._monotonic_s
+
+    def advance(self, delay_s: float) -> None:
+        """Move both times forward.
+
+        Raises:
+            ValueError: ``delay_s`` is negative.
+        """
+        if delay_s < 0:
+            raise ValueError(f"cannot go back by {-delay_s} s; use jump() for the wall clock")
+        self._now_s += delay_s
+        self._monotonic_s += delay_s
+
+    def jump(self, delay_s: float) -> None:
+        """Move only the wall clock, as an operator or NTP does; may be negative."""
+        self._now_s += delay_s

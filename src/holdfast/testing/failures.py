@@ -1,0 +1,89 @@
+"""What a schedule can fail with, and how it is told: task names, where they wait, and the numbers that replay it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import Literal
+
+__all__ = ["FailureKind", "NotExplorable", "ScheduleFailure", "describe_task"]
+
+FailureKind = Literal[
+    "error", "callback", "deadlock", "livelock", "leak", "unretrieved", "not_explorable", "nondeterminism"
+]
+
+_SHOWN = 200
+
+
+class NotExplorable(RuntimeError):
+    """The code under test used a real thread, a real process or real input and output on a loop that has none."""
+
+
+class ScheduleFailure(AssertionError):
+    """One schedule of the explored test failed. The test's own exception, where there is one, is ``__cause__``.
+
+    Parameters:
+        kind: ``error`` (the test raised), ``callback`` (a loop callback raised), ``deadlock`` (nothing can run and no
+            timer is set), ``livelock`` (more than ``max_steps`` steps), ``leak`` (tasks are left over), ``unretrieved``
+            (a task failed and nobody looked), ``not_explorable`` (a real thread, process or socket was used),
+            ``nondeterminism`` (the same choices led elsewhere).
+        text: what happened, for people.
+        replay: the choices of the schedule; give them to ``explore(test, replay=...)``.
+        schedules: how many schedules were run until this one failed, this one included.
+        tasks: one entry for each unfinished task: its name and where it waits.
+    """
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        text: str,
+        *,
+        replay: Sequence[int] = (),
+        schedules: int = 1,
+        tasks: Sequence[str] = (),
+        origin: str = "",
+    ) -> None:
+        self.kind: FailureKind = kind
+        self.replay = list(replay)
+        self.schedules = schedules
+        self.tasks = tuple(tasks)
+        lines = [f"{kind}: {text}", *(f"  {entry}" for entry in self.tasks)]
+        if origin:
+            lines.append(origin)
+        super().__init__("\n".join(lines))
+
+    def shown_replay(self) -> str:
+        """The replay numbers as they stand in the message: all of them, unless there are very many."""
+        return show_replay(self.replay)
+
+
+def show_replay(choices: Sequence[int]) -> str:
+    """The choices as Python source, cut when they are very many."""
+    if len(choices) <= _SHOWN:
+        return repr(list(choices))
+    head = ", ".join(map(str, choices[:_SHOWN]))
+    return f"[{head}, ...] ({len(choices)} numbers: take them from the failure's .replay)"
+
+
+def describe_task(task: asyncio.Task[object]) -> str:
+    """The task's name, and the chain of coroutines down to the place where it waits."""
+    places: list[str] = []
+    awaited: object = task.get_coro()
+    while awaited is not None:
+        frame: FrameType | None = None
+        code: CodeType | None = None
+        following: object = None
+        for prefix, chain in (("cr", "cr_await"), ("gi", "gi_yieldfrom"), ("ag", "ag_await")):
+            if hasattr(awaited, f"{prefix}_code"):
+                frame = getattr(awaited, f"{prefix}_frame")
+                code = getattr(awaited, f"{prefix}_code")
+                following = getattr(awaited, chain)
+                break
+        if frame is None or code is None:
+            break
+        places.append(f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
+        awaited = following
+    where = " > ".join(places) if places else "not started"
+    return f"task {task.get_name()!r} at {where}"

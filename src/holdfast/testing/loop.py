@@ -1,0 +1,613 @@
+"""Event loops without input and output whose time is virtual: one keeps asyncio's order, one lets a chooser pick.
+
+Invariants:
+
+- A loop runs one handle per iteration. Time passes only when nothing can run: it jumps to the next timer.
+- `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
+- `ExploredLoop` hands every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
+  schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
+- Choice 0 is what asyncio would run next. Handles that one step makes runnable are ordered by the age of their actor and
+  not by the order of the calls, so that walking a set of tasks does not make two runs differ.
+- A number of choices identifies a schedule: the same choices give the same schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import sys
+import threading
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context, copy_context
+from typing import Any, Literal, NoReturn, Protocol
+
+from holdfast.testing.failures import NotExplorable
+
+__all__ = ["Actor", "Chooser", "Deadlock", "ExploredLoop", "Livelock", "Step", "VirtualLoop"]
+
+_START_S = 1_000.0
+_SAME_INSTANT_S = 1e-9
+_PATIENCE_S = 10.0
+_MANY_CANCELLED = 100
+# How asyncio names the callbacks that drive a task; the C step has no name.
+_TASK_STEPS = frozenset({"step", "task_wakeup", "TaskWakeupMethWrapper", "__step", "__wakeup"})
+
+
+class Deadlock(Exception):  # noqa: N818
+    """Nothing can run and no timer is set."""
+
+
+class Livelock(Exception):  # noqa: N818
+    """The schedule took more steps than it may."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An asyncio loop in asyncio's own order, without I/O, on virtual time.
+
+    ``time()`` stands still while anything can run and jumps to the next timer otherwise. Executor calls run in real
+    threads; time does not jump while one is on.
+
+    Parameters:
+        max_steps: `Livelock` is raised when more handles than this have run.
+    """
+
+    def __init__(self, *, max_steps: int = 1_000_000) -> None:
+        super().__init__()
+        self.steps = 0
+        self.max_steps = max_steps
+        self.errors: list[dict[str, Any]] = []
+        self._home = threading.get_ident()
+        self._now = _START_S
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._timers_cancelled = 0
+        self._threads_busy = 0
+        self._inbox: deque[asyncio.Handle] = deque()
+        self._bell = threading.Event()
+        self._fifo: deque[asyncio.Handle] = deque()
+
+    # time
+
+    def time(self) -> float:
+        """Virtual seconds; starts at 1000."""
+        return self._now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Like asyncio's; timers of one instant fire in the order in which they were set."""
+        timer = self._make_timer(when, callback, args, context)
+        self._timers_made += 1
+        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._timers, (when, self._timers_made, timer))
+        return timer
+
+    def _make_timer(
+        self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
+    ) -> asyncio.TimerHandle:
+        return asyncio.TimerHandle(when, callback, args, self, context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._timers_cancelled += 1
+        if self._timers_cancelled > _MANY_CANCELLED and self._timers_cancelled * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def _next_timer(self) -> float | None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        return timers[0][0] if timers else None
+
+    def _pass_time(self) -> bool:
+        """Jump to the next timer and make all timers of that instant runnable; False when there is none."""
+        when = self._next_timer()
+        if when is None:
+            return False
+        self._now = max(self._now, when)
+        last = self._now + _SAME_INSTANT_S
+        timers = self._timers
+        while timers and timers[0][0] <= last:
+            timer = heapq.heappop(timers)[2]
+            if timer.cancelled():
+                self._timers_cancelled -= 1
+            else:
+                timer._scheduled = False  # type: ignore[attr-defined]
+                self._make_runnable(timer)
+        return True
+
+    # handles
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Like asyncio's, but refuses other threads, also outside of debug mode."""
+        self._check_closed()
+        if threading.get_ident() != self._home:
+            self._refuse("call_soon was called from another thread; use call_soon_threadsafe")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._fifo.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Like asyncio's."""
+        if threading.get_ident() == self._home:
+            return self.call_soon(callback, *args, context=context)
+        self._check_closed()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._inbox.append(handle)
+        self._bell.set()
+        return handle
+
+    def _make_runnable(self, handle: asyncio.Handle) -> None:
+        self._fifo.append(handle)
+
+    def _run_once(self) -> None:
+        self._count_step()
+        while self._inbox:
+            self._fifo.append(self._inbox.popleft())
+        if not self._fifo:
+            if self._threads_busy or self._next_timer() is None:
+                # Only another thread can go on; it is given real time.
+                if threading.active_count() < 2 or not self._bell.wait(_PATIENCE_S):
+                    raise Deadlock
+                self._bell.clear()
+                return
+            self._pass_time()
+        handle = self._fifo.popleft()
+        if not handle.cancelled():
+            handle._run()
+
+    def _count_step(self) -> None:
+        self.steps += 1
+        if self.steps > self.max_steps:
+            raise Livelock
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Like asyncio's; time stands still until the call is over."""
+        future = super().run_in_executor(executor, func, *args)
+        self._threads_busy += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _: object) -> None:
+        self._threads_busy -= 1
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep what asyncio would only log, so that the run fails."""
+        self.errors.append(context)
+
+    # running
+
+    def run_main(self, test: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """Run ``test()`` as the task ``main`` until it is done, then what can still run at that instant.
+
+        Returns the main task.
+
+        Raises:
+            Deadlock: nothing can run and no timer is set.
+            Livelock: ``max_steps`` were taken.
+            NotExplorable: a real thread, process or socket was used.
+        """
+        main: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            main.append(self.create_task(test(), name="main"))
+
+        self._inside(lambda: copy_context().run(begin), lambda: main[0].done())
+        self._settle()
+        return main[0]
+
+    def _settle(self) -> None:
+        """Let what can still run at this instant end, in asyncio's order; no time passes."""
+        if self._can_run():
+            self._inside(lambda: None, lambda: not self._can_run())
+
+    def _can_run(self) -> bool:
+        return bool(self._fifo or self._inbox)
+
+    def unwind(self, steps: int = 10_000) -> None:
+        """Cancel what is left and let it end, so that nothing is destroyed while it is pending."""
+        self.max_steps = self.steps + steps
+        left = self.unfinished()
+
+        def begin() -> None:
+            for task in left:
+                task.cancel()
+            if self._asyncgens:  # type: ignore[attr-defined]
+                left.append(self.create_task(self.shutdown_asyncgens(), name="close generators"))
+
+        if not left and not self._asyncgens:  # type: ignore[attr-defined]
+            return
+        try:
+            self._inside(begin, lambda: all(task.done() for task in left))
+        except (Deadlock, Livelock, NotExplorable):
+            pass  # the failure that led here is told; what resists is dropped without a word
+        for task in left:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def unfinished(self) -> list[asyncio.Task[Any]]:
+        """The tasks of this loop that are not done."""
+        return list(asyncio.all_tasks(self))
+
+    def unretrieved(self) -> list[dict[str, Any]]:
+        """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
+        gc.collect()
+        return self.errors
+
+    def _inside(self, begin: Callable[[], None], finished: Callable[[], bool]) -> None:
+        self._check_closed()
+        hooks = sys.get_asyncgen_hooks()
+        self._thread_id = self._home
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(
+            firstiter=self._asyncgen_firstiter_hook,  # type: ignore[attr-defined]
+            finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
+        )
+        run_once = self._run_once
+        try:
+            begin()
+            while not finished():
+                run_once()
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(None)
+            self._thread_id = None
+
+    # what this loop does not have
+
+    def _process_events(self, event_list: object) -> None:
+        """There are none: this loop has no selector."""
+
+    def _write_to_self(self) -> None:
+        self._bell.set()
+
+    def _refuse(self, text: str) -> NoReturn:
+        raise NotExplorable(text)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refused(self: VirtualLoop, *args: Any, **kwargs: Any) -> Any:
+        self._refuse(
+            f"loop.{name} needs real input and output, which a virtual loop does not have; "
+            "hand the code under test an in-memory double (a queue, a StreamReader fed by the test, store memory://), "
+            "or run this test with asyncio.run"
+        )
+
+    refused.__name__ = name
+    return refused
+
+
+for _name in (
+    "add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler",
+    "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall", "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile",
+    "create_connection", "create_server", "create_unix_connection", "create_unix_server", "create_datagram_endpoint",
+    "connect_accepted_socket", "start_tls", "sendfile", "connect_read_pipe", "connect_write_pipe",
+    "subprocess_exec", "subprocess_shell", "getaddrinfo", "getnameinfo",
+):  # fmt: skip
+    setattr(VirtualLoop, _name, _refusing(_name))
+
+
+class Actor:
+    """Whoever takes steps: a task, the callbacks that one actor scheduled, or the clock.
+
+    Parameters:
+        number: the actor's age: the first one is 0. Equal in two runs of one schedule.
+        task: the task, for a task.
+        scheduled_by: for callbacks, the actor that scheduled them.
+    """
+
+    __slots__ = ("callbacks", "number", "queue", "runnable", "scheduled_by", "task")
+
+    def __init__(self, number: int, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> None:
+        self.number = number
+        self.task = task
+        self.scheduled_by = scheduled_by
+        self.callbacks: Actor | None = None
+        self.queue: deque[Step] = deque()
+        self.runnable = False
+
+    @property
+    def name(self) -> str:
+        """The task's name, or whose callbacks these are."""
+        if self.task is not None:
+            return self.task.get_name()
+        if self.scheduled_by is not None:
+            return f"callbacks of {self.scheduled_by.name}"
+        return "outside"
+
+
+class Step(asyncio.TimerHandle):
+    """A handle that knows its actor. ``born`` is the step in which it became runnable."""
+
+    __slots__ = ("actor", "born")
+
+    def __init__(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        args: Sequence[Any],
+        loop: ExploredLoop,
+        context: Context | None,
+        actor: Actor,
+    ) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+        self.actor = actor
+        self.born = 0
+
+    def cancel(self) -> None:
+        """Like asyncio's; the chooser is not offered the step any more."""
+        if not self._cancelled:
+            if self._scheduled:
+                self._loop._timer_handle_cancelled(self)
+            else:
+                self._loop._stale = True
+            self._cancelled = True
+            self._callback = None
+            self._args = None
+
+    def __repr__(self) -> str:
+        return f"<Step of {self.actor.name!r}>"
+
+
+class Chooser(Protocol):
+    """Picks who goes next. One chooser serves all schedules of an exploration, one after the other."""
+
+    def begin(self) -> bool:
+        """Prepare for the next schedule; False when there is none left."""
+        ...
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """The index of the step to run. Called only when there are at least two."""
+        ...
+
+    def end(self, loop: ExploredLoop) -> None:
+        """The schedule is over; its trace is in the loop's ``choices``, ``widths`` and ``picked``."""
+        ...
+
+
+class ExploredLoop(VirtualLoop):
+    """An asyncio loop whose chooser picks the next step among all that can run.
+
+    Parameters:
+        chooser: who picks.
+        max_steps: `Livelock` is raised when more steps than this were taken.
+        timers: ``idle``: time passes only when nothing can run. ``any``: whenever a timer is set, letting the time pass
+            to it is one more choice, as if the steps before it had been slow.
+        tasks: ``eager``: a new task takes its first step inside ``create_task``.
+    """
+
+    def __init__(
+        self,
+        chooser: Chooser,
+        *,
+        max_steps: int,
+        timers: Literal["idle", "any"] = "idle",
+        tasks: Literal["ordinary", "eager"] = "ordinary",
+    ) -> None:
+        super().__init__(max_steps=max_steps)
+        self.choices: list[int] = []
+        self.widths: list[int] = []
+        self.picked: list[int] = []
+        self.actors: list[Actor] = []
+        self.recent: deque[Actor] = deque(maxlen=64)
+        self.misuse: NotExplorable | None = None
+        self._stale = False
+        self._pick = chooser.pick
+        self._by_task: dict[asyncio.Task[Any], Actor] = {}
+        self._runnable: list[Step] = []
+        self._running_actor = self._new_actor(None, None)
+        self._clock: Step | None = None
+        if timers == "any":
+            self._clock = Step(0.0, self._pass_time, (), self, None, self._new_actor(None, None))
+        if tasks == "eager":
+            if sys.version_info >= (3, 12):
+                self.set_task_factory(asyncio.eager_task_factory)
+            else:
+                self.set_task_factory(_start_eagerly)
+
+    def _new_actor(self, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> Actor:
+        actor = Actor(len(self.actors), task, scheduled_by)
+        self.actors.append(actor)
+        if task is not None:
+            self._by_task[task] = actor
+        return actor
+
+    def _actor_of(self, callback: Callable[..., object]) -> Actor:
+        task = getattr(callback, "__self__", None)
+        if isinstance(task, asyncio.Task) and getattr(callback, "__name__", "step") in _TASK_STEPS:
+            return self._by_task.get(task) or self._new_actor(task, None)
+        return self._callbacks_of(self._running_actor)
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """Like asyncio's."""
+        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        if task not in self._by_task and not task.done():
+            self._new_actor(task, None)  # it began eagerly
+        return task
+
+    def _callbacks_of(self, actor: Actor) -> Actor:
+        # Callbacks that callbacks schedule stay with them.
+        if actor.task is None and actor.scheduled_by is not None:
+            return actor
+        if actor.callbacks is None:
+            actor.callbacks = self._new_actor(None, actor)
+        return actor.callbacks
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Like asyncio's; refuses other threads."""
+        if self._closed:  # type: ignore[attr-defined]
+            self._check_closed()
+        if threading.get_ident() != self._home:
+            self._refuse_thread()
+        step = Step(0.0, callback, args, self, context, self._actor_of(callback))
+        self._make_runnable(step)
+        return step
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Like `call_soon`: a schedule has no other threads."""
+        return self.call_soon(callback, *args, context=context)
+
+    def _make_timer(
+        self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
+    ) -> asyncio.TimerHandle:
+        return Step(when, callback, args, self, context, self._callbacks_of(self._running_actor))
+
+    def _make_runnable(self, handle: asyncio.Handle) -> None:
+        assert isinstance(handle, Step)
+        actor = handle.actor
+        if actor.runnable:
+            actor.queue.append(handle)
+            return
+        actor.runnable = True
+        handle.born = now = self.steps
+        runnable = self._runnable
+        at = len(runnable)
+        number = actor.number
+        while at and (before := runnable[at - 1]).born == now and before.actor.number > number:
+            at -= 1
+        runnable.insert(at, handle)
+
+    def _take(self, at: int) -> Step:
+        step = self._runnable.pop(at)
+        actor = step.actor
+        actor.runnable = False
+        if actor.queue:
+            self._make_runnable(actor.queue.popleft())
+        return step
+
+    def _drop_cancelled(self) -> None:
+        self._stale = False
+        at = 0
+        while at < len(self._runnable):
+            if self._runnable[at].cancelled():
+                self._take(at)
+            else:
+                at += 1
+
+    def _run_once(self) -> None:
+        self.steps += 1
+        if self.steps > self.max_steps:
+            raise Livelock
+        if self._stale:
+            self._drop_cancelled()
+        runnable = self._runnable
+        if not runnable and not self._pass_time():
+            raise Deadlock
+        offered: Sequence[Step] = runnable
+        if self._clock is not None and self._next_timer() is not None:
+            offered = [*runnable, self._clock]
+        width = len(offered)
+        if width == 1:
+            step = self._take(0)
+        else:
+            at = self._pick(offered)
+            self.choices.append(at)
+            self.widths.append(width)
+            self.picked.append(offered[at].actor.number)
+            if at == len(runnable):
+                self._pass_time()
+                return
+            step = self._take(at)
+        self._running_actor = actor = step.actor
+        self.recent.append(actor)
+        step._run()
+        if self.misuse is not None:
+            raise self.misuse
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Refused: a schedule has no other threads."""
+        self._refuse_thread()
+
+    def unfinished(self) -> list[asyncio.Task[Any]]:
+        """The tasks of this loop that are not done, oldest first."""
+        return [task for task in self._by_task if not task.done()]
+
+    def unretrieved(self) -> list[dict[str, Any]]:
+        """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
+        found = list(self.errors)
+        for task in self._by_task:
+            if task._log_traceback:  # type: ignore[attr-defined]
+                text = f"task {task.get_name()!r} failed and nobody asked for its result"
+                found.append({"message": text, "exception": task.exception()})
+        return found
+
+    def _settle(self) -> None:
+        pick, clock = self._pick, self._clock
+        traced = len(self.choices)
+        self._pick, self._clock = _first, None
+        try:
+            super()._settle()
+        finally:
+            self._pick, self._clock = pick, clock
+            for trace in (self.choices, self.widths, self.picked):
+                del trace[traced:]
+
+    def _can_run(self) -> bool:
+        if self._stale:
+            self._drop_cancelled()
+        return bool(self._runnable)
+
+    def unwind(self, steps: int = 10_000) -> None:
+        """Cancel what is left and let it end in asyncio's order."""
+        self._pick = _first
+        self._clock = None
+        self.misuse = None
+        super().unwind(steps)
+
+    def _refuse_thread(self) -> NoReturn:
+        self._refuse(
+            "a real thread was used under the explorer, where schedules must be repeatable; "
+            "run that part as a coroutine, or test it with run_virtual (executors) or asyncio.run (threads)"
+        )
+
+    def _refuse(self, text: str) -> NoReturn:
+        error = NotExplorable(text)
+        if self.misuse is None:
+            self.misuse = error
+        raise error
+
+    def begin_now(self, task: asyncio.Task[Any]) -> None:
+        """Take the new task's first step at once, inside the step that created it."""
+        actor = self._by_task[task]
+        step = self._take(next(at for at, step in enumerate(self._runnable) if step.actor is actor))
+        outside, creator = self._running_actor, asyncio.current_task(self)
+        self._running_actor = actor
+        if creator is not None:
+            asyncio.tasks._leave_task(self, creator)
+        try:
+            step._run()
+        finally:
+            self._running_actor = outside
+            if creator is not None:
+                asyncio.tasks._enter_task(self, creator)
+
+
+def _start_eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    assert isinstance(loop, ExploredLoop)
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
+    loop.begin_now(task)
+    return task
+
+
+def _first(_: Sequence[Step]) -> int:
+    return 0
