@@ -32,9 +32,11 @@
         │   ├── WaitExpired          the work goes on; only the wait ended
         │   └── ServerUnreachable
         ├── RunError                 raised by ``ask()``
-        │   ├── RunFailed
+        │   ├── RunFailed            also raised by delegate()
         │   ├── RunInterrupted
         │   └── MessageWithdrawn
+        ├── CallFailed               run.call(): a replayed call had failed
+        ├── NotDeterministic         a replayed run made another call than before
         ├── RunClosed                a run handle was used after its run ended
         ├── ScopeClosed              a spawn or process came after stop began
         ├── StorageError
@@ -59,6 +61,7 @@ __all__ = [
     "AccessDenied",
     "AlreadySettled",
     "BodyTooLarge",
+    "CallFailed",
     "ConfigurationError",
     "Conflict",
     "Draining",
@@ -73,6 +76,7 @@ __all__ = [
     "LimitExceeded",
     "MailboxFull",
     "MessageWithdrawn",
+    "NotDeterministic",
     "NotFound",
     "PolicyUnavailable",
     "RateLimited",
@@ -349,6 +353,19 @@ class MessageWithdrawn(RunError):
 
     code = "message_withdrawn"
     status = 409
+
+
+class CallFailed(HoldfastError):
+    """The call raised an error in an earlier attempt of this run; it is not made again."""
+
+    code = "call_failed"
+
+
+class NotDeterministic(HoldfastError):
+    """A replayed run made another call than before."""
+
+    code = "not_deterministic"
+    default_hint = "a replayable agent makes the same calls in the same order; put what differs (time, chance) into run.call"
 
 
 class RunClosed(HoldfastError):

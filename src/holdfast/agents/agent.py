@@ -1,0 +1,138 @@
+"""What an agent is: a name and a function of a `Run`, async, an async generator, or sync (it gets a thread)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
+
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from holdfast.agents.run import Run
+
+__all__ = ["Agent", "AgentLike", "agent", "as_agent", "perform"]
+
+AgentWork: TypeAlias = "Callable[[Run], Any]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """An agent that a host can run.
+
+    Parameters:
+        name: how messages name it.
+        work: takes the `Run`. It may return text or None, yield text, or use the run.
+        replayable: all its effects go through `Run.call`, so that after a crash its run may go on.
+        description: one line for people.
+    """
+
+    name: str
+    work: AgentWork
+    replayable: bool = False
+    description: str = ""
+
+
+AgentLike: TypeAlias = "Agent | AgentWork"
+
+
+@overload
+def agent(work: AgentWork, /) -> Agent: ...
+@overload
+def agent(
+    *, name: str | None = None, replayable: bool = False, description: str | None = None
+) -> Callable[[AgentWork], Agent]: ...
+def agent(
+    work: AgentWork | None = None,
+    /,
+    *,
+    name: str | None = None,
+    replayable: bool = False,
+    description: str | None = None,
+) -> Agent | Callable[[AgentWork], Agent]:
+    """Make an `Agent` of a function; usable with and without arguments.
+
+    Parameters:
+        name: default: the function's name.
+        replayable: see `Agent`.
+        description: default: the first line of the function's docstring.
+    """
+
+    def make(work: AgentWork) -> Agent:
+        doc = inspect.getdoc(work) if inspect.isroutine(work) else None
+        return Agent(
+            name=name or getattr(work, "__name__", type(work).__name__),
+            work=work,
+            replayable=replayable,
+            description=description if description is not None else (doc or "").partition("\n")[0],
+        )
+
+    return make if work is None else make(work)
+
+
+def as_agent(thing: AgentLike) -> Agent:
+    """The agent that `thing` is. Raises `ConfigurationError` for what cannot be one."""
+    if isinstance(thing, Agent):
+        return thing
+    if not callable(thing) or inspect.isclass(thing):
+        raise ConfigurationError(
+            f"{thing!r} is not an agent",
+            hint="an agent is an async function, an async generator or a function that takes one argument, the run",
+        )
+    try:
+        inspect.signature(thing).bind(None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{thing!r} cannot be called with one argument, the run ({error})",
+            hint="write it as: async def agent(run): ...",
+        ) from None
+    except ValueError:
+        pass  # no signature to be had, as of some C functions: calling it will tell
+    return agent(thing)
+
+
+async def perform(definition: Agent, run: Run) -> None:
+    """Do the agent's work in the current task; what it returns or yields is emitted.
+
+    Raises whatever the agent raises, and `TypeError` for a result that is no text.
+    """
+    work = definition.work
+    target = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        result = work(run)
+    else:
+        result = await run.scope.spawn(functools.partial(_perform_sync, work, run), on="thread", name=definition.name)
+    if inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AsyncIterator):
+        async with aclosing(result) as parts:  # type: ignore[type-var]
+            async for part in parts:
+                await _emit(definition, run, part)
+    else:
+        await _emit(definition, run, result)
+
+
+def _perform_sync(work: AgentWork, run: Run) -> Any:
+    result = work(run)
+    if isinstance(result, Iterator):
+        for part in result:
+            run.interrupt.check()
+            if isinstance(part, str):
+                run.emit(part)
+            elif part is not None:
+                return part
+        return None
+    return result
+
+
+async def _emit(definition: Agent, run: Run, part: Any) -> None:
+    if isinstance(part, str):
+        if part:
+            await run.emit(part)
+    elif part is not None:
+        raise TypeError(
+            f"agent {definition.name!r} gave a {type(part).__name__}; an agent returns or yields text (str) or None"
+        )

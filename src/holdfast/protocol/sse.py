@@ -1,0 +1,152 @@
+"""The Server-Sent Events codec: frames out, and an incremental decoder in. Pure: bytes in, bytes out.
+
+Two kinds of frame are not events of the log: ``gap`` says which events a reader missed, and ``closed`` is the last
+frame of a stream that the server ends by itself; its id is the cursor to resume from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from holdfast.errors import LimitExceeded
+from holdfast.protocol.events import Gap, Stored
+
+__all__ = [
+    "KEEP_ALIVE",
+    "Closed",
+    "Frame",
+    "FrameDecoder",
+    "encode_closed",
+    "encode_events",
+    "encode_frame",
+    "encode_gap",
+]
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment line that keeps an idle connection open; readers ignore it."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="closed"):
+    """A frame, not an event: the server ends this stream. Resume with ``after=<cursor>``."""
+
+    reason: Literal["shutdown", "slow_reader"]
+    cursor: str
+
+
+class Frame(NamedTuple):
+    """A decoded frame: the last id seen so far (may be empty), the event's name and its data."""
+
+    id: str
+    event: str
+    data: bytes
+
+
+def encode_frame(event: str, data: bytes, *, frame_id: str = "") -> bytes:
+    """One frame. `data` may hold line breaks; `event` and `frame_id` must not.
+
+    Raises:
+        ValueError: a line break or NUL in `event` or `frame_id`.
+    """
+    if any(character in event + frame_id for character in "\r\n\0"):
+        raise ValueError("the name and id of a frame are single lines")
+    head = f"id: {frame_id}\n" if frame_id else ""
+    lines = b"\n".join(b"data: " + line for line in data.splitlines() or [b""])
+    return b"%b%b\n%b\n\n" % (head.encode(), b"event: " + event.encode(), lines)
+
+
+def encode_events(events: list[Stored], number: int) -> bytes:
+    """The frames of stored events of the session `number`, joined for one write."""
+    return b"".join(
+        [
+            b'id: %d-%d\nevent: %b\ndata: {"seq":%d,%b\n\n' % (seq, number, kind.encode(), seq, body[1:])
+            for seq, kind, body in events
+        ]
+    )
+
+
+def encode_gap(gap: Gap, number: int) -> bytes:
+    """A ``gap`` frame; its id is the cursor behind the gap."""
+    return encode_frame("gap", _encode(gap), frame_id=f"{gap.until}-{number}")
+
+
+def encode_closed(closed: Closed, *, retry_ms: int) -> bytes:
+    """A ``closed`` frame with the time after which a reader should come back, in milliseconds."""
+    return b"retry: %d\n" % retry_ms + encode_frame("closed", _encode(closed), frame_id=closed.cursor)
+
+
+class FrameDecoder:
+    """Turns the bytes of a stream into frames, whatever their cuts. One decoder for each connection.
+
+    Parameters:
+        limit_bytes: the largest frame that is taken.
+
+    ``retry_ms`` is the last delay that the server asked for, or None.
+    """
+
+    __slots__ = ("_data", "_event", "_id", "_limit", "_rest", "_size", "_skip_lf", "_start", "retry_ms")
+
+    def __init__(self, *, limit_bytes: int = 16_000_000) -> None:
+        self._limit = limit_bytes
+        self._rest = b""
+        self._skip_lf = False
+        self._start = True
+        self._size = 0
+        self._id = ""
+        self._event = ""
+        self._data: list[bytes] = []
+        self.retry_ms: int | None = None
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """The frames that are complete with `chunk`.
+
+        Raises:
+            LimitExceeded: a frame is larger than the limit; the decoder is of no use afterwards.
+        """
+        if self._skip_lf and chunk:
+            self._skip_lf = False
+            if chunk[:1] == b"\n":
+                chunk = chunk[1:]
+        data = self._rest + chunk
+        if self._start:
+            if len(data) < 3 and b"\xef\xbb\xbf".startswith(data):
+                self._rest = data
+                return []
+            self._start = False
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        lines = data.splitlines()
+        if data[-1:] in (b"\n", b"\r"):
+            self._rest = b""
+            self._skip_lf = data[-1:] == b"\r"
+        else:
+            self._rest = lines.pop() if lines else b""
+        frames: list[Frame] = []
+        for line in lines:
+            if line:
+                self._field(line)
+            else:
+                if self._data:
+                    frames.append(Frame(self._id, self._event or "message", b"\n".join(self._data)))
+                    self._data = []
+                self._event = ""
+                self._size = 0
+        if self._size + len(self._rest) > self._limit:
+            raise LimitExceeded(f"a frame of more than {self._limit} bytes")
+        return frames
+
+    def _field(self, line: bytes) -> None:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data.append(value)
+            self._size += len(value)
+        elif name == b"event":
+            self._event = value.decode("utf-8", "replace")
+        elif name == b"id":
+            if b"\0" not in value:
+                self._id = value.decode("utf-8", "replace")
+        elif name == b"retry" and value.isdigit():
+            self.retry_ms = int(value)
