@@ -7,13 +7,19 @@
         ├── InvalidRequest           the caller's input does not fit
         │   ├── InvalidCursor        not a cursor of this session
         │   ├── InvalidKey           a session key outside the allowed alphabet
+        │   ├── MalformedBody        not JSON
+        │   ├── MethodNotAllowed     the address exists, but not for this method
+        │   ├── UnsupportedMediaType a write without ``content-type: application/json``
         │   ├── UnknownPolicy
         │   └── PolicyUnavailable    the policy exists, but not for this agent
-        ├── NotFound                 no such session, message, run or agent
+        ├── NotFound                 no such session, message, run, agent, stop, API key or address
         │   ├── UnknownSession
         │   ├── UnknownMessage
         │   ├── UnknownRun
-        │   └── UnknownAgent
+        │   ├── UnknownAgent
+        │   ├── UnknownStop
+        │   ├── UnknownKey
+        │   └── UnknownRoute
         ├── Conflict                 the state does not allow it now
         │   ├── SessionBusy          policy ``reject`` met a run
         │   ├── AlreadySettled       a message that can no longer be withdrawn
@@ -26,7 +32,9 @@
         │   └── BodyTooLarge
         ├── AccessDenied
         │   ├── Unauthenticated
-        │   └── Forbidden
+        │   ├── Forbidden
+        │   ├── HostRefused          the Host header is not on the allow-list
+        │   └── OriginRefused        a page of another origin may not call
         ├── Unavailable              try again later or elsewhere
         │   ├── Draining
         │   ├── WaitExpired          the work goes on; only the wait ended
@@ -67,6 +75,7 @@ __all__ = [
     "Draining",
     "Forbidden",
     "HoldfastError",
+    "HostRefused",
     "IdempotencyMismatch",
     "IllegalTransition",
     "Interrupted",
@@ -75,9 +84,12 @@ __all__ = [
     "InvalidRequest",
     "LimitExceeded",
     "MailboxFull",
+    "MalformedBody",
     "MessageWithdrawn",
+    "MethodNotAllowed",
     "NotDeterministic",
     "NotFound",
+    "OriginRefused",
     "PolicyUnavailable",
     "RateLimited",
     "RunClosed",
@@ -97,10 +109,14 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnknownAgent",
+    "UnknownKey",
     "UnknownMessage",
     "UnknownPolicy",
+    "UnknownRoute",
     "UnknownRun",
     "UnknownSession",
+    "UnknownStop",
+    "UnsupportedMediaType",
     "WaitExpired",
 ]
 
@@ -125,6 +141,8 @@ class HoldfastError(Exception):
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
     default_hint: ClassVar[str] = ""
+    retry_after_s: float | None = None
+    """When to try again, in seconds; None where trying again does not help."""
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         text = message or (self.__doc__ or self.code).strip().splitlines()[0]
@@ -158,6 +176,29 @@ class InvalidKey(InvalidRequest):
 
     code = "invalid_key"
     default_hint = "use 1 to 200 printable characters without slashes or control characters"
+
+
+class MalformedBody(InvalidRequest):
+    """The body is not JSON."""
+
+    code = "malformed_body"
+    status = 400
+    default_hint = "send one JSON object in UTF-8"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The address exists, but not for this method."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """A write needs a JSON body."""
+
+    code = "unsupported_media_type"
+    status = 415
+    default_hint = "send 'content-type: application/json'"
 
 
 class UnknownPolicy(InvalidRequest):
@@ -208,6 +249,27 @@ class UnknownAgent(NotFound):
     code = "unknown_agent"
 
 
+class UnknownStop(NotFound):
+    """There is no such stop in this session, or it was forgotten."""
+
+    code = "unknown_stop"
+    default_hint = "the run keeps the receipt of its stop: look at the session's runs"
+
+
+class UnknownKey(NotFound):
+    """There is no valid API key of that id."""
+
+    code = "unknown_key"
+    default_hint = "'holdfast keys list' shows the ids"
+
+
+class UnknownRoute(NotFound):
+    """There is nothing at this address."""
+
+    code = "unknown_route"
+    default_hint = "GET /openapi.json lists every address"
+
+
 class Conflict(HoldfastError):
     """The state does not allow this now."""
 
@@ -256,6 +318,7 @@ class LimitExceeded(HoldfastError):
 
     code = "limit_exceeded"
     status = 429
+    retry_after_s = 1.0
 
 
 class MailboxFull(LimitExceeded):
@@ -300,11 +363,26 @@ class Forbidden(AccessDenied):
     code = "forbidden"
 
 
+class HostRefused(AccessDenied):
+    """The request names a host that this server does not answer for."""
+
+    code = "host_refused"
+    default_hint = "call it by the address it listens on, or add the name to HOLDFAST_ALLOWED_HOSTS"
+
+
+class OriginRefused(AccessDenied):
+    """A web page of another origin may not call this server."""
+
+    code = "origin_refused"
+    default_hint = "add the page's origin to HOLDFAST_ALLOWED_ORIGINS"
+
+
 class Unavailable(HoldfastError):
     """Not now; nothing was stored."""
 
     code = "unavailable"
     status = 503
+    retry_after_s = 2.0
 
 
 class Draining(Unavailable):
@@ -386,6 +464,7 @@ class StorageError(HoldfastError):
 
     code = "storage_error"
     status = 503
+    retry_after_s = 5.0
 
 
 class StaleFence(StorageError):
