@@ -64,7 +64,7 @@ def agent(
     def make(work: AgentWork) -> Agent:
         doc = inspect.getdoc(work) if inspect.isroutine(work) else None
         return Agent(
-            name=name or getattr(work, "__name__", type(work).__name__),
+            name=name or str(getattr(work, "__name__", type(work).__name__)),
             work=work,
             replayable=replayable,
             description=description if description is not None else (doc or "").partition("\n")[0],
@@ -121,7 +121,7 @@ def _perform_sync(work: AgentWork, run: Run) -> Any:
         for part in result:
             run.interrupt.check()
             if isinstance(part, str):
-                run.emit(part)
+                _ = run.emit(part)
             elif part is not None:
                 return part
         return None

@@ -33,7 +33,6 @@ from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
     from holdfast.clock import Clock
-    from holdfast.protocol.stopping import Cause
     from holdfast.runtime import Handle, Interrupt, Process, Scope
 
 __all__ = ["Call", "Run", "RunLimits", "Surroundings"]
@@ -107,9 +106,8 @@ class Call:
 
     def output(self, text: str) -> Emission:
         """Stream a piece of the call's output. From any thread."""
-        return self._run._write(
-            ToolOutput(run_id=self._run.root_id, call_id=self.call_id, text=text, at=self._run.now())
-        )
+        self._run._write(ToolOutput(run_id=self._run.root_id, call_id=self.call_id, text=text, at=self._run.now()))
+        return Emission(self._run._recorder)
 
 
 class Run:
@@ -237,22 +235,23 @@ class Run:
                 f"the run said more than {self._limits.answer_limit_bytes:,} characters",
                 hint="write large output to a file and name it",
             )
-        return self._write(TextDelta(run_id=self.run_id, text=text, at=self.now()))
+        self._write(TextDelta(run_id=self.run_id, text=text, at=self.now()))
+        return Emission(self._recorder)
 
     async def step(self, label: str = "") -> int:
         """Begin a step, shown to readers; returns its number, from 1."""
         self._steps += 1
-        await self._write(StepStarted(run_id=self.run_id, step=self._steps, label=label, at=self.now()))
+        self._write(StepStarted(run_id=self.run_id, step=self._steps, label=label, at=self.now()))
+        await Emission(self._recorder)
         return self._steps
 
-    def _write(self, event: Written) -> Emission:
+    def _write(self, event: Written) -> None:
         if self._closed:
             raise RunClosed(f"run {self.run_id} has ended")
         if threading.get_ident() == self._thread:
             self._take(event)
         else:
             self._hand_over(event)
-        return Emission(self._recorder)
 
     def _take(self, event: Written) -> None:
         self._recorder.write(event)
@@ -307,7 +306,7 @@ class Run:
             NotDeterministic, RunClosed.
             TypeError: arguments or result that JSON cannot hold.
         """
-        label = name or getattr(work, "__name__", type(work).__name__)
+        label = name or _name(work)
         branch = current_branch.get() or self._branch
         call_id = branch.next_id()
         past = self._journal.past(call_id, label)
@@ -385,7 +384,7 @@ class Run:
     def spawn(
         self, work: Callable[..., Any], *args: Any, on: Placement | None = None, name: str | None = None
     ) -> Handle[Any]:
-        """Start a branch of the run; await the handle for its result. A branch that is not awaited is joined at the end.
+        """Start a branch of the run; await the handle for its result. At the end the run joins what was not awaited.
 
         Parameters:
             work: an async function, or a sync one (it gets a thread).
@@ -395,7 +394,7 @@ class Run:
             raise RunClosed(f"run {self.run_id} has ended")
         parent = current_branch.get() or self._branch
         where: Placement = on or _placement(work)
-        label = name or getattr(work, "__name__", "branch")
+        label = name or _name(work)
         bound = functools.partial(work, *args)
         handle: Handle[Any] = self.scope.spawn(_placed(bound, Branch(parent.next_id()), where), on=where, name=label)
         self._spawned.append(handle)
@@ -409,8 +408,7 @@ class Run:
             handles: list[Handle[Any]] = []
             for number, (work, line) in enumerate(zip(branches, lines, strict=True), 1):
                 where = _placement(work)
-                name = getattr(work, "__name__", f"branch {number}")
-                handles.append(scope.spawn(_placed(work, line, where), on=where, name=name))
+                handles.append(scope.spawn(_placed(work, line, where), on=where, name=f"{_name(work)} {number}"))
             return [await handle for handle in handles]
 
     async def delegate(self, agent: AgentLike | str, text: str, *, timeout_s: float | None = None) -> str:
@@ -513,6 +511,11 @@ _NOTHING = Usage()
 def _wants_call(work: Callable[..., Any]) -> bool:
     code = getattr(work, "__code__", None)
     return code is not None and code.co_argcount > 0 and code.co_varnames[0] == "call"
+
+
+def _name(work: Callable[..., Any]) -> str:
+    function = work.func if isinstance(work, functools.partial) else work
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _placement(work: Callable[..., Any]) -> Placement:
