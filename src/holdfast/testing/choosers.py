@@ -137,7 +137,7 @@ class ReplayChooser:
 
 
 class ExhaustiveChooser(ReplayChooser):
-    """Every schedule once, depth first: repeats a prefix, then takes the first, then the next alternative from the back."""
+    """Every schedule once, depth first: repeats a prefix, then always takes the first on offer."""
 
     def __init__(self) -> None:
         super().__init__([])

@@ -130,7 +130,7 @@ def explore(
             if exhaustive is None:
                 seen.add(hash(tuple(outcome.choices)))
             unsure = outcome.failed or (count == 1 and exhaustive is None and replay is None)
-            if unsure and outcome.kind != "nondeterminism":
+            if unsure and outcome.kind not in ("nondeterminism", "not_explorable"):
                 again = _run_one(make_loop(repeat := ReplayChooser(outcome.choices)), test, repeat)
                 outcome = outcome.compared_with(again)
             if outcome.failed:
@@ -341,7 +341,7 @@ def _real_world_closed() -> Iterator[None]:
         _audit_installed = True
         sys.addaudithook(_audit)
     before = threading.Thread.start
-    threading.Thread.start = _guarded_start  # type: ignore[method-assign]
+    threading.Thread.start = _guarded_start  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -6,8 +6,8 @@ Invariants:
 - `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
 - `ExploredLoop` hands every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
   schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
-- Choice 0 is what asyncio would run next. Handles that one step makes runnable are ordered by the age of their actor and
-  not by the order of the calls, so that walking a set of tasks does not make two runs differ.
+- Choice 0 is what asyncio would run next. Handles that one step makes runnable are ordered by the age of their actor
+  and not by the order of the calls, so that walking a set of tasks does not make two runs differ.
 - A number of choices identifies a schedule: the same choices give the same schedule.
 """
 
@@ -21,12 +21,16 @@ import threading
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
 from contextvars import Context, copy_context
-from typing import Any, Literal, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, TypeVarTuple
 
 from holdfast.testing.failures import NotExplorable
 
 __all__ = ["Actor", "Chooser", "Deadlock", "ExploredLoop", "Livelock", "Step", "VirtualLoop"]
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 _START_S = 1_000.0
 _SAME_INSTANT_S = 1e-9
@@ -53,6 +57,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     Parameters:
         max_steps: `Livelock` is raised when more handles than this have run.
     """
+
+    if TYPE_CHECKING:  # what asyncio's base class has and its type stubs do not tell
+        _asyncgens: set[object]
+        _check_closed: Callable[[], None]
+        _closed: bool
+        _asyncgen_firstiter_hook: Callable[..., Any]
+        _asyncgen_finalizer_hook: Callable[..., Any]
+        _thread_id: int | None
 
     def __init__(self, *, max_steps: int = 1_000_000) -> None:
         super().__init__()
@@ -170,7 +182,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self.steps > self.max_steps:
             raise Livelock
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Like asyncio's; time stands still until the call is over."""
         future = super().run_in_executor(executor, func, *args)
         self._threads_busy += 1
@@ -221,10 +233,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         def begin() -> None:
             for task in left:
                 task.cancel()
-            if self._asyncgens:  # type: ignore[attr-defined]
+            if self._asyncgens:
                 left.append(self.create_task(self.shutdown_asyncgens(), name="close generators"))
 
-        if not left and not self._asyncgens:  # type: ignore[attr-defined]
+        if not left and not self._asyncgens:
             return
         try:
             self._inside(begin, lambda: all(task.done() for task in left))
@@ -248,8 +260,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._thread_id = self._home
         events._set_running_loop(self)
         sys.set_asyncgen_hooks(
-            firstiter=self._asyncgen_firstiter_hook,  # type: ignore[attr-defined]
-            finalizer=self._asyncgen_finalizer_hook,  # type: ignore[attr-defined]
+            firstiter=self._asyncgen_firstiter_hook,
+            finalizer=self._asyncgen_finalizer_hook,
         )
         run_once = self._run_once
         try:
@@ -287,9 +299,9 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 for _name in (
     "add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler",
-    "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall", "sock_sendto", "sock_connect", "sock_accept", "sock_sendfile",
+    "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall", "sock_sendto", "sock_connect", "sock_accept",
     "create_connection", "create_server", "create_unix_connection", "create_unix_server", "create_datagram_endpoint",
-    "connect_accepted_socket", "start_tls", "sendfile", "connect_read_pipe", "connect_write_pipe",
+    "connect_accepted_socket", "start_tls", "sendfile", "sock_sendfile", "connect_read_pipe", "connect_write_pipe",
     "subprocess_exec", "subprocess_shell", "getaddrinfo", "getnameinfo",
 ):  # fmt: skip
     setattr(VirtualLoop, _name, _refusing(_name))
@@ -358,8 +370,8 @@ class Step(asyncio.TimerHandle):
             else:
                 self._loop._stale = True
             self._cancelled = True
-            self._callback = None
-            self._args = None
+            self._callback = _nothing
+            self._args = ()
 
     def __repr__(self) -> str:
         return f"<Step of {self.actor.name!r}>"
@@ -408,7 +420,8 @@ class ExploredLoop(VirtualLoop):
         self.recent: deque[Actor] = deque(maxlen=64)
         self.misuse: NotExplorable | None = None
         self._stale = False
-        self._pick = chooser.pick
+        self._unnamed = 0
+        self._pick: Callable[[Sequence[Step]], int] = chooser.pick
         self._by_task: dict[asyncio.Task[Any], Actor] = {}
         self._runnable: list[Step] = []
         self._running_actor = self._new_actor(None, None)
@@ -435,7 +448,10 @@ class ExploredLoop(VirtualLoop):
         return self._callbacks_of(self._running_actor)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        """Like asyncio's."""
+        """Like asyncio's, but a task without a name gets the same one in each run of a schedule."""
+        if options.get("name") is None:
+            self._unnamed += 1
+            options["name"] = f"task {self._unnamed}"
         task: asyncio.Task[Any] = super().create_task(coro, **options)
         if task not in self._by_task and not task.done():
             self._new_actor(task, None)  # it began eagerly
@@ -453,7 +469,7 @@ class ExploredLoop(VirtualLoop):
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         """Like asyncio's; refuses other threads."""
-        if self._closed:  # type: ignore[attr-defined]
+        if self._closed:
             self._check_closed()
         if threading.get_ident() != self._home:
             self._refuse_thread()
@@ -534,7 +550,7 @@ class ExploredLoop(VirtualLoop):
         if self.misuse is not None:
             raise self.misuse
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Refused: a schedule has no other threads."""
         self._refuse_thread()
 
@@ -546,7 +562,7 @@ class ExploredLoop(VirtualLoop):
         """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
         found = list(self.errors)
         for task in self._by_task:
-            if task._log_traceback:  # type: ignore[attr-defined]
+            if task._log_traceback:
                 text = f"task {task.get_name()!r} failed and nobody asked for its result"
                 found.append({"message": text, "exception": task.exception()})
         return found
@@ -607,6 +623,10 @@ def _start_eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
     loop.begin_now(task)
     return task
+
+
+def _nothing() -> None:
+    """What a cancelled step holds, so that it keeps nothing alive."""
 
 
 def _first(_: Sequence[Step]) -> int:

@@ -1,0 +1,487 @@
+"""The explorer finds what is wrong, repeats it exactly, and names what it cannot explore."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from typing import Literal
+
+import pytest
+
+from holdfast.testing import NotExplorable, ScheduleFailure, explore
+
+CHOOSERS: list[Literal["random", "pct", "exhaustive"]] = ["random", "pct", "exhaustive"]
+TASKS: list[Literal["ordinary", "eager"]] = ["ordinary", "eager"]
+
+
+async def lost_update() -> None:
+    total = 0
+
+    async def add() -> None:
+        nonlocal total
+        seen = total
+        await asyncio.sleep(0)
+        total = seen + 1
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(add())
+        group.create_task(add())
+    assert total == 2
+
+
+async def locked_update() -> None:
+    total = 0
+    lock = asyncio.Lock()
+
+    async def add() -> None:
+        nonlocal total
+        async with lock:
+            seen = total
+            await asyncio.sleep(0)
+            total = seen + 1
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(add())
+        group.create_task(add())
+    assert total == 2
+
+
+async def hidden_by_fifo() -> None:
+    """Wrong only when one task overtakes the other by four steps."""
+    claimed: list[str] = []
+
+    async def slow() -> None:
+        for _ in range(4):
+            await asyncio.sleep(0)
+        claimed.append("slow")
+
+    async def quick() -> None:
+        await asyncio.sleep(0)
+        claimed.append("quick")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(quick())
+        group.create_task(slow())
+    assert claimed == ["quick", "slow"]
+
+
+def failure_of(test: Callable[[], object]) -> ScheduleFailure:
+    with pytest.raises(ScheduleFailure) as caught:
+        test()
+    return caught.value
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+@pytest.mark.parametrize("chooser", CHOOSERS)
+def test_a_lost_update_is_found_by_each_chooser_and_task_kind(
+    chooser: Literal["random", "pct", "exhaustive"], tasks: Literal["ordinary", "eager"]
+) -> None:
+    failure = failure_of(lambda: explore(lost_update, chooser=chooser, tasks=tasks, schedules=50))
+    assert failure.kind == "error"
+    assert isinstance(failure.__cause__, AssertionError)
+
+
+@pytest.mark.parametrize("chooser", CHOOSERS)
+def test_the_replay_numbers_repeat_the_failing_schedule(chooser: Literal["random", "pct", "exhaustive"]) -> None:
+    first = failure_of(lambda: explore(hidden_by_fifo, chooser=chooser, schedules=2000))
+    again = failure_of(lambda: explore(hidden_by_fifo, replay=first.replay))
+    assert again.replay == first.replay
+    assert again.schedules == 1
+    assert f"replay={first.replay}" in str(first)
+
+
+def test_asyncio_order_is_the_schedule_of_zeros() -> None:
+    explore(hidden_by_fifo, replay=[])
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+def test_a_correct_test_passes_every_schedule(tasks: Literal["ordinary", "eager"]) -> None:
+    report = explore(locked_update, chooser="exhaustive", schedules=10_000, tasks=tasks)
+    assert report.exhausted
+    assert report.distinct == report.schedules > 1
+
+
+def test_exhaustive_visits_every_interleaving_exactly_once() -> None:
+    orders: list[tuple[str, ...]] = []
+
+    async def test() -> None:
+        order: list[str] = []
+
+        async def walk(name: str) -> None:
+            order.append(name)
+            await asyncio.sleep(0)
+            order.append(name)
+
+        await asyncio.gather(walk("a"), walk("b"))
+        orders.append(tuple(order))
+
+    report = explore(test, chooser="exhaustive", schedules=10_000)
+    assert report.exhausted
+    assert set(orders) == set(itertools.permutations(["a", "a", "b", "b"]))
+
+
+def test_the_same_seed_gives_the_same_schedules() -> None:
+    def once(seed: int) -> list[str]:
+        steps: list[str] = []
+
+        async def test() -> None:
+            async def walk(name: str) -> None:
+                for _ in range(3):
+                    steps.append(name)
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(*(walk(str(number)) for number in range(4)))
+
+        explore(test, schedules=20, seed=seed)
+        return steps
+
+    assert once(1) == once(1)
+    assert once(1) != once(2)
+
+
+def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
+    async def test() -> None:
+        one, two = asyncio.Lock(), asyncio.Lock()
+
+        async def both(first: asyncio.Lock, second: asyncio.Lock) -> None:
+            async with first:
+                await asyncio.sleep(0)
+                async with second:
+                    pass
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(both(one, two), name="anna")
+            group.create_task(both(two, one), name="bert")
+
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "deadlock"
+    assert [entry.split("'")[1] for entry in failure.tasks] == ["main", "anna", "bert"]
+    assert "acquire" in failure.tasks[1]
+
+
+def test_a_livelock_names_who_keeps_running() -> None:
+    async def test() -> None:
+        async def spin() -> None:
+            while True:
+                await asyncio.sleep(0)
+
+        await asyncio.create_task(spin(), name="spinner")
+
+    failure = failure_of(lambda: explore(test, max_steps=500))
+    assert failure.kind == "livelock"
+    assert "spinner" in str(failure)
+
+
+@pytest.mark.parametrize("chooser", ["random", "pct"])
+def test_waiting_in_a_loop_for_another_task_is_no_livelock(chooser: Literal["random", "pct"]) -> None:
+    async def test() -> None:
+        done = False
+
+        async def finish() -> None:
+            nonlocal done
+            await asyncio.sleep(0)
+            done = True
+
+        task = asyncio.create_task(finish())
+        while not done:
+            await asyncio.sleep(0)
+        await task
+
+    explore(test, chooser=chooser, max_steps=2_000)
+
+
+def test_tasks_left_over_are_named() -> None:
+    async def test() -> None:
+        task = asyncio.create_task(asyncio.sleep(10), name="forgotten")
+        assert not task.done()
+
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "leak"
+    assert "'forgotten'" in failure.tasks[0]
+
+
+def test_a_task_that_can_still_end_is_not_left_over() -> None:
+    async def test() -> None:
+        reached = asyncio.Event()
+
+        async def finish() -> None:
+            reached.set()
+            await asyncio.sleep(0)
+
+        task = asyncio.create_task(finish())
+        await reached.wait()
+        del task
+
+    explore(test, chooser="exhaustive")
+
+
+def test_an_error_in_a_callback_fails_the_schedule() -> None:
+    async def test() -> None:
+        asyncio.get_running_loop().call_soon(lambda: [].pop())
+        await asyncio.sleep(0.1)
+
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "callback"
+    assert isinstance(failure.__cause__, IndexError)
+
+
+def test_an_error_that_nobody_asked_for_fails_the_schedule() -> None:
+    async def test() -> None:
+        async def fail() -> None:
+            raise ValueError("unseen")
+
+        task = asyncio.create_task(fail(), name="failing")
+        await asyncio.sleep(0.1)
+        assert task.done()
+
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "unretrieved"
+    assert "'failing'" in str(failure)
+    assert "unseen" in str(failure)
+
+
+def test_callbacks_that_one_task_schedules_stay_in_order() -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        order: list[int] = []
+        finished = loop.create_future()
+        for number in range(4):
+            loop.call_soon(order.append, number)
+        loop.call_soon(finished.set_result, None)
+        other = asyncio.create_task(asyncio.sleep(0))
+        await finished
+        await other
+        assert order == [0, 1, 2, 3]
+
+    assert explore(test, chooser="exhaustive", schedules=10_000).exhausted
+
+
+def test_a_cancelled_callback_is_no_choice() -> None:
+    async def test() -> None:
+        handle = asyncio.get_running_loop().call_soon(lambda: [].pop())
+        handle.cancel()
+        await asyncio.sleep(0)
+
+    report = explore(test, chooser="exhaustive")
+    assert report.exhausted
+    assert report.schedules == 1
+
+
+def test_timers_of_one_instant_may_fire_in_any_order() -> None:
+    orders: set[tuple[str, ...]] = set()
+
+    async def test() -> None:
+        order: list[str] = []
+
+        async def wait(name: str) -> None:
+            await asyncio.sleep(1)
+            order.append(name)
+
+        await asyncio.gather(wait("a"), wait("b"))
+        orders.add(tuple(order))
+
+    assert explore(test, chooser="exhaustive").exhausted
+    assert orders == {("a", "b"), ("b", "a")}
+
+
+def test_timers_any_lets_a_deadline_overtake_work() -> None:
+    async def test() -> None:
+        async with asyncio.timeout(60):
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    assert explore(test, chooser="exhaustive").exhausted
+    failure = failure_of(lambda: explore(test, chooser="exhaustive", timers="any"))
+    assert isinstance(failure.__cause__, TimeoutError)
+    assert failure_of(lambda: explore(test, replay=failure.replay, timers="any")).replay == failure.replay
+
+
+def test_an_eager_task_begins_inside_its_creation() -> None:
+    async def test() -> None:
+        begun: list[str] = []
+
+        async def child() -> None:
+            current = asyncio.current_task()
+            assert current is not None
+            begun.append("child")
+
+        creator = asyncio.current_task()
+        task = asyncio.get_running_loop().create_task(child())
+        assert begun == ["child"]
+        assert task.done()
+        assert asyncio.current_task() is creator
+
+    explore(test, tasks="eager")
+
+
+def test_walking_a_set_of_tasks_is_repeatable() -> None:
+    async def test() -> None:
+        gate = asyncio.Event()
+        tasks = {asyncio.create_task(gate.wait()) for _ in range(8)}
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    explore(test, chooser="exhaustive", schedules=300)
+
+
+def test_state_kept_between_runs_is_named_as_nondeterminism() -> None:
+    runs = 0
+
+    async def test() -> None:
+        nonlocal runs
+        runs += 1
+        await asyncio.gather(*(asyncio.sleep(0) for _ in range(1 + runs % 3)))
+
+    for chooser in CHOOSERS:
+        failure = failure_of(partial(explore, test, chooser=chooser))
+        assert failure.kind == "nondeterminism"
+        assert "set of objects" in str(failure)
+
+
+def test_an_error_that_does_not_come_again_is_named_as_nondeterminism() -> None:
+    runs = 0
+
+    async def test() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 5:
+            raise ValueError("only once")
+
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "nondeterminism"
+    assert isinstance(failure.__cause__, ValueError)
+
+
+def test_a_replay_that_does_not_fit_is_named() -> None:
+    failure = failure_of(lambda: explore(lost_update, replay=[0, 17]))
+    assert failure.kind == "nondeterminism"
+    assert "17" in str(failure)
+
+
+async def use_to_thread() -> None:
+    await asyncio.to_thread(len, "")
+
+
+async def start_thread() -> None:
+    threading.Thread(target=len, args=("",)).start()
+
+
+async def swallow_the_refusal() -> None:
+    try:
+        threading.Thread(target=len, args=("",)).start()
+    except RuntimeError:
+        await asyncio.sleep(0)
+
+
+async def connect() -> None:
+    await asyncio.open_connection("127.0.0.1", 9)
+
+
+async def connect_blocking() -> None:
+    with socket.socket() as plain:
+        plain.connect(("127.0.0.1", 9))
+
+
+async def start_process() -> None:
+    subprocess.run(["true"], check=True)
+
+
+async def start_async_process() -> None:
+    await asyncio.create_subprocess_exec("true")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        use_to_thread,
+        start_thread,
+        swallow_the_refusal,
+        connect,
+        connect_blocking,
+        start_process,
+        start_async_process,
+    ],
+)
+def test_the_real_world_is_refused_and_the_error_says_what_to_use(
+    test: Callable[[], Coroutine[None, None, None]],
+) -> None:
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "not_explorable"
+    assert isinstance(failure.__cause__, NotExplorable)
+    assert "asyncio.run" in str(failure)
+
+
+def test_a_call_from_a_thread_that_was_there_before_is_refused() -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    errors: list[BaseException] = []
+    begin, over = threading.Event(), threading.Event()
+
+    def outsider() -> None:
+        assert begin.wait(10)
+        try:
+            loops[0].call_soon_threadsafe(len, "")
+        except NotExplorable as error:
+            errors.append(error)
+        over.set()
+
+    thread = threading.Thread(target=outsider)
+    thread.start()
+
+    async def test() -> None:
+        loops.append(asyncio.get_running_loop())
+        begin.set()
+        assert over.wait(10)
+
+    failure = failure_of(lambda: explore(test, schedules=1))
+    thread.join(10)
+    assert failure.kind == "not_explorable"
+    assert len(errors) == 1
+
+
+def test_threads_start_again_after_an_exploration() -> None:
+    explore(locked_update, schedules=1)
+    thread = threading.Thread(target=len, args=("",))
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_exploring_inside_a_running_loop_is_refused() -> None:
+    async def inside() -> None:
+        explore(locked_update)
+
+    with pytest.raises(RuntimeError, match="plain function"):
+        asyncio.run(inside())
+
+
+def test_fewer_than_one_schedule_is_refused() -> None:
+    with pytest.raises(ValueError, match="schedules"):
+        explore(locked_update, schedules=0)
+    with pytest.raises(ValueError, match="depth"):
+        explore(locked_update, chooser="pct", depth=0)
+
+
+def test_generators_left_open_are_closed() -> None:
+    closed: list[int] = []
+
+    async def test() -> None:
+        async def numbers() -> AsyncIterator[int]:
+            try:
+                yield 1
+                yield 2
+            finally:
+                await asyncio.sleep(0)
+                closed.append(1)
+
+        async for _ in numbers():
+            break
+
+    explore(test, schedules=1)
+    assert closed
