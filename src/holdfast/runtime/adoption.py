@@ -1,0 +1,212 @@
+"""Adopts what foreign code starts inside a scope with plain asyncio: tasks, executor calls, threads.
+
+Invariants
+- Installed per loop; what is started outside any scope is started exactly as before.
+- Tasks and executor calls become members of the scope in whose context they were started. Their results and errors
+  belong to the foreign code that started them: an error does not interrupt the scope.
+- During the grace of a stop clean-up code may still start tasks and calls; after it they are born cancelled.
+- `threading.Thread` started inside a scope is only recorded, and reported as unowned while it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+from holdfast.errors import ScopeClosed
+from holdfast.runtime.members import TaskHandle, ThreadHandle, current_place, inside
+from holdfast.runtime.scope import Scope, current_scope
+from holdfast.runtime.threads import ThreadPool, shared_threads
+
+__all__ = ["PoolExecutor", "Restorer", "TaskAdopter", "install", "unowned_threads"]
+
+T = TypeVar("T")
+
+
+class TaskAdopter:
+    """A task factory that makes each task started in the context of a scope a member of it.
+
+    Parameters:
+        previous: the factory to make tasks with, if the loop had one.
+    """
+
+    def __init__(self, previous: Callable[..., Any] | None) -> None:
+        self.previous = previous
+
+    def __call__(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any
+    ) -> asyncio.Future[T]:
+        context: contextvars.Context | None = options.get("context")
+        place = current_place.get() if context is None else context.get(current_place)
+        if place is None or place.scope._loop is not loop:
+            return self._make(loop, coroutine, options)
+        scope = place.scope
+        name = str(options.get("name") or getattr(coroutine, "__qualname__", "task"))
+        depth = place.depth + 1 if isinstance(place, TaskHandle) else 1
+        handle: TaskHandle[T] = TaskHandle(scope, name, None, adopted=True, depth=depth)
+        handle._context = context = contextvars.copy_context() if context is None else context
+        context.run(current_place.set, handle)
+        options["context"] = context
+        adopted = scope._adopt(handle)
+        try:
+            task = self._make(loop, coroutine, options)
+        except BaseException:
+            scope._discard(handle, None)
+            raise
+        if adopted:
+            handle._attach(task)
+        else:
+            task.cancel()
+        return task
+
+    def start_owned(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Coroutine[Any, Any, T],
+        name: str,
+        context: contextvars.Context,
+    ) -> asyncio.Task[T]:
+        """Make a task that a scope has entered already."""
+        return self._make(loop, coroutine, {"name": name, "context": context})
+
+    def _make(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], options: dict[str, Any]
+    ) -> asyncio.Task[T]:
+        if self.previous is None:
+            return asyncio.Task(coroutine, loop=loop, **options)
+        task: asyncio.Task[T] = self.previous(loop, coroutine, **options)
+        return task
+
+
+class PoolExecutor(ThreadPoolExecutor):
+    """The default executor of a loop: its calls carry the caller's context and belong to the caller's scope.
+
+    Parameters:
+        pool: where calls run that are made outside any scope, and in scopes without a pool of their own.
+
+    It starts no threads of ``concurrent.futures``, so the interpreter waits for none at exit.
+    """
+
+    def __init__(self, pool: ThreadPool | None = None) -> None:
+        super().__init__(max_workers=1)
+        self.pool = shared_threads() if pool is None else pool
+
+    def submit(self, fn: Callable[..., T], /, *values: Any, **kwargs: Any) -> concurrent.futures.Future[T]:
+        """Run ``fn`` on a thread.
+
+        Raises:
+            ScopeClosed: the scope that this code runs in takes no calls any more, not even for clean-up.
+            LimitExceeded: the pool is full.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        scope = current_scope()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*values, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        if scope is None or scope._loop is None:
+            self.pool.submit(call, on_done=_ignore, name=name)
+            return future
+        handle: ThreadHandle[None] = ThreadHandle(scope, name, adopted=True)
+        handle._context = inside(handle, scope.interrupt)
+        if not scope._adopt(handle):
+            raise ScopeClosed(f"scope {scope.name!r} is {scope.state} and starts no thread for {name!r}")
+        try:
+            handle._start(call, (), {})
+        except BaseException:
+            scope._on_loop(scope._discard, handle, None)
+            raise
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Refuse nothing and wait for nothing: the pool outlives the loop, and its threads are daemons."""
+
+
+def _ignore(result: object, error: BaseException | None) -> None:
+    """The call has put both into its future."""
+
+
+class Restorer:
+    """Undoes an `install`; also a context manager."""
+
+    def __init__(self, undo: Callable[[], None]) -> None:
+        self._undo: Callable[[], None] | None = undo
+
+    def restore(self) -> None:
+        """Give the loop back as it was. Does nothing the second time."""
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def __enter__(self) -> Restorer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.restore()
+
+
+def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = None) -> Restorer:
+    """Adopt, from now on, what foreign code starts on ``loop`` inside a scope.
+
+    Parameters:
+        loop: the loop to watch; it gets a task factory and a default executor.
+        threads: the pool of the default executor; default: the one shared by the process.
+    """
+    factory = loop.get_task_factory()
+    adopter = TaskAdopter(factory)
+    executor = getattr(loop, "_default_executor", None)
+    loop.set_task_factory(cast(Any, adopter))
+    loop.set_default_executor(PoolExecutor(threads))
+    _watch_threads(1)
+
+    def undo() -> None:
+        if cast(Any, loop.get_task_factory()) is adopter:
+            loop.set_task_factory(factory)
+        if isinstance(executor, ThreadPoolExecutor):
+            loop.set_default_executor(executor)
+        _watch_threads(-1)
+
+    return Restorer(undo)
+
+
+_plain_start = threading.Thread.start
+_installed = 0
+_unowned: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[Scope]] = weakref.WeakKeyDictionary()
+
+
+def _recording_start(thread: threading.Thread) -> None:
+    scope = current_scope()
+    if scope is not None:
+        _unowned[thread] = weakref.ref(scope)
+    _plain_start(thread)
+
+
+def _watch_threads(step: int) -> None:
+    global _installed
+    _installed += step
+    if _installed and threading.Thread.start is _plain_start:
+        threading.Thread.start = _recording_start  # type: ignore[assignment,method-assign]
+    elif not _installed and threading.Thread.start is _recording_start:
+        threading.Thread.start = _plain_start  # type: ignore[method-assign]
+
+
+def unowned_threads(scope: Scope) -> tuple[str, ...]:
+    """Names of the living threads that foreign code started inside ``scope`` by itself: nobody stops those."""
+    with contextlib.suppress(RuntimeError):
+        return tuple(thread.name for thread, ref in _unowned.items() if ref() is scope and thread.is_alive())
+    return ()
