@@ -1,0 +1,255 @@
+"""Reading ``/proc`` and signalling what is found there without ever hitting a recycled pid.
+
+The zygote and the reapers import this module in an interpreter that has loaded next to nothing, so it imports only
+what is cheap. Invariants:
+
+- A process is named by its pid **and** its start time; a pid alone may by now be somebody else.
+- `strike` opens a pidfd first and looks at ``/proc`` afterwards. If what it sees there is wanted, the pidfd is of the
+  same process or the signal fails: a signal never reaches a process that merely took over the number.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = [
+    "HOST_MARKER",
+    "SCOPE_MARKER",
+    "ProcessStat",
+    "all_pids",
+    "children",
+    "command",
+    "descendants",
+    "environment_value",
+    "pidfd_open",
+    "pidfd_signal",
+    "read_stat",
+    "same_process",
+    "start_time",
+    "strike",
+    "supported",
+]
+
+HOST_MARKER = b"HOLDFAST_HOST"
+"""Environment name whose value is ``<pid>.<start time>`` of the host that a process belongs to."""
+
+SCOPE_MARKER = b"HOLDFAST_SCOPE"
+"""Environment name whose value is the token of the scope that a process was started in."""
+
+_PIDFD_OPEN = 434
+_PIDFD_SEND_SIGNAL = 424
+
+
+class ProcessStat:
+    """One line of ``/proc/<pid>/stat``: who a process is and whom it belongs to."""
+
+    __slots__ = ("group", "parent", "pid", "session", "started", "state")
+
+    def __init__(self, pid: int, state: str, parent: int, group: int, session: int, started: int) -> None:
+        self.pid = pid
+        self.state = state
+        self.parent = parent
+        self.group = group
+        self.session = session
+        self.started = started
+
+    @property
+    def dead(self) -> bool:
+        """True for a zombie: it runs no more and only waits for its parent to read its exit status."""
+        return self.state in "ZX"
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+    except OSError:  # the process ended between open and read
+        return None
+    finally:
+        os.close(fd)
+    return b"".join(parts)
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """What the kernel says about ``pid`` now; None when there is no such process (any more)."""
+    line = _read(f"/proc/{pid}/stat")
+    if not line:
+        return None
+    fields = line[line.rindex(b")") + 2 :].split()  # the name before may hold spaces and brackets
+    return ProcessStat(pid, chr(fields[0][0]), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+
+
+def start_time(pid: int) -> int | None:
+    """When ``pid`` started, in clock ticks since boot; None when it is gone."""
+    stat = read_stat(pid)
+    return None if stat is None else stat.started
+
+
+def same_process(pid: int, started: int) -> bool:
+    """True while the process that started then under this pid exists, be it as a zombie."""
+    return start_time(pid) == started
+
+
+def all_pids() -> Iterator[int]:
+    """The pids of all processes that this user can see."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _supports_children() -> bool:
+    return os.path.exists("/proc/thread-self/children")
+
+
+_children_listed: bool | None = None
+
+
+def children(pid: int) -> list[int]:
+    """The pids of the children of ``pid``, zombies included; empty when it is gone.
+
+    A child that is being reparented at this very moment may be missing: callers go on until nothing changes.
+    """
+    global _children_listed
+    if _children_listed is None:
+        _children_listed = _supports_children()
+    if not _children_listed:
+        return [stat.pid for stat in map(read_stat, all_pids()) if stat is not None and stat.parent == pid]
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        listed = _read(f"/proc/{pid}/task/{thread}/children")
+        if listed:
+            found.extend(map(int, listed.split()))
+    return found
+
+
+def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]:
+    """The pids below ``pid``, parents before children, leaving out the subtrees of ``without``."""
+    found: list[int] = []
+    frontier = [pid]
+    seen = {pid, *without}
+    while frontier:
+        level = []
+        for parent in frontier:
+            for child in children(parent):
+                if child not in seen:
+                    seen.add(child)
+                    level.append(child)
+        found.extend(level)
+        frontier = level
+    return found
+
+
+def environment_value(pid: int, name: bytes) -> bytes | None:
+    """The value that ``name`` had in the environment ``pid`` was executed with.
+
+    None when it has none, is gone, is a zombie, or belongs to another user.
+    """
+    block = _read(f"/proc/{pid}/environ")
+    if not block:
+        return None
+    prefix = name + b"="
+    for entry in block.split(b"\0"):
+        if entry.startswith(prefix):
+            return entry[len(prefix) :]
+    return None
+
+
+def command(pid: int) -> str:
+    """The command line of ``pid`` for people to read, at most 80 characters; its bare name for a zombie."""
+    line = _read(f"/proc/{pid}/cmdline") or _read(f"/proc/{pid}/comm") or b"?"
+    return line.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
+
+
+_syscall: Callable[..., int] | None = None
+
+
+def _raw_syscall(*arguments: int) -> int:
+    """Call the kernel directly, for interpreters built where the C library had no wrapper yet."""
+    global _syscall
+    import ctypes
+
+    if _syscall is None:
+        _syscall = ctypes.CDLL(None, use_errno=True).syscall
+    result = _syscall(*map(ctypes.c_long, arguments))
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(result)
+
+
+def pidfd_open(pid: int) -> int:
+    """A file descriptor that stays with this process whatever becomes of the number; readable once it ended.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: the kernel has no pidfds (Linux before 5.3).
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _raw_syscall(_PIDFD_OPEN, pid, 0)  # close-on-exec by itself
+
+
+def pidfd_signal(pidfd: int, signum: int) -> None:
+    """Signal exactly the process that ``pidfd`` was opened for.
+
+    Raises:
+        ProcessLookupError: it has ended and was reaped.
+        PermissionError: it changed to a user whom we may not signal.
+    """
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(pidfd, signum)
+    else:
+        _raw_syscall(_PIDFD_SEND_SIGNAL, pidfd, signum, 0, 0)
+
+
+def supported() -> bool:
+    """True where process trees can be proven dead: Linux with ``/proc`` and pidfds."""
+    if not os.path.exists("/proc/self/stat"):
+        return False
+    try:
+        os.close(pidfd_open(os.getpid()))
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def strike(pid: int, signum: int, wanted: Callable[[ProcessStat], bool]) -> str:
+    """Signal ``pid`` if the process under that number is ``wanted``, never another one.
+
+    Returns:
+        ``"hit"`` when it was alive and signalled, ``"dead"`` when it is gone, a zombie or not wanted, ``"denied"``
+        when we may not signal it.
+    """
+    try:
+        pidfd = pidfd_open(pid)
+    except ProcessLookupError:
+        return "dead"
+    try:
+        stat = read_stat(pid)
+        if stat is None or stat.dead or not wanted(stat):
+            return "dead"
+        pidfd_signal(pidfd, signum)
+    except ProcessLookupError:
+        return "dead"
+    except PermissionError:
+        return "denied"
+    finally:
+        os.close(pidfd)
+    return "hit"
+
+
+def names(pids: Iterable[int]) -> tuple[str, ...]:
+    """``<pid> <command>`` of each, for receipts."""
+    return tuple(f"{pid} {command(pid)}" for pid in pids)

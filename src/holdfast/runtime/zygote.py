@@ -1,0 +1,185 @@
+"""The light process that forks a reaper per call, and cleans up after reapers that were killed.
+
+Started once per host process in an interpreter that loads next to nothing: a fork of it costs a fraction of a
+millisecond and little memory, and no lock of the host's threads is ever inherited. Invariants:
+
+- It is single-threaded and a child subreaper: when somebody kills a reaper, the orphans come here and are killed.
+- It holds no descriptor of any program and no control socket of any reaper.
+- A reaper that somebody stops is continued at once.
+- When the host ends, or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
+
+A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
+``("kill", spec)`` with a control socket (see `holdfast.runtime.foreign`); ``spec`` is None when it was too long and
+follows as one more descriptor. ``("watch", pid, started)`` and ``("forget", pid)`` name foreign roots that must not
+outlive the host. Answers: ``("ready", pid)`` once, ``("lost", reaper pid, killed, survivors)`` for a reaper that
+was killed, after its orphans are dead.
+"""
+
+from __future__ import annotations
+
+import _socket
+import array
+import ctypes
+import gc
+import marshal
+import os
+import select
+import signal
+import time
+
+from holdfast.runtime import procfs
+from holdfast.runtime.reaper import IGNORED_SIGNALS, Reaper, Wakeup, become_subreaper, name_process, send
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Zygote", "main"]
+
+_PACKET_BYTES = 65536
+_MAX_FDS = 8
+_STRAY_BOUND_S = 2.0
+_STRAY_PAUSE_S = 0.005
+
+
+class Zygote:
+    """The request loop.
+
+    Parameters:
+        requests: the socket to the host.
+        host: a pidfd of the host process.
+    """
+
+    def __init__(self, requests: _socket.socket, host: int) -> None:
+        self._requests = requests
+        self._host = host
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._wakeup = Wakeup()
+        self._forked: set[int] = set()
+        self._lost: dict[int, float] = {}
+        self._stray_kills: list[int] = []
+        self._host_lost = False
+
+    def run(self) -> None:
+        """Answer requests until the host is gone and no child is left."""
+        become_subreaper(self._libc)
+        name_process(self._libc, "holdfast-zygote")
+        for signum in IGNORED_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        gc.collect()
+        gc.freeze()  # forks share these pages as long as the collector leaves them alone
+        gc.disable()
+        poll = select.poll()
+        for fd in (self._requests.fileno(), self._host, self._wakeup.fd):
+            poll.register(fd, select.POLLIN)
+        send(self._requests, ("ready", os.getpid()))
+        strays = False
+        while True:
+            for fd, _ in poll.poll(_STRAY_PAUSE_S * 1000 if strays else None):
+                if fd == self._wakeup.fd:
+                    self._wakeup.clear()
+                elif fd == self._host or not self._serve():
+                    self._host_lost = True
+            if self._host_lost:
+                break
+            strays = self._tend()
+        poll.unregister(self._requests.fileno())
+        poll.unregister(self._host)
+        self._requests.close()
+        pause_s = _STRAY_PAUSE_S
+        while True:
+            self._tend()
+            if not procfs.children(os.getpid()):
+                return
+            poll.poll(pause_s * 1000)
+            self._wakeup.clear()
+            pause_s = min(pause_s * 2, 1.0)
+
+    def _serve(self) -> bool:
+        try:
+            data, ancillary, _, _ = self._requests.recvmsg(
+                _PACKET_BYTES, _socket.CMSG_SPACE(_MAX_FDS * 4), _socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionResetError:
+            return False
+        if not data:
+            return False
+        fds = array.array("i")
+        for _, _, raw in ancillary:
+            fds.frombytes(raw)
+        kind, spec = marshal.loads(data)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
+            send(control, ("failed", "fork", error.errno))
+            control.close()
+            pid = -1
+        if pid == 0:
+            try:
+                self._become(kind, spec, list(fds))
+            finally:
+                os._exit(1)
+        if pid > 0:
+            self._forked.add(pid)
+        for fd in fds:
+            os.close(fd)
+        return True
+
+    def _become(self, kind: str, spec: tuple[Any, ...] | None, fds: list[int]) -> None:
+        """In the forked child: do what was asked, then exit. Never returns."""
+        self._requests.close()
+        os.close(self._wakeup.fd)
+        control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
+        if spec is None:
+            spec = marshal.loads(_read_all(fds.pop()))
+        Reaper(control, self._host, self._libc).run(*spec, fds)
+        os._exit(0)
+
+    def _tend(self) -> bool:
+        """Read who ended, continue who was stopped, kill orphans of killed reapers; True while any are left."""
+        now = time.monotonic()
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status):
+                os.kill(pid, signal.SIGCONT)
+            elif pid in self._forked:
+                self._forked.discard(pid)
+                if status != 0:
+                    self._lost[pid] = now + _STRAY_BOUND_S
+        strays = [pid for pid in procfs.children(os.getpid()) if pid not in self._forked]
+        for stray in strays:
+            for pid in (stray, *procfs.descendants(stray)):
+                if procfs.strike(pid, signal.SIGKILL, lambda _stat: True) == "hit":
+                    self._stray_kills.append(pid)
+        for reaper, bound in list(self._lost.items()):
+            if not strays or now >= bound:
+                del self._lost[reaper]
+                send(self._requests, ("lost", reaper, self._stray_kills, strays))
+                if not strays:
+                    self._stray_kills = []
+        return bool(strays)
+
+
+def _read_all(fd: int) -> bytes:
+    os.lseek(fd, 0, os.SEEK_SET)
+    parts = []
+    while part := os.read(fd, 1 << 20):
+        parts.append(part)
+    os.close(fd)
+    return b"".join(parts)
+
+
+def main(requests: int, host: int) -> None:
+    """Be the zygote on these descriptors."""
+    os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
+    os.chdir("/")
+    os.set_inheritable(requests, False)
+    os.set_inheritable(host, False)
+    Zygote(_socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, requests), host).run()
