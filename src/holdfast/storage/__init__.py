@@ -1,1 +1,27 @@
-"""Where sessions, messages, runs and events are kept: the port and its stores."""
+"""Where sessions, mailboxes, logs and transcripts are kept: the port and its stores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigurationError
+from holdfast.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from holdfast.storage.port import Store
+
+__all__ = ["MemoryStore", "open_store"]
+
+
+def open_store(url: str) -> Store:
+    """The store that a URL names; its ``open()`` is still to be called.
+
+    Parameters:
+        url: ``memory://``, ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
+
+    Raises:
+        ConfigurationError: no store has this kind of URL.
+    """
+    if url == "memory://":
+        return MemoryStore()
+    raise ConfigurationError(f"no store is known for {url!r}", hint="use sqlite:///file.db or memory://")

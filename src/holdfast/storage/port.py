@@ -3,16 +3,17 @@
 Rules that every store keeps, and the conformance suite (`holdfast.testing.store_suite`) checks:
 
 - Each verb is one transaction: all of it is durable when the call returns, or nothing is.
-- ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and raise
-  `StaleFence` when it does not hold.
+- ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and
+  raise `StaleFence` when it does not hold.
 - One counter per session numbers all its events, without holes.
 - Results are handed back in the order in which they became durable.
 - Readiness and bounds come from counters in the session row.
-- Verbs that a caller repeats after a lost reply have no second effect: `send` by idempotency key, `claim`, `append`
-  (``first_seq`` expected), `commit_run` and `interrupt` by run id.
+- Verbs that a caller repeats after a lost reply have no second effect and the same answer: `send` by idempotency key,
+  `claim`, `commit_run` and `interrupt` by run id, `append` by its number under the lease.
 - A write goes on whatever becomes of its caller: the verbs that write return an `asyncio.Future`, which the caller may
-  drop, shield or give done callbacks to. The futures of one session are resolved in the order of its event numbers, and
-  a future's done callbacks run in the order in which they were added (as asyncio does), so a host can publish from them.
+  drop, shield or give done callbacks to. The futures of one session are resolved in the order of its event numbers,
+  and a future's done callbacks run in the order in which they were added (as asyncio does), so a host can publish from
+  them.
 
 Stores know nothing of tasks or agents. All verbs are called on the event loop that opened the store.
 """
@@ -289,7 +290,10 @@ class Store(Protocol):
     """See the module's rules. Every method may raise `StorageError`."""
 
     async def open(self, *, node_id: str, at: float) -> None:
-        """Open the store and register the node with a new epoch. Raises `StoreLocked`, `StoreCorrupt`, `StoreReadOnly`."""
+        """Open the store and register the node with a new epoch.
+
+        Raises `StoreLocked`, `StoreCorrupt`, `StoreReadOnly`, `StoreFull`.
+        """
         ...
 
     async def close(self) -> None:
@@ -299,8 +303,8 @@ class Store(Protocol):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
         """Accept a message: dedupe, bound, number, store, decide and, on an idle session with room, claim.
 
-        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `PolicyUnavailable`, `LimitExceeded`
-        (too many sessions of the principal).
+        Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`,
+        `PolicyUnavailable`, `LimitExceeded` (too many sessions of the principal).
         """
         ...
 
@@ -308,12 +312,20 @@ class Store(Protocol):
         """Start the next run of a session that is free and ready."""
         ...
 
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]]) -> asyncio.Future[Appended]:
-        """Write events of a run. Raises `StaleFence`."""
+    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+        """Write events of a run: (kind, one line of JSON) each.
+
+        ``nth`` numbers the appends of one lease from 1; the same one again writes nothing and has the same answer. 0 is
+        for appends that are never repeated. After ``session.deleted`` nothing is written and the answer is empty.
+        Raises `StaleFence`.
+        """
         ...
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
-        """End a run: its last events, transcript, settlements and final state, and its slot is free. Raises `StaleFence`."""
+        """End a run: its last events, transcript, settlements and final state, and its slot is free.
+
+        A run that fails while it is stopping ends ``interrupted``, with its error. Raises `StaleFence`.
+        """
         ...
 
     def interrupt(self, request: Interrupt) -> asyncio.Future[Interrupted]:
@@ -327,18 +339,24 @@ class Store(Protocol):
     def withdraw(
         self, principal: str, key: str, message_id: str, *, at: float
     ) -> asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]:
-        """Settle a waiting message as ``withdrawn``. Raises `UnknownMessage`, `AlreadySettled`; repeated: no second effect."""
+        """Settle a waiting message as ``withdrawn``; repeated: no second effect.
+
+        Raises `UnknownSession`, `UnknownMessage`, `AlreadySettled` (a run took it), `SessionDeleted`.
+        """
         ...
 
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
-        """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event; sends raise `SessionDeleted`.
+        """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event. As `interrupt`.
 
         A run that is on may still end by `commit_run`, which then writes no event after ``session.deleted``.
         """
         ...
 
     async def rescue(self, *, at: float) -> Sequence[Claim]:
-        """Take over every run whose holder is not this node's epoch: fence + 1, attempt + 1, ``run.restarted`` not yet written."""
+        """Take over every run whose holder is not this node's epoch, the longest running first.
+
+        Fence and attempt grow by one; ``run.restarted`` is not written yet.
+        """
         ...
 
     def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
@@ -392,7 +410,10 @@ class Store(Protocol):
         ...
 
     async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
-        """Drop old events of ended runs, purge tombstones and old idempotency keys; transcripts stay. Returns rows dropped."""
+        """Drop old events of ended runs, purge tombstones and old idempotency keys; transcripts stay.
+
+        What waits and what belongs to the run that is on is kept. Returns the number of rows dropped or changed.
+        """
         ...
 
     async def add_key(self, record: KeyRecord) -> None:

@@ -1,0 +1,451 @@
+# ruff: noqa: D102 - the port documents the verbs, and `Tables` its methods
+"""The store that keeps everything in memory: for tests, demos, and as the model that other stores are judged by.
+
+Each verb runs in one step of the event loop, so nothing can be between its check and its write. What was accepted
+lives as long as the store object: it may be closed and opened again, as a new epoch, but not outlive the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple, TypeVar
+
+from holdfast.errors import StorageError, StoreLocked
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Entry, MailboxItem, RunView, SessionView, Settlement
+from holdfast.protocol.stopping import Cause
+from holdfast.storage import verbs
+from holdfast.storage.port import (
+    Appended,
+    Claim,
+    Committed,
+    Interrupt,
+    Interrupted,
+    KeyRecord,
+    Lease,
+    NotReady,
+    Ready,
+    RunCommit,
+    Send,
+    SendResult,
+    Stopped,
+    StoreInfo,
+)
+from holdfast.storage.records import (
+    Counters,
+    EndedRun,
+    KnownMessage,
+    Mail,
+    SessionRow,
+    journal,
+    live_run,
+    mailbox_items,
+    ready_of,
+    session_view,
+    settlement_of,
+)
+
+__all__ = ["MemoryStore"]
+
+_T = TypeVar("_T")
+
+
+class _Pack(NamedTuple):
+    """Events that were written together."""
+
+    last_seq: int
+    run_id: str | None
+    at: float
+    events: tuple[Stored, ...]
+
+
+class _Message(NamedTuple):
+    known: KnownMessage
+    accepted_at: float
+    idempotency_key: str | None
+
+
+class _Session:
+    """One session's rows."""
+
+    __slots__ = ("by_key", "entries", "log", "messages", "row", "runs")
+
+    def __init__(self, row: SessionRow) -> None:
+        self.row = row
+        self.log: list[_Pack] = []
+        self.messages: dict[str, _Message] = {}
+        self.by_key: dict[str, str] = {}
+        self.runs: dict[str, EndedRun] = {}
+        self.entries: list[Entry] = []
+
+
+class MemoryTables:
+    """The tables as dictionaries (see `holdfast.storage.records.Tables`)."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.counters = Counters()
+        self.sessions: dict[int, _Session] = {}
+        self.by_name: dict[tuple[str, str], _Session] = {}
+        self.owned: dict[str, set[int]] = {}
+        self.ready: dict[int, SessionRow] = {}
+        self.keys: dict[str, KeyRecord] = {}
+        self._last_number = 0
+
+    def find(self, principal: str, key: str) -> SessionRow | None:
+        session = self.by_name.get((principal, key))
+        return None if session is None else session.row
+
+    def get(self, session: int) -> SessionRow | None:
+        found = self.sessions.get(session)
+        return None if found is None else found.row
+
+    def live_sessions(self, principal: str) -> int:
+        return len(self.owned.get(principal, ()))
+
+    def new_session_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
+        session = self.sessions[row.session]
+        message_id = session.by_key.get(key)
+        return None if message_id is None else session.messages[message_id].known
+
+    def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
+        message = self.sessions[row.session].messages.get(message_id)
+        return None if message is None else message.known
+
+    def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
+        return self.sessions[row.session].runs.get(run_id)
+
+    def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
+        return tuple(e for e in self.events(row.session, first - 1, last - first + 1) if e.seq <= last)
+
+    def events(self, session: int, after: int, limit: int) -> list[Stored]:
+        """Events with seq > after, whole packs until there are `limit`."""
+        found = self.sessions.get(session)
+        out: list[Stored] = []
+        if found is None:
+            return out
+        log = found.log
+        for index in range(bisect_left(log, after + 1, key=lambda pack: pack.last_seq), len(log)):
+            events = log[index].events
+            out.extend(events if events[0].seq > after else [e for e in events if e.seq > after])
+            if len(out) >= limit:
+                break
+        return out
+
+    def orphans(self) -> Sequence[SessionRow]:
+        rows = [s.row for s in self.sessions.values() if s.row.run_id is not None and s.row.holder != self.epoch]
+        return sorted(rows, key=lambda row: (row.started_at, row.session))
+
+    def add_session(self, row: SessionRow) -> None:
+        session = _Session(row)
+        self.sessions[row.session] = session
+        self.by_name[row.principal, row.key] = session
+        self.owned.setdefault(row.principal, set()).add(row.session)
+        self.save(row)
+
+    def save(self, row: SessionRow) -> None:
+        if row.waiting and row.run_id is None:
+            self.ready[row.session] = row
+        else:
+            self.ready.pop(row.session, None)
+        if row.deleted_at is not None:
+            self.owned[row.principal].discard(row.session)
+
+    def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
+        if message_id in self.sessions[row.session].messages:
+            raise StorageError(f"the message id {message_id!r} was used before in this session")
+
+    def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
+        session = self.sessions[row.session]
+        message = mail.message
+        session.messages[message.message_id] = _Message(
+            KnownMessage(message.message_id, message.seq, body_hash, None, False),
+            message.accepted_at,
+            idempotency_key,
+        )
+        if idempotency_key is not None:
+            session.by_key[idempotency_key] = message.message_id
+
+    def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
+        messages = self.sessions[row.session].messages
+        for mail in mails:
+            message = messages[mail.message.message_id]
+            messages[mail.message.message_id] = message._replace(known=message.known._replace(run_id=run_id))
+
+    def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
+        messages = self.sessions[row.session].messages
+        for mail in mails:
+            message = messages[mail.message.message_id]
+            messages[mail.message.message_id] = message._replace(known=message.known._replace(withdrawn=True))
+
+    def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
+        self.sessions[row.session].log.append(_Pack(events[-1].seq, run_id, at, tuple(events)))
+
+    def add_entries(self, row: SessionRow, entries: Sequence[Entry]) -> None:
+        self.sessions[row.session].entries.extend(entries)
+
+    def add_run(self, row: SessionRow, run: EndedRun) -> None:
+        self.sessions[row.session].runs[run.view.run_id] = run
+
+    def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+        """See `Store.prune`."""
+        dropped = 0
+        for session in list(self.sessions.values()):
+            row = session.row
+            if row.deleted_at is not None and row.deleted_at < tombstones_before and row.run_id is None:
+                del self.sessions[row.session]
+                del self.by_name[row.principal, row.key]
+                dropped += 1
+                continue
+            keep = row.started_seq if row.run_id is not None else row.next_seq
+            cut = 0
+            for pack in session.log:
+                if pack.at >= events_before or pack.last_seq >= keep:
+                    break
+                cut += 1
+            del session.log[:cut]
+            dropped += cut
+            open_ids = {mail.message.message_id for mail in (*row.waiting, *row.taken)}
+            for message_id, message in list(session.messages.items()):
+                if message_id in open_ids or message.accepted_at >= idempotency_before:
+                    continue
+                if message.idempotency_key is not None:
+                    del session.by_key[message.idempotency_key]
+                    session.messages[message_id] = message._replace(idempotency_key=None)
+                    dropped += 1
+        return dropped
+
+
+class MemoryStore:
+    """A `Store` in memory.
+
+    Parameters:
+        yielding: let other tasks run before and after each verb, as a real store does; for exploring schedules.
+    """
+
+    def __init__(self, *, yielding: bool = False) -> None:
+        self._tables = MemoryTables()
+        self._yielding = yielding
+        self._node_id: str | None = None
+
+    def _write(self, verb: Callable[[MemoryTables], _T]) -> asyncio.Future[_T]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        if self._yielding:
+            loop.call_soon(self._run, verb, future)
+        else:
+            self._run(verb, future)
+        return future
+
+    def _run(self, verb: Callable[[MemoryTables], _T], future: asyncio.Future[_T]) -> None:
+        try:
+            result = self._now(verb)
+        except Exception as error:
+            if not future.done():
+                future.set_exception(error)
+        else:
+            if not future.done():
+                future.set_result(result)
+
+    def _now(self, verb: Callable[[MemoryTables], _T]) -> _T:
+        if self._node_id is None:
+            raise StorageError("the store is not open")
+        result = verb(self._tables)
+        self._tables.counters.commits += 1
+        return result
+
+    async def _do(self, verb: Callable[[MemoryTables], _T]) -> _T:
+        if self._yielding:
+            await asyncio.sleep(0)
+        return self._now(verb)
+
+    async def open(self, *, node_id: str, at: float) -> None:
+        if self._node_id is not None:
+            raise StoreLocked("this memory store is open already")
+        self._node_id = node_id
+        self._tables.epoch += 1
+
+    async def close(self) -> None:
+        if self._yielding:
+            await asyncio.sleep(0)
+        self._node_id = None
+
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        return self._write(lambda tables: verbs.send(tables, request))
+
+    def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
+        return self._write(lambda tables: verbs.claim(tables, session, run_id, at))
+
+    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+        return self._write(lambda tables: verbs.append(tables, lease, events, nth))
+
+    def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
+        return self._write(lambda tables: verbs.commit_run(tables, commit))
+
+    def interrupt(self, request: Interrupt) -> asyncio.Future[Interrupted]:
+        return self._write(lambda tables: verbs.interrupt(tables, request))
+
+    def stop_session(self, request: Interrupt) -> asyncio.Future[Stopped]:
+        return self._write(lambda tables: verbs.stop_session(tables, request))
+
+    def withdraw(
+        self, principal: str, key: str, message_id: str, *, at: float
+    ) -> asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]:
+        return self._write(lambda tables: verbs.withdraw(tables, principal, key, message_id, at))
+
+    def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
+        return self._write(lambda tables: verbs.delete_session(tables, principal, key, at, cause))
+
+    async def rescue(self, *, at: float) -> Sequence[Claim]:
+        return await self._write(lambda tables: verbs.rescue(tables, at))
+
+    def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
+        return self._write(lambda tables: verbs.restart(tables, lease, at))
+
+    async def ready(self, *, limit: int) -> Sequence[Ready]:
+        def read(tables: MemoryTables) -> Sequence[Ready]:
+            rows = sorted(tables.ready.values(), key=lambda row: (row.waiting[0].message.accepted_at, row.session))
+            return tuple(ready_of(row) for row in rows[:limit])
+
+        return await self._do(read)
+
+    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
+        return await self._do(lambda tables: tables.events(session, after, limit))
+
+    async def oldest_seq(self, session: int) -> int:
+        def read(tables: MemoryTables) -> int:
+            found = tables.sessions.get(session)
+            if found is None:
+                return 1
+            return found.log[0].events[0].seq if found.log else found.row.next_seq
+
+        return await self._do(read)
+
+    async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
+        def read(tables: MemoryTables) -> Sequence[Stored]:
+            found = tables.sessions.get(session)
+            return tuple(journal((pack.events for pack in found.log if pack.run_id == run_id) if found else ()))
+
+        return await self._do(read)
+
+    async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
+        def read(tables: MemoryTables) -> Sequence[Entry]:
+            found = tables.sessions.get(session)
+            return tuple(found.entries[after : after + limit]) if found else ()
+
+        return await self._do(read)
+
+    async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
+        def read(tables: MemoryTables) -> tuple[int, SessionView] | None:
+            row = tables.find(principal, key)
+            return None if row is None else (row.session, session_view(row, waiting=len(row.waiting)))
+
+        return await self._do(read)
+
+    async def sessions(
+        self, *, principal: str | None, limit: int, before: float | None = None
+    ) -> Sequence[SessionView]:
+        def read(tables: MemoryTables) -> Sequence[SessionView]:
+            rows = [
+                session.row
+                for session in tables.sessions.values()
+                if (principal is None or session.row.principal == principal)
+                and (before is None or session.row.updated_at < before)
+            ]
+            rows.sort(key=lambda row: (-row.updated_at, -row.session))
+            return tuple(session_view(row, waiting=len(row.waiting)) for row in rows[:limit])
+
+        return await self._do(read)
+
+    async def mailbox(self, session: int) -> Sequence[MailboxItem]:
+        def read(tables: MemoryTables) -> Sequence[MailboxItem]:
+            row = tables.get(session)
+            return mailbox_items(row.waiting) if row else ()
+
+        return await self._do(read)
+
+    async def settlement(self, session: int, message_id: str) -> Settlement | None:
+        def read(tables: MemoryTables) -> Settlement | None:
+            row = tables.get(session)
+            known = tables.known_message(row, message_id) if row else None
+            if row is None or known is None:
+                return None
+            ended = tables.ended_run(row, known.run_id) if known.run_id is not None else None
+            return settlement_of(known, ended)
+
+        return await self._do(read)
+
+    async def run(self, session: int, run_id: str) -> RunView | None:
+        def read(tables: MemoryTables) -> RunView | None:
+            row = tables.get(session)
+            if row is None:
+                return None
+            if row.run_id == run_id:
+                return live_run(row)
+            ended = tables.ended_run(row, run_id)
+            return ended.view if ended else None
+
+        return await self._do(read)
+
+    async def runs(self, session: int, *, limit: int = 100) -> Sequence[RunView]:
+        def read(tables: MemoryTables) -> Sequence[RunView]:
+            found = tables.sessions.get(session)
+            if found is None:
+                return ()
+            live = live_run(found.row)
+            ended = [run.view for run in reversed(found.runs.values())]
+            return tuple(([live] if live else []) + ended)[:limit]
+
+        return await self._do(read)
+
+    async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+        return await self._do(
+            lambda tables: tables.prune(
+                events_before=events_before,
+                tombstones_before=tombstones_before,
+                idempotency_before=idempotency_before,
+            )
+        )
+
+    async def add_key(self, record: KeyRecord) -> None:
+        def write(tables: MemoryTables) -> None:
+            if record.key_id in tables.keys:
+                raise StorageError(f"there is a key {record.key_id!r} already")
+            tables.keys[record.key_id] = record
+
+        await self._do(write)
+
+    async def keys(self) -> Sequence[KeyRecord]:
+        return await self._do(lambda tables: tuple(tables.keys.values()))
+
+    async def revoke_key(self, key_id: str, *, at: float) -> bool:
+        def write(tables: MemoryTables) -> bool:
+            record = tables.keys.get(key_id)
+            if record is None or record.revoked_at is not None:
+                return False
+            tables.keys[key_id] = replace(record, revoked_at=at)
+            return True
+
+        return await self._do(write)
+
+    async def info(self) -> StoreInfo:
+        def read(tables: MemoryTables) -> StoreInfo:
+            return StoreInfo(
+                engine="memory",
+                path="",
+                version="1",
+                commits=tables.counters.commits,
+                batches=tables.counters.batches,
+                sessions=sum(map(len, tables.owned.values())),
+                stale_writes_refused=tables.counters.stale_writes_refused,
+                duplicates_prevented=tables.counters.duplicates_prevented,
+            )
+
+        return await self._do(read)

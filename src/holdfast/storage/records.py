@@ -1,0 +1,334 @@
+"""The rows that every store keeps, the tables it offers to the verbs, and the views that are built from rows.
+
+The verbs (`holdfast.storage.verbs`) work on these rows and on nothing else, so that stores differ only in where the
+rows lie: in dictionaries, or in SQL.
+
+- While a run is on, its state lies in its session's row; a row of its own is written once, when it ends.
+- A message has no state of its own: what waits has neither a run nor a withdrawal, and the rest follows its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Entry, MailboxItem, Message, RunState, RunView, SessionView, Settlement
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.port import Ready
+
+__all__ = [
+    "Counters",
+    "EndedRun",
+    "KnownMessage",
+    "Mail",
+    "SessionRow",
+    "Tables",
+    "due_at",
+    "ended_state",
+    "journal",
+    "live_run",
+    "mailbox_items",
+    "pack_entries",
+    "pack_events",
+    "ready_of",
+    "session_view",
+    "settlement_of",
+    "unpack_entries",
+    "unpack_events",
+]
+
+
+class Mail(NamedTuple):
+    """A message with what the choice of the next run needs: its batch, when it is due, the run it is aimed at."""
+
+    message: Message
+    batch: int
+    due_at: float = 0.0
+    target_run_id: str | None = None
+
+
+@dataclass(slots=True)
+class SessionRow:
+    """A session, its mailbox and the run that is on. Changed only by the verbs, inside a transaction.
+
+    Parameters:
+        session: the row's id, which is also the public number; never used twice.
+        next_seq, next_n: the numbers of the next event and of the next transcript entry.
+        fence, holder: grows with every claim and rescue; the epoch of the node that holds the run.
+        run_id … cause: the run that is on; ``started_seq`` is the seq of its ``run.started``.
+        append_nth, append_seq: the last numbered append under this lease, and the seq it began at.
+        sweep: the next run takes everything that waits up to this seq.
+        waiting: the mailbox, in order.
+        taken: the messages of the run that is on.
+    """
+
+    session: int
+    principal: str
+    key: str
+    agent: str
+    created_at: float
+    updated_at: float
+    next_seq: int = 1
+    next_n: int = 1
+    fence: int = 0
+    holder: int = 0
+    run_id: str | None = None
+    run_state: RunState = "running"
+    run_agent: str = ""
+    attempt: int = 0
+    started_at: float = 0.0
+    started_seq: int = 0
+    cause: Cause | None = None
+    append_nth: int = 0
+    append_seq: int = 0
+    sweep: int = 0
+    deleted_at: float | None = None
+    waiting: tuple[Mail, ...] = ()
+    taken: tuple[Mail, ...] = ()
+
+
+class KnownMessage(NamedTuple):
+    """A message as it was accepted, with the run that took it; ``withdrawn`` if it was withdrawn."""
+
+    message_id: str
+    seq: int
+    body_hash: bytes
+    run_id: str | None
+    withdrawn: bool
+
+
+class EndedRun(NamedTuple):
+    """A run that has ended: its view, its last fence, and what its commit wrote, for a commit that is repeated."""
+
+    view: RunView
+    fence: int
+    started_seq: int
+    commit_seq: int
+    end_seq: int
+    next_run_id: str | None
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a store counts since it was opened."""
+
+    commits: int = 0
+    batches: int = 0
+    stale_writes_refused: int = 0
+    duplicates_prevented: int = 0
+
+
+class Tables(Protocol):
+    """What the verbs need of a store, inside one transaction.
+
+    A row that was handed out is the caller's to change; ``save`` (or ``add_session``) makes the change part of the
+    transaction. Reads see what the same transaction wrote.
+    """
+
+    epoch: int
+    counters: Counters
+
+    def find(self, principal: str, key: str) -> SessionRow | None:
+        """The session of that key; a deleted one until it is purged."""
+        ...
+
+    def get(self, session: int) -> SessionRow | None:
+        """The session of that number."""
+        ...
+
+    def live_sessions(self, principal: str) -> int:
+        """How many sessions the principal has, deleted ones left out."""
+        ...
+
+    def new_session_number(self) -> int:
+        """A number that no session ever had."""
+        ...
+
+    def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
+        """The message that was accepted under that key."""
+        ...
+
+    def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
+        """The message of that id, waiting or not."""
+        ...
+
+    def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
+        """The run of that id, if it has ended."""
+        ...
+
+    def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
+        """Events first ≤ seq ≤ last."""
+        ...
+
+    def orphans(self) -> Sequence[SessionRow]:
+        """Sessions whose run is held by another epoch, the longest running first."""
+        ...
+
+    def add_session(self, row: SessionRow) -> None:
+        """Write a new session."""
+        ...
+
+    def save(self, row: SessionRow) -> None:
+        """Write a session that was changed."""
+        ...
+
+    def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
+        """Raise `StorageError` if the session has a message of that id (or let the write do so, and undo all of it)."""
+        ...
+
+    def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
+        """Write a message that waits."""
+        ...
+
+    def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
+        """Note the run of messages that waited."""
+        ...
+
+    def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
+        """Note that messages were withdrawn."""
+        ...
+
+    def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
+        """Write one pack of numbered events."""
+        ...
+
+    def add_entries(self, row: SessionRow, entries: Sequence[Entry]) -> None:
+        """Write one pack of numbered transcript entries."""
+        ...
+
+    def add_run(self, row: SessionRow, run: EndedRun) -> None:
+        """Write a run that has ended."""
+        ...
+
+
+def due_at(row: SessionRow) -> float:
+    """Before when nothing of the mailbox is taken; 0 when something may be taken at once, or nothing waits."""
+    if not row.waiting or row.waiting[0].message.seq <= row.sweep:
+        return 0.0
+    batch = row.waiting[0].batch
+    due = 0.0
+    for mail in row.waiting:
+        if mail.batch != batch:
+            break
+        due = mail.due_at
+    return due
+
+
+def live_run(row: SessionRow) -> RunView | None:
+    """The run that is on."""
+    if row.run_id is None:
+        return None
+    return RunView(
+        run_id=row.run_id,
+        agent=row.run_agent,
+        state=row.run_state,
+        attempt=row.attempt,
+        messages=tuple(mail.message.message_id for mail in row.taken),
+        started_at=row.started_at,
+        cause=row.cause,
+    )
+
+
+def session_view(row: SessionRow, *, waiting: int) -> SessionView:
+    """The session as people see it. ``waiting`` is given, because a reader may not have loaded the mailbox."""
+    state: Literal["idle", "running", "suspended", "stopping", "deleted"] = "idle"
+    if row.deleted_at is not None:
+        state = "deleted"
+    elif row.run_id is not None:
+        match row.run_state:
+            case "running" | "suspended" | "stopping":
+                state = row.run_state
+            case _:
+                raise AssertionError(f"an ended run holds the slot: {row.run_state}")
+    return SessionView(
+        key=row.key,
+        principal=row.principal,
+        number=row.session,
+        agent=row.agent,
+        state=state,
+        seq=row.next_seq - 1,
+        waiting=waiting,
+        run_id=row.run_id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
+
+
+def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
+    """What became of a message, from its row and the row of the run that took it, if that has ended."""
+    if known.withdrawn:
+        return Settlement(message_id=known.message_id, state="withdrawn")
+    if known.run_id is None:
+        return Settlement(message_id=known.message_id, state="accepted")
+    if ended is None:
+        return Settlement(message_id=known.message_id, state="taken", run_id=known.run_id)
+    run = ended.view
+    return Settlement(
+        message_id=known.message_id,
+        state=ended_state(run),
+        run_id=run.run_id,
+        text=run.text,
+        cause=run.cause,
+        error=run.error,
+    )
+
+
+def ended_state(run: RunView) -> Literal["completed", "failed", "interrupted"]:
+    """The state of a run that has ended, which is also that of its messages."""
+    match run.state:
+        case "completed" | "failed" | "interrupted":
+            return run.state
+        case _:
+            raise AssertionError(f"run {run.run_id} has not ended: it is {run.state}")
+
+
+def mailbox_items(waiting: Sequence[Mail]) -> tuple[MailboxItem, ...]:
+    """What waits, for people."""
+    return tuple(
+        MailboxItem(message=mail.message, due_at=mail.due_at, target_run_id=mail.target_run_id) for mail in waiting
+    )
+
+
+def ready_of(row: SessionRow) -> Ready:
+    """A session that has messages and no run."""
+    return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.agent, not_before=due_at(row))
+
+
+def journal(packs: Iterable[Iterable[Stored]]) -> Iterable[Stored]:
+    """The events of one run from the packs that carry its id: a pack may begin with the message that started it."""
+    return (event for pack in packs for event in pack if event.kind != "message.accepted")
+
+
+_encoder = msgspec.json.Encoder()
+_entry_decoder = msgspec.json.Decoder(Entry)
+
+
+def pack_events(events: Iterable[Stored]) -> bytes:
+    """One body for consecutive events: lines of ``<kind> <json>``. JSON has no raw line feed, kinds have no blank."""
+    return b"\n".join([b"%b %b" % (kind.encode(), body) for _, kind, body in events])
+
+
+def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
+    """The events of a pack that ends at ``last_seq``."""
+    lines = body.split(b"\n")
+    seq = last_seq - len(lines)
+    out = []
+    for line in lines:
+        seq += 1
+        kind, _, json = line.partition(b" ")
+        out.append(Stored(seq, kind.decode(), json))
+    return out
+
+
+def pack_entries(entries: Iterable[Entry]) -> bytes:
+    """One body for consecutive transcript entries: a line of JSON each."""
+    return b"\n".join([_encoder.encode(entry) for entry in entries])
+
+
+def unpack_entries(body: bytes) -> list[Entry]:
+    """The entries of a pack."""
+    return [_entry_decoder.decode(line) for line in body.split(b"\n")]

@@ -1,0 +1,613 @@
+"""The verbs that write, once for every store: they decide, change the session's row and write through `Tables`.
+
+Each function is called inside one transaction. What refuses raises **before** the first change, so that a refusal
+writes nothing. Nothing here awaits, blocks or looks at a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from holdfast.errors import (
+    AlreadySettled,
+    IdempotencyMismatch,
+    InvalidRequest,
+    LimitExceeded,
+    MailboxFull,
+    SessionDeleted,
+    StaleFence,
+    UnknownMessage,
+    UnknownSession,
+)
+from holdfast.protocol.decisions import Waiting, collect_due_at, decide, occupancy, take
+from holdfast.protocol.events import (
+    Event,
+    MessageAccepted,
+    MessageSettled,
+    RunFinished,
+    RunRestarted,
+    RunStarted,
+    RunStopping,
+    SessionDeletedEvent,
+    Stored,
+    encode_event,
+)
+from holdfast.protocol.messages import Entry, Message, Policy, RunView, Settlement
+from holdfast.protocol.states import next_run_state
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.port import (
+    Appended,
+    Claim,
+    Committed,
+    Interrupt,
+    Interrupted,
+    Lease,
+    NotReady,
+    RunCommit,
+    Send,
+    SendResult,
+    Stopped,
+)
+from holdfast.storage.records import EndedRun, Mail, SessionRow, Tables, due_at, ended_state
+
+__all__ = [
+    "append",
+    "claim",
+    "commit_run",
+    "delete_session",
+    "interrupt",
+    "rescue",
+    "restart",
+    "send",
+    "stop_session",
+    "withdraw",
+]
+
+
+class _Log:
+    """Numbers events under the session's counter; after ``session.deleted`` it takes no more."""
+
+    __slots__ = ("closed", "events", "row")
+
+    def __init__(self, row: SessionRow) -> None:
+        self.row = row
+        self.closed = row.deleted_at is not None
+        self.events: list[Stored] = []
+
+    def add(self, event: Event) -> int:
+        """The event's seq."""
+        kind, body = encode_event(event)
+        return self.add_raw(kind, body)
+
+    def add_raw(self, kind: str, body: bytes) -> int:
+        seq = self.row.next_seq
+        if not self.closed:
+            self.row.next_seq = seq + 1
+            self.events.append(Stored(seq, kind, body))
+        return seq
+
+    def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
+        """Write what was added as one pack."""
+        if self.events:
+            tables.add_events(self.row, run_id, at, self.events)
+        return tuple(self.events)
+
+
+def _existing(tables: Tables, principal: str, key: str) -> SessionRow:
+    row = tables.find(principal, key)
+    if row is None:
+        raise UnknownSession(f"there is no session {key!r}")
+    if row.deleted_at is not None:
+        raise SessionDeleted(f"the session {key!r} was deleted")
+    return row
+
+
+def _held(tables: Tables, lease: Lease) -> SessionRow:
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+        raise _stale(tables, lease, row)
+    return row
+
+
+def _stale(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
+    tables.counters.stale_writes_refused += 1
+    if row is None:
+        why = "its session was purged"
+    elif row.run_id == lease.run_id:
+        why = f"it was taken over: its fence is {row.fence} now, not {lease.fence}"
+    else:
+        why = "it no longer holds the session"
+    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; nothing of it counts any more")
+
+
+def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
+    """What the next run takes, and what stays."""
+    waiting = row.waiting
+    if len(waiting) == 1:
+        mail = waiting[0]
+        due = mail.message.seq <= row.sweep or mail.due_at <= now
+        return (waiting, ()) if due else ((), waiting)
+    seqs = set(
+        take([Waiting(mail.message.seq, mail.batch, mail.due_at) for mail in waiting], sweep=row.sweep, now=now).seqs
+    )
+    return (
+        tuple(mail for mail in waiting if mail.message.seq in seqs),
+        tuple(mail for mail in waiting if mail.message.seq not in seqs),
+    )
+
+
+def _start(tables: Tables, row: SessionRow, log: _Log, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
+    row.fence += 1
+    row.holder = tables.epoch
+    row.run_id = run_id
+    row.run_state = "running"
+    row.run_agent = row.agent
+    row.attempt = 1
+    row.started_at = at
+    row.cause = None
+    row.append_nth = row.append_seq = 0
+    row.taken = taken
+    row.started_seq = log.add(_started(row))
+
+
+def _started(row: SessionRow) -> RunStarted:
+    assert row.run_id is not None
+    return RunStarted(
+        at=row.started_at,
+        run_id=row.run_id,
+        agent=row.run_agent,
+        messages=tuple(mail.message.message_id for mail in row.taken),
+    )
+
+
+def _claim(row: SessionRow, events: tuple[Stored, ...]) -> Claim:
+    assert row.run_id is not None
+    return Claim(
+        lease=Lease(row.session, row.run_id, row.fence),
+        number=row.session,
+        principal=row.principal,
+        key=row.key,
+        agent=row.run_agent,
+        attempt=row.attempt,
+        messages=tuple(mail.message for mail in row.taken),
+        started_seq=row.started_seq,
+        interrupt=row.cause,
+        events=events,
+    )
+
+
+def _claim_again(row: SessionRow) -> Claim:
+    kind, body = encode_event(_started(row))
+    return _claim(row, (Stored(row.started_seq, kind, body),))
+
+
+def _stop_run(row: SessionRow, log: _Log, cause: Cause, at: float) -> None:
+    """Record the interrupt of the run that is on; the first cause wins."""
+    assert row.run_id is not None
+    if row.cause is not None:
+        return
+    row.run_state = next_run_state(row.run_state, "interrupt")
+    row.cause = cause
+    log.add(RunStopping(at=at, run_id=row.run_id, cause=cause))
+
+
+def send(tables: Tables, request: Send) -> SendResult:
+    """See `Store.send`."""
+    row = tables.find(request.principal, request.key)
+    if row is not None:
+        if row.deleted_at is not None:
+            raise SessionDeleted(f"the session {request.key!r} was deleted")
+        if request.idempotency_key is not None:
+            known = tables.by_idempotency_key(row, request.idempotency_key)
+            if known is not None:
+                if known.body_hash != request.body_hash:
+                    raise IdempotencyMismatch(
+                        f"the idempotency key {request.idempotency_key!r} was used for another message"
+                    )
+                tables.counters.duplicates_prevented += 1
+                return SendResult(
+                    session=row.session,
+                    number=row.session,
+                    message_id=known.message_id,
+                    seq=known.seq,
+                    disposition="duplicate",
+                    run_id=known.run_id,
+                )
+    target = None if row is None else row.run_id
+    waiting = 0 if row is None else len(row.waiting)
+    policy: Policy = request.policy  # type: ignore[assignment]  # decide() refuses any other word
+    decision = decide(
+        occupancy(run_id=target, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
+    )
+    if not decision.start and waiting >= request.mailbox_limit:
+        raise MailboxFull(
+            f"{waiting} messages wait in session {request.key!r}, and its limit is {request.mailbox_limit}"
+        )
+    at = request.at
+    fresh = row is None
+    if row is None:
+        if tables.live_sessions(request.principal) >= request.session_limit:
+            raise LimitExceeded(
+                f"{request.principal!r} has {request.session_limit} sessions, which is the limit",
+                hint="delete sessions that are no longer needed",
+            )
+        row = SessionRow(
+            session=tables.new_session_number(),
+            principal=request.principal,
+            key=request.key,
+            agent=request.agent or request.default_agent,
+            created_at=at,
+            updated_at=at,
+        )
+    else:
+        tables.refuse_used_message_id(row, request.message_id)
+        if request.agent is not None:
+            row.agent = request.agent
+
+    log = _Log(row)
+    seq = log.add(MessageAccepted(at=at, message_id=request.message_id, content=request.content, policy=policy))
+    message = Message(message_id=request.message_id, seq=seq, content=request.content, policy=policy, accepted_at=at)
+    mail = Mail(message, seq, 0.0, target)
+    if decision.join:
+        last = row.waiting[-1] if row.waiting else None
+        batch, first_at = seq, at
+        if last is not None and last.message.policy == "collect":
+            batch = last.batch
+            first_at = next(m.message.accepted_at for m in row.waiting if m.batch == batch)
+        due = collect_due_at(at=at, quiet_s=request.quiet_s, first_at=first_at, max_wait_s=request.max_wait_s)
+        mail = Mail(message, batch, due, target)
+    if decision.sweep:
+        row.sweep = seq
+    row.updated_at = at
+
+    taken: tuple[Mail, ...] = ()
+    run_id = target
+    if decision.start:
+        assert request.run_id is not None
+        run_id = request.run_id
+        earlier, taken, row.waiting = row.waiting, (*row.waiting, mail), ()
+        _start(tables, row, log, taken, run_id, at)
+        if earlier:
+            tables.take(row, earlier, run_id)
+    else:
+        row.waiting = (*row.waiting, mail)
+    if decision.interrupt:
+        _stop_run(
+            row, log, Cause(kind="message", reason="a newer message came", at=at, message_id=request.message_id), at
+        )
+    if fresh:
+        tables.add_session(row)
+    else:
+        tables.save(row)
+    tables.add_message(row, mail, idempotency_key=request.idempotency_key, body_hash=request.body_hash)
+    if decision.start:
+        tables.take(row, (mail,), run_id or "")
+    events = log.write(tables, run_id, at)
+    return SendResult(
+        session=row.session,
+        number=row.session,
+        message_id=request.message_id,
+        seq=seq,
+        disposition=decision.disposition,
+        run_id=run_id,
+        claim=_claim(row, events[1:]) if decision.start else None,
+        interrupt=target if decision.interrupt else None,
+        not_before=due_at(row) if decision.join else 0.0,
+        events=events,
+    )
+
+
+def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotReady:
+    """See `Store.claim`."""
+    row = tables.get(session)
+    if row is None:
+        raise UnknownSession(f"there is no session number {session}")
+    if row.run_id is not None:
+        if row.run_id == run_id and row.holder == tables.epoch:
+            return _claim_again(row)
+        return NotReady(waiting=len(row.waiting), busy=True)
+    taken, left = _choose(row, at)
+    if not taken or tables.ended_run(row, run_id) is not None:
+        return NotReady(waiting=len(row.waiting), not_before=due_at(row))
+    row.waiting = left
+    row.updated_at = at
+    log = _Log(row)
+    _start(tables, row, log, taken, run_id, at)
+    tables.save(row)
+    tables.take(row, taken, run_id)
+    return _claim(row, log.write(tables, run_id, at))
+
+
+def append(tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nth: int) -> Appended:
+    """See `Store.append`."""
+    row = _held(tables, lease)
+    if nth and nth == row.append_nth:
+        tables.counters.duplicates_prevented += 1
+        first = row.append_seq
+        return Appended(events=tuple(Stored(first + i, kind, body) for i, (kind, body) in enumerate(events)))
+    if nth and nth != row.append_nth + 1:
+        raise InvalidRequest(f"append {nth} of run {lease.run_id} came after append {row.append_nth}")
+    if not events:
+        return Appended(events=())
+    for _, body in events:
+        if b"\n" in body:
+            raise InvalidRequest("an event's JSON must be one line")
+    log = _Log(row)
+    first = row.next_seq
+    for kind, body in events:
+        log.add_raw(kind, body)
+    if nth:
+        row.append_nth, row.append_seq = nth, first
+    tables.save(row)
+    return Appended(events=log.write(tables, lease.run_id, row.updated_at))
+
+
+def commit_run(tables: Tables, commit: RunCommit) -> Committed:
+    """See `Store.commit_run`."""
+    lease = commit.lease
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+        ended = None if row is None else tables.ended_run(row, lease.run_id)
+        if row is None or ended is None or ended.fence != lease.fence:
+            raise _stale(tables, lease, row)
+        tables.counters.duplicates_prevented += 1
+        return _commit_again(tables, row, ended)
+    for _, body in commit.events:
+        if b"\n" in body:
+            raise InvalidRequest("an event's JSON must be one line")
+
+    at = commit.at
+    status = _final_state(row, commit.status)
+    cause = commit.cause if status == "completed" else commit.cause or row.cause
+    taken = row.taken
+    started_seq = row.started_seq
+    log = _Log(row)
+    commit_seq = row.next_seq
+    for kind, body in commit.events:
+        log.add_raw(kind, body)
+    for mail in taken:
+        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state=status, run_id=lease.run_id))
+    log.add(
+        RunFinished(
+            at=at,
+            run_id=lease.run_id,
+            status=status,
+            text=commit.text,
+            cause=cause,
+            error=commit.error,
+            receipt=commit.receipt,
+            usage=commit.usage,
+        )
+    )
+    view = RunView(
+        run_id=lease.run_id,
+        agent=row.run_agent,
+        state=status,
+        attempt=row.attempt,
+        messages=tuple(mail.message.message_id for mail in taken),
+        started_at=row.started_at,
+        ended_at=at,
+        cause=cause,
+        error=commit.error,
+        text=commit.text,
+        receipt=commit.receipt,
+        usage=commit.usage,
+    )
+    end_seq = row.next_seq - 1
+    entries = _number_entries(row, commit.entries)
+    row.run_id = None
+    row.run_state = "running"
+    row.cause = None
+    row.taken = ()
+    row.updated_at = at
+    row.append_nth = row.append_seq = 0
+
+    chosen: tuple[Mail, ...] = ()
+    next_log = _Log(row)
+    if commit.next_run_id is not None and row.waiting:
+        chosen, left = _choose(row, at)
+        if chosen:
+            row.waiting = left
+            _start(tables, row, next_log, chosen, commit.next_run_id, at)
+    next_run_id = commit.next_run_id if chosen else None
+    tables.save(row)
+    tables.add_run(row, EndedRun(view, lease.fence, started_seq, commit_seq, end_seq, next_run_id))
+    if entries:
+        tables.add_entries(row, entries)
+    events = log.write(tables, lease.run_id, at)
+    next_claim = None
+    if next_run_id is not None:
+        tables.take(row, chosen, next_run_id)
+        started = next_log.write(tables, next_run_id, at)
+        next_claim = _claim(row, started)
+        events += started
+    return Committed(
+        events=events,
+        settled=_settlements(view),
+        claim=next_claim,
+        waiting=len(row.waiting),
+        not_before=due_at(row),
+    )
+
+
+def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed:
+    events = tables.events_between(row, ended.commit_seq, ended.end_seq)
+    next_claim = None
+    if ended.next_run_id is not None and row.run_id == ended.next_run_id and row.holder == tables.epoch:
+        next_claim = _claim_again(row)
+        events += next_claim.events
+    return Committed(
+        events=events,
+        settled=_settlements(ended.view),
+        claim=next_claim,
+        waiting=len(row.waiting),
+        not_before=due_at(row),
+    )
+
+
+def _final_state(
+    row: SessionRow, status: Literal["completed", "failed", "interrupted"]
+) -> Literal["completed", "failed", "interrupted"]:
+    """The state table's word for how a run that is in this state ends: an error while stopping is an interrupt."""
+    match status:
+        case "completed":
+            next_run_state(row.run_state, "complete")
+            return "completed"
+        case "failed":
+            return "failed" if next_run_state(row.run_state, "fail") == "failed" else "interrupted"
+        case "interrupted":
+            next_run_state(next_run_state(row.run_state, "interrupt"), "stopped")
+            return "interrupted"
+
+
+def _number_entries(row: SessionRow, entries: Sequence[Entry]) -> list[Entry]:
+    numbered = []
+    n = row.next_n
+    for entry in entries:
+        numbered.append(
+            Entry(
+                n=n,
+                role=entry.role,
+                content=entry.content,
+                run_id=entry.run_id,
+                message_id=entry.message_id,
+                call_id=entry.call_id,
+                name=entry.name,
+                partial=entry.partial,
+            )
+        )
+        n += 1
+    row.next_n = n
+    return numbered
+
+
+def _settlements(view: RunView) -> tuple[Settlement, ...]:
+    state = ended_state(view)
+    return tuple(
+        [
+            Settlement(
+                message_id=message_id,
+                state=state,
+                run_id=view.run_id,
+                text=view.text,
+                cause=view.cause,
+                error=view.error,
+            )
+            for message_id in view.messages
+        ]
+    )
+
+
+def interrupt(tables: Tables, request: Interrupt) -> Interrupted:
+    """See `Store.interrupt`."""
+    row = _existing(tables, request.principal, request.key)
+    if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
+        return Interrupted(session=row.session, number=row.session, run_id=None)
+    log = _Log(row)
+    _stop_run(row, log, request.cause, request.at)
+    if log.events:
+        row.updated_at = request.at
+        tables.save(row)
+    return Interrupted(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        events=log.write(tables, row.run_id, request.at),
+    )
+
+
+def _stop(tables: Tables, row: SessionRow, log: _Log, cause: Cause, at: float) -> tuple[Message, ...]:
+    if row.run_id is not None:
+        _stop_run(row, log, cause, at)
+    withdrawn = row.waiting
+    row.waiting = ()
+    for mail in withdrawn:
+        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state="withdrawn"))
+    if withdrawn:
+        tables.withdraw(row, withdrawn, at)
+    return tuple(mail.message for mail in withdrawn)
+
+
+def stop_session(tables: Tables, request: Interrupt) -> Stopped:
+    """See `Store.stop_session`."""
+    row = _existing(tables, request.principal, request.key)
+    if request.run_id is not None and request.run_id != row.run_id:
+        return Stopped(session=row.session, number=row.session, run_id=None)
+    log = _Log(row)
+    withdrawn = _stop(tables, row, log, request.cause, request.at)
+    if log.events:
+        row.updated_at = request.at
+        tables.save(row)
+    return Stopped(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        withdrawn=withdrawn,
+        events=log.write(tables, row.run_id, request.at),
+    )
+
+
+def delete_session(tables: Tables, principal: str, key: str, at: float, cause: Cause) -> Stopped:
+    """See `Store.delete_session`."""
+    row = _existing(tables, principal, key)
+    log = _Log(row)
+    withdrawn = _stop(tables, row, log, cause, at)
+    log.add(SessionDeletedEvent(at=at, reason=cause.reason))
+    row.deleted_at = row.updated_at = at
+    tables.save(row)
+    return Stopped(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        withdrawn=withdrawn,
+        events=log.write(tables, row.run_id, at),
+    )
+
+
+def withdraw(
+    tables: Tables, principal: str, key: str, message_id: str, at: float
+) -> tuple[Settlement, tuple[Stored, ...]]:
+    """See `Store.withdraw`."""
+    row = _existing(tables, principal, key)
+    for mail in row.waiting:
+        if mail.message.message_id == message_id:
+            break
+    else:
+        known = tables.known_message(row, message_id)
+        if known is None:
+            raise UnknownMessage(f"there is no message {message_id!r} in session {key!r}")
+        if not known.withdrawn:
+            raise AlreadySettled(f"message {message_id!r} was taken by run {known.run_id}")
+        return Settlement(message_id=message_id, state="withdrawn"), ()
+    log = _Log(row)
+    log.add(MessageSettled(at=at, message_id=message_id, state="withdrawn"))
+    row.waiting = tuple(other for other in row.waiting if other is not mail)
+    row.updated_at = at
+    tables.save(row)
+    tables.withdraw(row, (mail,), at)
+    return Settlement(message_id=message_id, state="withdrawn"), log.write(tables, None, at)
+
+
+def rescue(tables: Tables, at: float) -> tuple[Claim, ...]:
+    """See `Store.rescue`."""
+    claims = []
+    for row in tables.orphans():
+        row.fence += 1
+        row.holder = tables.epoch
+        row.attempt += 1
+        row.append_nth = row.append_seq = 0
+        row.updated_at = at
+        tables.save(row)
+        claims.append(_claim(row, ()))
+    return tuple(claims)
+
+
+def restart(tables: Tables, lease: Lease, at: float) -> Appended:
+    """See `Store.restart`."""
+    row = _held(tables, lease)
+    log = _Log(row)
+    log.add(RunRestarted(at=at, run_id=lease.run_id, attempt=row.attempt, discard_from=row.started_seq + 1))
+    row.updated_at = at
+    tables.save(row)
+    return Appended(events=log.write(tables, lease.run_id, at))
