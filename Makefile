@@ -57,7 +57,7 @@ lock: env-lock  ## compile requirements/*.txt anew (ARGS="--upgrade")
 		*) from="requirements/$$lock.in" ;; esac; \
 		echo "» requirements/$$lock.txt"; \
 		$(ENV)-lock/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
-			--no-emit-index-url $$from -o requirements/$$lock.txt $(ARGS) || exit 1; \
+			--no-emit-index-url --fork-strategy fewest $$from -o requirements/$$lock.txt $(ARGS) || exit 1; \
 	done
 
 clean:  ## take away the environments and what was built

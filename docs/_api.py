@@ -1,0 +1,114 @@
+"""The Python reference, from `__all__`, signatures and docstrings, as Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from types import ModuleType
+
+import msgspec
+
+SECTIONS = ("Parameters:", "Raises:", "Returns:", "Yields:", "Example:", "Invariants:")
+
+
+def plain(docstring: str) -> str:
+    """The text of a docstring as Markdown: one kind of inline code, and nothing that MyST takes for syntax."""
+    return re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(docstring))
+
+
+def to_markdown(docstring: str) -> str:
+    """A docstring with its sections as lists."""
+    out: list[str] = []
+    in_section = False
+    for line in plain(docstring).splitlines():
+        if line.strip() in SECTIONS and not line.startswith(" "):
+            in_section = True
+            out += ["", f"**{line.strip().rstrip(':')}**", ""]
+        elif in_section and line.startswith("    ") and not line.startswith("     "):
+            name, colon, rest = line.strip().partition(": ")
+            quoted = ", ".join(f"`{part.strip().strip('`')}`" for part in name.split(",")) if colon else name
+            out.append(f"- {quoted}: {rest}" if colon else f"- {name}")
+        elif in_section and line.startswith("     "):
+            out.append(f"  {line.strip()}")
+        else:
+            in_section = in_section and not line.strip()
+            out.append(line)
+    return "\n".join(out).strip()
+
+
+def signature(name: str, thing: object, *, method: bool = False) -> str:
+    """The call as code, one parameter a line when it is long."""
+    prefix = "async " if inspect.iscoroutinefunction(thing) or inspect.isasyncgenfunction(thing) else ""
+    try:
+        parsed = inspect.signature(thing)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return prefix + name
+    parameters = list(parsed.parameters.values())
+    if method and parameters and parameters[0].name in ("self", "cls"):
+        parsed = parsed.replace(parameters=parameters[1:])
+    if isinstance(thing, type):
+        parsed = parsed.replace(return_annotation=inspect.Signature.empty)
+    text = re.sub(r" at 0x[0-9a-f]+", "", str(parsed).replace("'", "") if "'" in str(parsed) else str(parsed))
+    one_line = f"{prefix}{name}{text}"
+    if len(one_line) <= 100:
+        return one_line
+    head, _, tail = text.rpartition(")")
+    inner = re.sub(r", (?=(?:\*{0,2}\w+\s*[:=,)]|\*$|\*,|/,|\*\w))", ",\n    ", head[1:])
+    return f"{prefix}{name}(\n    {inner},\n){tail}"
+
+
+def fence(text: str) -> str:
+    """A block of Python."""
+    return f"```python\n{text}\n```"
+
+
+def class_page(name: str, cls: type) -> list[str]:
+    """A class with its public methods and properties, in the order of its source."""
+    is_value = dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct)
+    is_error = issubclass(cls, BaseException)
+    out = [f"### {name}", ""]
+    if not is_error:
+        out += [fence(signature(f"class {name}", cls)), ""]
+    out += [to_markdown(cls.__doc__ or ""), ""]
+    for member, thing in vars(cls).items():
+        if member.startswith("_") or (is_value and not callable(thing) and not isinstance(thing, property)):
+            continue
+        function = thing.__func__ if isinstance(thing, classmethod | staticmethod) else thing
+        if isinstance(function, property):
+            text = inspect.getdoc(function)
+            if text:
+                out += [f"`{name}.{member}` (property): {one_paragraph(text)}", ""]
+        elif inspect.isroutine(function) and not isinstance(function, type) and inspect.getdoc(function):
+            out += [fence(signature(f"{name}.{member}", function, method=True)), ""]
+            out += [to_markdown(inspect.getdoc(function) or ""), ""]
+    return out
+
+
+def one_paragraph(docstring: str) -> str:
+    """A docstring on one line."""
+    return " ".join(plain(docstring).split())
+
+
+def module_page(module: ModuleType) -> str:
+    """All names in a module's `__all__`."""
+    out = [f"## `{module.__name__}`", "", to_markdown(module.__doc__ or ""), ""]
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if isinstance(thing, ModuleType):
+            continue
+        if isinstance(thing, type):
+            out += class_page(name, thing)
+        elif inspect.isroutine(thing):
+            out += [f"### {name}", "", fence(signature(name, thing)), "", to_markdown(inspect.getdoc(thing) or ""), ""]
+        else:
+            out += [f"### {name}", "", fence(constant(name, thing)), ""]
+    return "\n".join(out)
+
+
+def constant(name: str, thing: object) -> str:
+    """A value or type alias as code, cut where it is long."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(thing).replace("typing.", ""))
+    if isinstance(thing, frozenset):
+        text = "frozenset(" + repr(sorted(thing)) + ")"
+    return f"{name} = {text if len(text) <= 400 else text[:400] + ' …'}"

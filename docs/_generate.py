@@ -1,0 +1,212 @@
+"""Write docs/generated: the parts of the docs that come from code.
+
+    python docs/_generate.py            write what has changed
+    python docs/_generate.py --check    exit 1 if something is stale
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from _api import module_page, plain
+from _diagrams import StateDiagram
+
+from holdfast import errors
+from holdfast.protocol import decisions, events, states
+from holdfast.settings import describe
+
+HERE = Path(__file__).resolve().parent
+TARGET = HERE / "generated"
+
+Page = Callable[[], str]
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def code(text: object) -> str:
+    """Inline code, or nothing for an empty text."""
+    return f"`{text}`" if text != "" else ""
+
+
+def settings_page() -> str:
+    """Every setting with its default."""
+    rows = [
+        (code(row.name), code(row.variable), row.type, code(row.default), plain(row.doc).replace("\n", " "))
+        for row in describe()
+    ]
+    return table(("setting", "variable", "type", "default", "what it does"), rows)
+
+
+def errors_page() -> str:
+    """Every error with its code, HTTP status, meaning and hint, in the order of the tree."""
+
+    def below(parent: type[errors.HoldfastError], depth: int) -> Iterable[Sequence[str]]:
+        indent = "&nbsp;" * 4 * depth
+        meaning = plain(parent.__doc__ or "").split("\n")[0]
+        yield (
+            indent + code(parent.__name__),
+            code(parent.code),
+            str(parent.status),
+            meaning,
+            plain(parent.default_hint),
+        )
+        for child in parent.__subclasses__():
+            if child.__module__ == errors.__name__:
+                yield from below(child, depth + 1)
+
+    return table(("error", "code", "HTTP", "what happened", "what to do next"), below(errors.HoldfastError, 0))
+
+
+def fields_of(struct: type[msgspec.Struct], *, but: Iterable[str] = ()) -> str:
+    """The fields of a wire value, optional ones marked."""
+    return ", ".join(
+        code(field.name) + ("" if field.required else "?")
+        for field in msgspec.structs.fields(struct)
+        if field.name not in but
+    )
+
+
+def events_page() -> str:
+    """Every kind of event with its fields."""
+    rows = []
+    for kind in events.EVENT_KINDS:
+        member = next(m for m in events.Event.__args__ if m.__struct_config__.tag == kind)  # type: ignore[attr-defined]
+        meaning = plain(member.__doc__ or "").split("\n")[0]
+        rows.append((code(kind), meaning, fields_of(member, but=("seq", "at"))))
+    return table(("kind", "what it says", "fields"), rows)
+
+
+def transitions(table_of: Mapping[tuple[str, str], str]) -> str:
+    """A state table as rows."""
+    rows = [(code(state), code(event), code(target)) for (state, event), target in table_of.items()]
+    return table(("from", "input", "to"), rows)
+
+
+def decisions_page() -> str:
+    """What a session does with a message, as a grid of policies and occupancies."""
+    occupancies = list(dict.fromkeys(occupancy for occupancy, _ in decisions.DECISIONS))
+    policies = list(dict.fromkeys(policy for _, policy in decisions.DECISIONS))
+    rows = []
+    for policy in policies:
+        cells = [code(policy)]
+        for occupancy in occupancies:
+            row = decisions.DECISIONS[occupancy, policy]  # type: ignore[index]
+            if isinstance(row, decisions.Decision):
+                effects = [name for name in ("start", "interrupt", "sweep", "join") if getattr(row, name)]
+                cells.append(code(row.disposition) + (f" ({', '.join(effects)})" if effects else ""))
+            else:
+                cells.append(f"refused: {row}")
+        rows.append(cells)
+    return table(("policy", *occupancies), rows)
+
+
+RUN_DIAGRAM = StateDiagram(
+    table=states.RUN_TABLE,
+    places={
+        "running": (120, 70),
+        "suspended": (120, 200),
+        "stopping": (400, 280),
+        "completed": (680, 50),
+        "failed": (680, 110),
+        "interrupted": (680, 200),
+    },
+    size=(780, 350),
+    final=states.TERMINAL_RUN_STATES,
+)
+MESSAGE_DIAGRAM = StateDiagram(
+    table=states.MESSAGE_TABLE,
+    places={
+        "accepted": (100, 130),
+        "taken": (330, 130),
+        "completed": (640, 40),
+        "failed": (640, 100),
+        "interrupted": (640, 160),
+        "superseded": (640, 220),
+        "withdrawn": (330, 250),
+    },
+    size=(760, 290),
+    final=states.TERMINAL_MESSAGE_STATES,
+)
+
+# Modules whose `__all__` is the public Python interface, in the order of the page.
+API_MODULES = (
+    "holdfast.runtime",
+    "holdfast.errors",
+    "holdfast.settings",
+    "holdfast.protocol.messages",
+    "holdfast.protocol.events",
+    "holdfast.protocol.stopping",
+    "holdfast.protocol.states",
+    "holdfast.protocol.decisions",
+    "holdfast.storage.port",
+)
+
+
+def api_page() -> str:
+    """All public names of the public modules."""
+    return "\n".join(module_page(importlib.import_module(name)) for name in API_MODULES)
+
+
+PAGES: Mapping[str, Page] = {
+    "settings.md": settings_page,
+    "errors.md": errors_page,
+    "events.md": events_page,
+    "run-states.md": lambda: transitions(states.RUN_TABLE),
+    "message-states.md": lambda: transitions(states.MESSAGE_TABLE),
+    "decisions.md": decisions_page,
+    "run-states.svg": RUN_DIAGRAM.svg,
+    "message-states.svg": MESSAGE_DIAGRAM.svg,
+    "python.md": api_page,
+}
+
+# Made for each build and not committed: it changes with every docstring.
+UNCOMMITTED = {"python.md"}
+
+
+def stale() -> list[str]:
+    """The differences between what is written and what the code says, one text for each file."""
+    found = []
+    for name, page in PAGES.items():
+        if name in UNCOMMITTED:
+            continue
+        path = TARGET / name
+        written = path.read_text("utf-8") if path.exists() else ""
+        wanted = page()
+        if written != wanted:
+            lines = difflib.unified_diff(written.splitlines(), wanted.splitlines(), f"{name} (written)", name, lineterm="")
+            found.append("\n".join(list(lines)[:40]))
+    found += [f"{path.name}: no page makes it" for path in TARGET.iterdir() if path.name not in PAGES]
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write or check; returns the exit code."""
+    if list(arguments) == ["--check"]:
+        found = stale()
+        for difference in found:
+            print(difference)
+        if found:
+            print("docs/generated is stale: run 'make docs' and commit what it wrote")
+        return 1 if found else 0
+    TARGET.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        path = TARGET / name
+        wanted = page()
+        if not path.exists() or path.read_text("utf-8") != wanted:
+            path.write_text(wanted, "utf-8")
+            print(f"wrote generated/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
