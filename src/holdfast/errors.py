@@ -28,6 +28,7 @@
         │   └── IllegalTransition    a state change that the table does not have
         ├── LimitExceeded            a bound was reached; nothing was stored
         │   ├── MailboxFull
+        │   ├── QueueFull            an in-process queue
         │   ├── RateLimited
         │   └── BodyTooLarge
         ├── AccessDenied
@@ -46,6 +47,8 @@
         ├── CallFailed               run.call(): a replayed call had failed
         ├── NotDeterministic         a replayed run made another call than before
         ├── RunClosed                a run handle was used after its run ended
+        ├── QueueClosed              nothing goes into the queue any more, and it is empty
+        ├── QueueEmpty               nothing to take without waiting
         ├── ScopeClosed              a spawn or process came after stop began
         ├── StorageError
         │   ├── StaleFence           the session has another holder now; nothing was written
@@ -91,6 +94,9 @@ __all__ = [
     "NotFound",
     "OriginRefused",
     "PolicyUnavailable",
+    "QueueClosed",
+    "QueueEmpty",
+    "QueueFull",
     "RateLimited",
     "RunClosed",
     "RunError",
@@ -328,6 +334,13 @@ class MailboxFull(LimitExceeded):
     default_hint = "wait until the session has worked some off, or withdraw waiting messages"
 
 
+class QueueFull(LimitExceeded):
+    """The queue is full; nothing was put in."""
+
+    code = "queue_full"
+    default_hint = "wait for room, or raise the queue's bound"
+
+
 class RateLimited(LimitExceeded):
     """Too many requests of one principal; nothing was stored."""
 
@@ -451,6 +464,18 @@ class RunClosed(HoldfastError):
 
     code = "run_closed"
     default_hint = "keep work that outlives its run out of it: start it with session.background()"
+
+
+class QueueClosed(HoldfastError):
+    """The queue is closed: nothing goes in any more, and nothing is left in it to take."""
+
+    code = "queue_closed"
+
+
+class QueueEmpty(HoldfastError):
+    """There is nothing to take without waiting."""
+
+    code = "queue_empty"
 
 
 class ScopeClosed(HoldfastError):
