@@ -43,6 +43,7 @@ class TaskAdopter:
     def __call__(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any
     ) -> asyncio.Future[T]:
+        """Make the task; called by the loop."""
         context: contextvars.Context | None = options.get("context")
         place = current_place.get() if context is None else context.get(current_place)
         if place is None or place.scope._loop is not loop:

@@ -184,7 +184,13 @@ class Handle(Enclosure, Generic[T]):
     kind: MemberKind = "task"
 
     def __init__(self, scope: Scope, name: str, *, adopted: bool = False, depth: int = 0) -> None:
-        super().__init__(scope, None, None)
+        # Flat, without super(): one is made for each task.
+        self.scope = scope
+        self.task = None
+        self.outer = None
+        self.inner = None
+        self.cancels = 0
+        self.live = True
         self.name = name
         self.adopted = adopted
         self.depth = depth
@@ -195,7 +201,7 @@ class Handle(Enclosure, Generic[T]):
         self._done = False
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._waiters: dict[asyncio.Future[None], None] | None = None
+        self._waiters: dict[asyncio.Future[None], None] = {}
 
     def __repr__(self) -> str:
         state = "done" if self._done else "running"
@@ -203,6 +209,7 @@ class Handle(Enclosure, Generic[T]):
 
     @property
     def due(self) -> bool:
+        """Whether this member shall end."""
         own = self._interrupt
         return self.live and (self.scope.interrupt.triggered or (own is not None and own.triggered))
 
@@ -246,20 +253,14 @@ class Handle(Enclosure, Generic[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
-            yield from self._wait().__await__()
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters[future] = None
+            try:
+                if not self._done:
+                    yield from future
+            finally:
+                self._waiters.pop(future, None)
         return self.result()
-
-    async def _wait(self) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._waiters is None:
-            self._waiters = {}
-        waiters = self._waiters
-        waiters[future] = None
-        try:
-            if not self._done:
-                await future
-        finally:
-            waiters.pop(future, None)
 
     def _settle(self, result: T | None, error: BaseException | None) -> bool:
         """Record the end and wake who awaits it; False if it had ended before."""

@@ -15,13 +15,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Token
 from dataclasses import dataclass
-from types import TracebackType
+from types import CoroutineType, TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
 from holdfast.errors import Interrupted, ScopeClosed
@@ -196,10 +195,7 @@ class Scope:
 
     def members(self) -> tuple[Member, ...]:
         """A snapshot of what the scope owns now."""
-        found: list[Member] = []
-        for member in (*self._members.copy(), *self._adopted.copy()):
-            found.append(member._snapshot())
-        return tuple(found)
+        return tuple(member._snapshot() for member in (*self._members.copy(), *self._adopted.copy()))
 
     def statistics(self) -> ScopeStatistics:
         """A snapshot of the scope."""
@@ -319,9 +315,10 @@ class Scope:
             raise Interrupted(cause) from failure
 
     def close_when_done(self, fn: Callable[[], object]) -> None:
-        """For owners that are no task: close the scope once its members have ended, by themselves or stopped; then call `fn`.
+        """For owners that are no task: close the scope once its members have ended, by themselves or stopped.
 
-        `fn` is called on the scope's loop, when `closed`, `errors` and `receipt` have their last values. On the loop only.
+        ``fn`` is called on the scope's loop then, when ``closed``, ``errors`` and ``receipt`` have their last values.
+        Call this on the loop only.
         """
         self._on_closed = fn
         self._leaving = True
@@ -397,6 +394,12 @@ class Scope:
         assert self.receipt is not None
         return self.receipt
 
+    def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
+        """Begin what `stop` does, without waiting for it. From any thread, also from inside; see `close_when_done`."""
+        self.interrupt.trigger(cause=cause)
+        grace = self.grace_s if grace_s is None else grace_s
+        self._on_loop(self._stop_here, grace, self.kill_after_s if kill_after_s is None else kill_after_s)
+
     def _is_around_caller(self) -> bool:
         scope = current_scope()
         while scope is not None and scope is not self:
@@ -447,12 +450,12 @@ class Scope:
             if not callable(work):
                 raise TypeError("a thread runs a function, not a coroutine; leave out on=, or pass the function")
             return self._spawn_thread(work, values, label)
-        if inspect.iscoroutine(work):
+        if isinstance(work, CoroutineType):
             coroutine = work
         else:
             assert callable(work)
             coroutine = work(*values)
-            if not inspect.iscoroutine(coroutine):
+            if not isinstance(coroutine, Coroutine):
                 raise TypeError(f"{label!r} is no coroutine function; use on='thread' for a blocking function")
         handle: TaskHandle[Any] = TaskHandle(self, label, coroutine)
         handle._context = inside(handle, self.interrupt)
@@ -522,6 +525,8 @@ class Scope:
             return
         if self._stopping is not None:
             self._stopping.left(member.kind, member.name, member)
+        elif error is None and not self._leaving:
+            return
         if error is not None and not isinstance(error, (Interrupted, asyncio.CancelledError)):
             self._fail(error, repr(member.name))
         self._look()
