@@ -62,9 +62,7 @@ class StateDiagram:
         path = f"M{x - 14} {edge}C{x - 30} {edge + side * 34} {x + 30} {edge + side * 34} {x + 14} {edge + side * 2}"
         return [_line(path), _label(x, edge + (38 if side > 0 else -30), text, "middle")]
 
-    def _edge(
-        self, state: str, target: str, text: str, labels: Mapping[tuple[str, str], object]
-    ) -> list[str]:
+    def _edge(self, state: str, target: str, text: str, labels: Mapping[tuple[str, str], object]) -> list[str]:
         (x1, y1), (x2, y2) = self.places[state], self.places[target]
         # Two states that lead to each other get their lines side by side.
         length = math.hypot(x2 - x1, y2 - y1)

@@ -1,7 +1,7 @@
 """Write docs/generated: the parts of the docs that come from code.
 
-    python docs/_generate.py            write what has changed
-    python docs/_generate.py --check    exit 1 if something is stale
+python docs/_generate.py            write what has changed
+python docs/_generate.py --check    exit 1 if something is stale
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def stale() -> list[str]:
         written = path.read_text("utf-8") if path.exists() else ""
         wanted = page()
         if written != wanted:
-            lines = difflib.unified_diff(written.splitlines(), wanted.splitlines(), f"{name} (written)", name, lineterm="")
+            lines = difflib.unified_diff(
+                written.splitlines(), wanted.splitlines(), f"{name} (written)", name, lineterm=""
+            )
             found.append("\n".join(list(lines)[:40]))
     found += [f"{path.name}: no page makes it" for path in TARGET.iterdir() if path.name not in PAGES]
     return found

@@ -1,0 +1,48 @@
+"""What holds for all tests: no network but this machine's own, and the same Hypothesis examples on every run."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("holdfast", deadline=None, derandomize=True)
+settings.load_profile("holdfast")
+
+
+def is_here(address: Any) -> bool:
+    """Whether a socket address is on this machine."""
+    if not isinstance(address, tuple):
+        return True  # a Unix socket
+    host = str(address[0]).partition("%")[0]
+    try:
+        return host in ("", "localhost") or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@pytest.fixture(autouse=True, scope="session")
+def network_off() -> Iterator[None]:
+    """A test that reaches for the network fails at once, and says where it wanted to go."""
+    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
+
+    def guard(address: Any) -> None:
+        if not is_here(address):
+            raise RuntimeError(f"tests have no network, and this one wanted to reach {address}")
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        guard(address)
+        connect(self, address)
+
+    def guarded_connect_ex(self: socket.socket, address: Any) -> int:
+        guard(address)
+        return connect_ex(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket.socket, "connect_ex", guarded_connect_ex)
+        yield

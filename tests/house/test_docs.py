@@ -1,0 +1,76 @@
+"""The docs say what the code does: nothing generated is stale, and nothing that users meet is left out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import errors
+from holdfast.protocol.events import EVENT_KINDS
+from holdfast.settings import describe
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def page(name: str) -> str:
+    """A page with what it includes."""
+    path = DOCS / name
+    return re.sub(
+        r"```\{include\} (\S+)\n```", lambda found: (path.parent / found[1]).read_text("utf-8"), path.read_text("utf-8")
+    )
+
+
+def all_errors(parent: type[errors.HoldfastError] = errors.HoldfastError) -> list[type[errors.HoldfastError]]:
+    return [parent, *(error for child in parent.__subclasses__() for error in all_errors(child))]
+
+
+def test_nothing_that_is_generated_is_stale() -> None:
+    result = subprocess.run(
+        [sys.executable, DOCS / "_generate.py", "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = page("reference/settings.md")
+    assert [row.name for row in describe() if f"`{row.name}`" not in text or f"`{row.default}`" not in text] == []
+
+
+def test_every_event_kind_is_documented() -> None:
+    text = page("reference/events.md")
+    assert [kind for kind in EVENT_KINDS if f"`{kind}`" not in text] == []
+
+
+def test_every_error_and_code_is_documented() -> None:
+    text = page("reference/errors.md")
+    assert [e.__name__ for e in all_errors() if f"`{e.__name__}`" not in text or f"`{e.code}`" not in text] == []
+
+
+def test_error_codes_are_unique() -> None:
+    codes = [error.code for error in all_errors()]
+    assert sorted(codes) == sorted(set(codes))
+
+
+def test_every_promise_names_its_counter_and_tests() -> None:
+    text = page("explanation/promises.md")
+    for number in range(1, 15):
+        row = re.search(rf"^\| \[P{number} .*$", text, re.MULTILINE)
+        assert row, f"P{number}"
+        folders = re.findall(r"`(tests/\w+)`", row[0])
+        assert folders
+        assert [folder for folder in folders if not any((ROOT / folder).glob("test_*.py"))] == []
+        assert f"`P{number}`" in row[0]
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")], ids=str)
+def test_a_link_to_a_file_leads_somewhere(path: Path) -> None:
+    if "_build" in path.parts:
+        return
+    links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)(?:#[^)]*)?\)", path.read_text("utf-8"))
+    base = path.parent
+    assert [link for link in links if not any((base / (link + end)).exists() for end in ("", ".md"))] == []

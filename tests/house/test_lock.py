@@ -1,0 +1,55 @@
+"""The lock: everything pinned and hashed, and nothing in it says where to load it from."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
+
+
+def pins(lock: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9._-]+)(?:\[[a-z,]+\])?==(\S+)", lock.read_text(), re.MULTILINE))
+
+
+def name_of(requirement: str) -> str:
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    return match[0].lower().replace("_", "-")
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_a_lock_names_no_place(lock: Path) -> None:
+    text = lock.read_text()
+    assert not re.search(r"https?:|file:|@ |--(index|find|extra|trusted)", text)
+    assert not re.search(r"(^|[\s=\"'])/", text), "a path of some machine"
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
+def test_every_pin_has_hashes(lock: Path) -> None:
+    entries = re.split(r"^(?=[a-z0-9])", lock.read_text(), flags=re.MULTILINE)
+    entries = [entry for entry in entries if not entry.startswith("#") and entry.strip()]
+    assert entries
+    assert [entry.splitlines()[0] for entry in entries if "--hash=sha256:" not in entry] == []
+
+
+def test_the_server_lock_holds_what_the_package_asks_for_and_builds_with() -> None:
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = package["project"]["dependencies"] + package["build-system"]["requires"]
+    assert {name_of(requirement) for requirement in asked} <= pins(ROOT / "requirements/serve.txt").keys()
+
+
+def test_the_developers_lock_contains_the_servers_at_the_same_versions() -> None:
+    serve, dev = pins(ROOT / "requirements/serve.txt"), pins(ROOT / "requirements/dev.txt")
+    assert {name: dev.get(name) for name in serve} == serve
+
+
+@pytest.mark.parametrize("source", sorted((ROOT / "requirements").glob("*.in")), ids=lambda path: path.name)
+def test_what_a_source_asks_for_is_in_its_lock(source: Path) -> None:
+    lock = {"build": "serve"}.get(source.stem, source.stem)
+    asked = {name_of(line) for line in source.read_text().splitlines() if line and not line.startswith("#")}
+    assert asked <= pins(ROOT / f"requirements/{lock}.txt").keys(), "run 'make lock'"
