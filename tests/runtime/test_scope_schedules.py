@@ -457,8 +457,8 @@ def stays_current(patch: pytest.MonkeyPatch) -> None:
 
     async def leaky(self: Scope) -> Scope:
         await enter(self)
-        module.current_place.set(self._body)
-        self._place_token = module.current_place.set(self._body)
+        module.current_place.enter(self._body)
+        self._entered = (module.current_place.enter(self._body), self._entered[1])
         return self
 
     patch.setattr(Scope, "__aenter__", leaky)
@@ -476,8 +476,8 @@ async def stop_from_inside() -> None:
             told.append("interrupted")
             raise
 
-    handle = scope.spawn(inside())
     scope.spawn(asyncio.sleep(1000))
+    handle = scope.spawn(inside())
     with pytest.raises(Interrupted):
         await scope.join()
     with pytest.raises(Interrupted) as caught:

@@ -45,7 +45,7 @@ class TaskAdopter:
     ) -> asyncio.Future[T]:
         """Make the task; called by the loop."""
         context: contextvars.Context | None = options.get("context")
-        place = current_place.get() if context is None else context.get(current_place)
+        place = current_place.get() if context is None else current_place.get_in(context)
         if place is None or place.scope._loop is not loop:
             return self._make(loop, coroutine, options)
         scope = place.scope
@@ -53,7 +53,7 @@ class TaskAdopter:
         depth = place.depth + 1 if isinstance(place, TaskHandle) else 1
         handle: TaskHandle[T] = TaskHandle(scope, name, None, adopted=True, depth=depth)
         handle._context = context = contextvars.copy_context() if context is None else context
-        context.run(current_place.set, handle)
+        context.run(current_place.variable.set, handle)
         options["context"] = context
         adopted = scope._adopt(handle)
         try:

@@ -17,13 +17,15 @@ import contextvars
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator
-from contextvars import ContextVar
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Abandoned, Cause
+from holdfast.runtime.carried import Carried
 from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.shield import shielded_by
 
 if TYPE_CHECKING:
     from holdfast.runtime.interrupt import Registration
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["Body", "Enclosure", "Handle", "Member", "MemberKind", "TaskHandle", "ThreadHandle", "current_place"]
 
 T = TypeVar("T")
+
+_RESUMED_S = 0.05
+"""How often to look whether a generator is iterated further, in seconds."""
 
 MemberKind = Literal["task", "thread", "process", "scope"]
 
@@ -105,32 +110,52 @@ class Enclosure:
             if not inner.live:
                 return
             inner = inner.inner
+        shield = shielded_by(task, self.started_in)
+        if shield is not None:
+            shield.expire()
         self._cancel(task)
 
     def _cancel(self, task: asyncio.Task[Any]) -> None:
         loop = task.get_loop()
-        if asyncio.current_task(loop) is task:
-            loop.call_soon(self.deliver)
-            return
-        self.cancels += 1
-        task.cancel()
+        shield = shielded_by(task, self.started_in)
+        if shield is not None:
+            shield.hold(self.deliver)
+        elif asyncio.current_task(loop) is task:
+            loop.call_soon(self.deliver, context=contextvars.Context())
+        else:
+            self.cancels += 1
+            task.cancel()
+
+    @property
+    def started_in(self) -> contextvars.Context | None:
+        """The context that the task was started in, where it is known."""
+        return None
 
 
 class Body(Enclosure):
     """The body of ``async with scope``, in the task that entered it."""
 
-    __slots__ = ("cancelling_before", "name")
+    __slots__ = ("cancelling_before", "generator", "name")
 
     def __init__(self, scope: Scope, task: asyncio.Task[Any], outer: Enclosure | None) -> None:
         super().__init__(scope, task, outer)
         self.name = task.get_name()
+        self.generator: FrameType | None = None
         self.cancelling_before = task.cancelling()
         if outer is not None:
             outer.inner = self
 
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        if self.generator is not None and rests_at_yield(self.generator):
+            # The task is in the code that iterates over the generator, which is not ours to cancel.
+            task.get_loop().call_later(_RESUMED_S, self.deliver, context=contextvars.Context())
+            return
+        super()._cancel(task)
+
     def leave(self) -> None:
         """The body has ended: nothing is delivered to it any more."""
         self.live = False
+        self.generator = None
 
     def settle(self) -> bool:
         """Take back what was delivered, at the very end; True if a cancellation that is not ours is left."""
@@ -156,7 +181,7 @@ class Body(Enclosure):
         return Abandoned(kind="task", name=self.name, stack=task_stack(self.task))
 
 
-current_place: ContextVar[Enclosure | None] = ContextVar("holdfast_place", default=None)
+current_place: Carried[Enclosure] = Carried("holdfast_place")
 
 
 class Handle(Enclosure, Generic[T]):
@@ -212,6 +237,11 @@ class Handle(Enclosure, Generic[T]):
         """Whether this member shall end."""
         own = self._interrupt
         return self.live and (self.scope.interrupt.triggered or (own is not None and own.triggered))
+
+    @property
+    def started_in(self) -> contextvars.Context | None:
+        """The context that it was started in."""
+        return self._context
 
     @property
     def interrupt(self) -> Interrupt:
@@ -292,7 +322,10 @@ class Handle(Enclosure, Generic[T]):
         """The grace is over and the member is still there: tell it again."""
         raise NotImplementedError
 
-    def _abandon(self) -> Abandoned:
+    def _force(self) -> None:
+        """The grace is over: do at once what needs no consent."""
+
+    def _abandon(self) -> Abandoned | None:
         """Give the member up; what it still returns does not count."""
         raise NotImplementedError
 
@@ -490,6 +523,14 @@ def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def rests_at_yield(generator: FrameType) -> bool:
+    """Whether a generator waits for being iterated further, rather than for something that it awaits."""
+    if generator.f_back is not None:
+        return False
+    # What it resumes with is the instruction after the one it rests at: RESUME 1 after a yield, 3 after an await.
+    return generator.f_code.co_code[generator.f_lasti + 3] & 3 == 1
+
+
 def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
     """A copy of the current context in which code runs at ``place``."""
     context = contextvars.copy_context()
@@ -498,5 +539,5 @@ def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
 
 
 def _enter(place: Enclosure, interrupt: Interrupt) -> None:
-    current_place.set(place)
+    current_place.variable.set(place)
     interrupt.make_current()

@@ -15,20 +15,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextvars import Token
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
 from typing import Any, Final, Literal, TypeVar, overload
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
-from holdfast.runtime.interrupt import Interrupt, Registration, current_interrupt, use
+from holdfast.runtime.carried import Entered
+from holdfast.runtime.interrupt import Interrupt, Registration, current, current_interrupt, use
 from holdfast.runtime.members import (
     Body,
-    Enclosure,
     Handle,
     Member,
     TaskHandle,
@@ -37,6 +37,8 @@ from holdfast.runtime.members import (
     inside,
     wake,
 )
+from holdfast.runtime.owned_processes import ProcessHandle
+from holdfast.runtime.processes import Process, ProcessHost, Stream, TreeResult, process_host
 from holdfast.runtime.stopping import Stopping
 from holdfast.runtime.threads import ThreadPool, shared_threads
 
@@ -105,6 +107,7 @@ class Scope:
         kill_after_s: how long members are pressed after the grace before they are abandoned, in seconds.
         detached: independent of the scope and the interrupt that the code runs in.
         threads: the pool for ``on="thread"``; by default the parent's, or the one shared by the process.
+        processes: starts programs; by default the parent's, or the one of this process.
         owner: the key under which abandoned threads are counted; by default the parent's.
 
     A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members`, `add_closer` may be called from
@@ -121,6 +124,7 @@ class Scope:
         kill_after_s: float | None = None,
         detached: bool = False,
         threads: ThreadPool | None = None,
+        processes: ProcessHost | None = None,
         owner: str | None = None,
     ) -> None:
         above: Interrupt | None = None
@@ -142,6 +146,9 @@ class Scope:
         self.receipt: StopReceipt | None = None
         self.errors: list[BaseException] = []
         self._pool: ThreadPool | None = threads if threads is not None else parent._pool if parent is not None else None
+        self._processes: ProcessHost | None = (
+            processes if processes is not None else parent._processes if parent is not None else None
+        )
         self._deadline_s = deadline_s
         self._state: ScopeState = "open"
         self._gate = threading.RLock()
@@ -159,8 +166,7 @@ class Scope:
         self._registration: Registration | None = None
         self._stopping: Stopping | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._place_token: Token[Enclosure | None] | None = None
-        self._interrupt_token: Token[Interrupt | None] | None = None
+        self._entered: tuple[Entered[Any], ...] = ()
 
     def __repr__(self) -> str:
         return f"<Scope {self.name!r} {self._state}, {len(self._members) + len(self._adopted)} members>"
@@ -244,8 +250,9 @@ class Scope:
         while outer is not None and (outer.task is not task or not outer.live):
             outer = outer.outer
         self._body = Body(self, task, outer)
-        self._place_token = current_place.set(self._body)
-        self._interrupt_token = self.interrupt.make_current()
+        place = current_place.enter(self._body)
+        self._body.generator = place.frame
+        self._entered = (place, current.enter(self.interrupt))
         return self
 
     async def __aexit__(
@@ -253,9 +260,8 @@ class Scope:
     ) -> None:
         body = self._body
         assert body is not None
-        for token in (self._interrupt_token, self._place_token):
-            assert token is not None
-            token.var.reset(token)  # type: ignore[arg-type]
+        for entered in reversed(self._entered):
+            entered.leave()
         body.leave()
         if error is not None:
             self._body_failed(error)
@@ -482,6 +488,40 @@ class Scope:
             raise
         return handle
 
+    async def process(
+        self,
+        argv: Sequence[str | bytes | os.PathLike[str]],
+        *,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        cwd: str | bytes | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> Process:
+        """Start a program that the scope owns, with everything that it starts; parameters as in `ProcessHost.spawn`.
+
+        The scope waits for the program to end; what it leaves running ends with the scope. A stop sends SIGTERM to the
+        whole tree, and kills it when the grace is over.
+
+        Raises:
+            ScopeClosed: the scope is stopping or closed, or was not opened.
+            OSError: the program cannot be started.
+        """
+        if self._processes is None:
+            self._processes = process_host()
+        handle = ProcessHandle(self, name or os.fsdecode(argv[0]))
+        self._enter(handle)
+        try:
+            process = await self._processes.spawn(
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name
+            )
+            await handle._take(process)
+        except BaseException:
+            self._on_loop(self._discard, handle, None)
+            raise
+        return process
+
     def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
         """A new scope that this one owns; use it with ``async with`` or ``open()``."""
         return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
@@ -513,6 +553,24 @@ class Scope:
     def _admits(self, member: Handle[Any]) -> bool:
         """Whether a member that was entered may begin. On the loop."""
         return member in self._members and not self.interrupt.triggered
+
+    def _leave_behind(self, member: Handle[Any]) -> None:
+        """Nobody waits for this member any more; it ends with the scope. On the loop."""
+        with self._gate:
+            if self._members.pop(member, member) is not member:
+                self._adopted[member] = None
+        self._look()
+
+    def _grace_left(self) -> float:
+        return 0.0 if self._stopping is None else self._stopping.grace_left_s
+
+    def _unproven(self, result: TreeResult) -> None:
+        if self._stopping is not None:
+            self._stopping.unproven(result)
+
+    def _make_own_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of the scope's own, which no stop cancels. On the loop; the caller keeps it."""
+        return self._make_task(coroutine, name, contextvars.Context())
 
     def _tell(self, member: Handle[Any]) -> None:
         """A member came to be while the scope was being interrupted."""
@@ -585,7 +643,7 @@ class Scope:
             with self._gate:
                 self._state = "stopping"
             self._stopping = Stopping(self)
-            self._stopping.ask()
+            self._stopping.begin(grace_s, kill_after_s)
         self._stopping.tighten(grace_s, kill_after_s)
         self._stopping.look()
 
@@ -673,9 +731,9 @@ def current_scope() -> Scope | None:
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
     """What is started in the body starts outside any scope and interrupt: for things that are shared."""
-    token = current_place.set(None)
+    place = current_place.enter(None)
     try:
         with use(None):
             yield
     finally:
-        current_place.reset(token)
+        place.leave()

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.members import Handle, MemberKind, TaskHandle
+from holdfast.runtime.owned_processes import ProcessHandle
 
 if TYPE_CHECKING:
+    from holdfast.runtime.processes import TreeResult
     from holdfast.runtime.scope import Scope
 
 __all__ = ["Stopping"]
@@ -49,7 +51,6 @@ class Stopping:
         self._abandoned: list[Abandoned] = []
         self._survivors: list[int] = []
         self._unknown = False
-        self._kills: set[asyncio.Task[None]] = set()
 
     def tighten(self, grace_s: float, kill_after_s: float) -> None:
         """End the grace and the stop no later than this, counted from now."""
@@ -62,6 +63,13 @@ class Stopping:
         if self.phase == "grace" and self._force_at <= now:
             self._force()
         self._arm()
+
+    def begin(self, grace_s: float, kill_after_s: float) -> None:
+        """Set the deadlines and tell every member."""
+        now = self._loop.time()
+        self._force_at = now + max(0.0, grace_s)
+        self._end_at = self._force_at + max(0.0, kill_after_s)
+        self.ask()
 
     def ask(self) -> None:
         """Tell every member once; what foreign code started comes after those who started it."""
@@ -105,9 +113,19 @@ class Stopping:
         self._survivors.extend(receipt.survivors)
         self._unknown = self._unknown or receipt.outcome == "unknown"
 
+    def unproven(self, result: TreeResult) -> None:
+        """A process tree could not be proven dead."""
+        self._survivors.extend(result.survivors)
+        self._unknown = True
+
+    @property
+    def grace_left_s(self) -> float:
+        """What is left of the grace, in seconds."""
+        return max(0.0, self._force_at - self._loop.time())
+
     def look(self) -> None:
         """End if nothing is left."""
-        if self.phase != "ended" and not self._kills and self.scope._shut():
+        if self.phase != "ended" and self.scope._shut():
             self._end()
 
     def _arm(self) -> None:
@@ -147,6 +165,8 @@ class Stopping:
             self._pressed[body] = body.name
         for closer in self.scope._take_closers():
             closer.run()
+        for member in self.scope._handles():
+            member._force()
         self._press_at = self._loop.time() + self._press_in_s
 
     def _press(self) -> None:
@@ -169,7 +189,13 @@ class Stopping:
         for member in self.scope._handles():
             self.scope._members.pop(member, None)
             self.scope._adopted.pop(member, None)
-            self._abandoned.append(member._abandon())
+            abandoned = member._abandon()
+            if abandoned is not None:
+                self._abandoned.append(abandoned)
+            elif isinstance(member, ProcessHandle):
+                self._unknown = True
+                if member.process is not None:
+                    self._survivors.append(member.process.pid)
         body = self.scope._body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())

@@ -1,0 +1,102 @@
+"""Process trees as members of a scope: asked with SIGTERM, killed as a tree when the grace is over.
+
+Invariants
+- Membership is reserved before the program is started, and lasts until its whole tree is gone.
+- A scope waits for the program to end by itself, but not for strays that it left running: those end with the scope.
+- What could not be proven dead is told to the stop under way, and its receipt says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ScopeClosed
+from holdfast.runtime.members import Handle, Member, MemberKind
+
+if TYPE_CHECKING:
+    from holdfast.protocol.stopping import Abandoned
+    from holdfast.runtime.processes import Process
+    from holdfast.runtime.scope import Scope
+
+__all__ = ["ProcessHandle"]
+
+
+class ProcessHandle(Handle[int]):
+    """A member that is a program with everything it starts."""
+
+    __slots__ = ("_attending", "_killing", "process")
+
+    kind: MemberKind = "process"
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        super().__init__(scope, name)
+        self.process: Process | None = None
+        self._attending: asyncio.Task[None] | None = None
+        self._killing: dict[asyncio.Task[None], None] = {}
+
+    async def _take(self, process: Process) -> None:
+        """The program was started.
+
+        Raises:
+            ScopeClosed: the scope was closed meanwhile; the tree was killed.
+        """
+        self.process = process
+        self.name = process.name
+        if self._done:
+            await process.kill_tree()
+            raise ScopeClosed(f"scope {self.scope.name!r} was closed while {process.name!r} was started")
+        self.scope._on_loop(self._attend)
+
+    def _attend(self) -> None:
+        self._attending = self.scope._make_own_task(self._attention(), f"attend {self.name}")
+        if self.due:
+            self.scope._tell(self)
+
+    async def _attention(self) -> None:
+        process = self.process
+        assert process is not None
+        returncode = await process.wait()
+        if not process.gone:
+            self.scope._leave_behind(self)
+        await process.wait_gone()
+        self._end(returncode)
+
+    def _end(self, returncode: int | None) -> None:
+        if self._settle(returncode, None if returncode is not None else self._stopped("it was killed")):
+            self.scope._discard(self, None)
+
+    def _ask(self) -> None:
+        self._kill(self.scope._grace_left())
+
+    def _force(self) -> None:
+        self._kill(0.0)
+
+    def _press(self) -> None:
+        """A tree that is being killed is killed to its end."""
+
+    def _kill(self, term_first_s: float) -> None:
+        if self.process is not None and not self._done:
+            killing = self.scope._make_own_task(self._kill_tree(self.process, term_first_s), f"kill {self.name}")
+            self._killing[killing] = None
+            killing.add_done_callback(self._killing.pop, context=contextvars.Context())
+
+    async def _kill_tree(self, process: Process, term_first_s: float) -> None:
+        result = await process.kill_tree(term_first_s=term_first_s)
+        if result.outcome == "gone":
+            return
+        if not self._done:
+            self.scope._unproven(result)
+            self._end(process.returncode)
+
+    def _abandon(self) -> Abandoned | None:
+        if self._attending is not None:
+            self._attending.cancel()
+        self._settle(None, self._stopped("its death could not be proven in time"))
+        return None
+
+    def _snapshot(self) -> Member:
+        state = "starting" if self.process is None else "stopping" if self.due else "running"
+        pid = None if self.process is None else self.process.pid
+        return Member(kind="process", name=self.name, started_at=self.started_at, state=state, pid=pid)
