@@ -79,7 +79,7 @@ def class_page(name: str, cls: type) -> list[str]:
             text = inspect.getdoc(function)
             if text:
                 out += [f"`{name}.{member}` (property): {one_paragraph(text)}", ""]
-        elif inspect.isroutine(function) and not isinstance(function, type) and inspect.getdoc(function):
+        elif inspect.isroutine(function) and inspect.getdoc(function):
             out += [fence(signature(f"{name}.{member}", function, method=True)), ""]
             out += [to_markdown(inspect.getdoc(function) or ""), ""]
     return out
