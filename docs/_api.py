@@ -8,13 +8,9 @@ import re
 from types import ModuleType
 
 import msgspec
+from _text import plain
 
 SECTIONS = ("Parameters:", "Raises:", "Returns:", "Yields:", "Example:", "Invariants:")
-
-
-def plain(docstring: str) -> str:
-    """The text of a docstring as Markdown: one kind of inline code, and nothing that MyST takes for syntax."""
-    return re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(docstring))
 
 
 def to_markdown(docstring: str) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-from _api import module_page, plain
+from _api import module_page
 from _diagrams import StateDiagram
+from _text import code, fields_of, plain, table
 
 from holdfast import errors
 from holdfast.protocol import decisions, events, states
@@ -25,18 +25,6 @@ HERE = Path(__file__).resolve().parent
 TARGET = HERE / "generated"
 
 Page = Callable[[], str]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def code(text: object) -> str:
-    """Inline code, or nothing for an empty text."""
-    return f"`{text}`" if text != "" else ""
 
 
 def settings_page() -> str:
@@ -66,15 +54,6 @@ def errors_page() -> str:
                 yield from below(child, depth + 1)
 
     return table(("error", "code", "HTTP", "what happened", "what to do next"), below(errors.HoldfastError, 0))
-
-
-def fields_of(struct: type[msgspec.Struct], *, but: Iterable[str] = ()) -> str:
-    """The fields of a wire value, optional ones marked."""
-    return ", ".join(
-        code(field.name) + ("" if field.required else "?")
-        for field in msgspec.structs.fields(struct)
-        if field.name not in but
-    )
 
 
 def events_page() -> str:

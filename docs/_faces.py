@@ -1,0 +1,155 @@
+"""The parts of the reference that come from the HTTP table, the command line, the failpoints and the counters."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from _text import code, fields_of, plain, table
+
+import holdfast
+
+SOURCE = Path(holdfast.__file__).parent
+
+
+def http_page() -> str:
+    """Every operation with its parameters, answers and refusals."""
+    from holdfast.server.native import TABLE as native
+    from holdfast.server.operations import Operation
+
+    operations: list[Operation] = [*native.operations, *other_operations()]
+    out = [table(("method", "address", ""), ((code(o.method), code(o.path), first_line(o.doc)) for o in operations))]
+    for operation in operations:
+        out += ["", f"### `{operation.method} {operation.path}`", "", plain(operation.doc), ""]
+        if operation.admin:
+            out += ["Needs an admin key.", ""]
+        elif operation.public:
+            out += ["Needs no key.", ""]
+        if operation.body is not None:
+            optional = " (may be left out)" if operation.optional_body else ""
+            out += [
+                f"Body{optional}: {fields_of(operation.body)}. {first_line(plain(operation.body.__doc__ or ''))}",
+                "",
+            ]
+        if operation.query:
+            rows = ((code(query.name), query.type, query.doc) for query in operation.query)
+            out += [table(("query", "type", ""), rows)]
+        answers = (f"{status}: {answer(kind)}" for status, kind in operation.answers.items())
+        out += ["Answers: " + "; ".join(answers) + ".", ""]
+        if operation.errors:
+            out += ["Refusals: " + ", ".join(f"{code(e.code)} ({e.status})" for e in operation.errors) + ".", ""]
+    return "\n".join(out)
+
+
+def other_operations() -> Iterator[Any]:
+    """The operations of the server that are not under ``/v1``."""
+    application = importlib.import_module("holdfast.server.app")
+    for value in vars(application).values():
+        if type(value).__name__ == "Table":
+            from holdfast.server.native import TABLE
+
+            if value is not TABLE:
+                yield from value.operations
+
+
+def first_line(text: str) -> str:
+    """The first line of a text."""
+    return text.strip().partition("\n")[0]
+
+
+def answer(kind: Any) -> str:
+    """What an operation answers with."""
+    if isinstance(kind, str):
+        return code(kind)
+    if isinstance(kind, types.UnionType):
+        return " or ".join(answer(member) for member in typing.get_args(kind))
+    text = code(kind.__name__)
+    return text + (f" with {fields_of(kind)}" if issubclass(kind, msgspec.Struct) else "")
+
+
+def failpoint_names() -> tuple[str, ...]:
+    """All failpoints, with every module imported that could have some."""
+    from holdfast import failpoints
+
+    for module in pkgutil.walk_packages([str(SOURCE)], "holdfast."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return failpoints.names()
+
+
+def failpoints_page() -> str:
+    """Every failpoint with the module that has it."""
+    places = {path: path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+
+    def owner(name: str) -> str:
+        quoted = re.compile(rf"[\"']{re.escape(name)}[\"']")
+        found = [path for path, text in places.items() if quoted.search(text) and "failpoints" in text]
+        return code(found[0].relative_to(SOURCE.parent)) if found else ""
+
+    return table(("failpoint", "stands in"), ((code(name), owner(name)) for name in failpoint_names()))
+
+
+def counters_page() -> str:
+    """The counter behind each promise."""
+    from holdfast.host import PROMISES
+
+    rows = ((code(number), name, kept, broken) for number, (name, kept, broken) in PROMISES.items())
+    return table(("counter", "promise", "`kept` counts", "`broken` counts, and stays 0"), rows)
+
+
+def statistics_fields() -> Iterable[str]:
+    """The fields of a host's statistics."""
+    from holdfast.host import HostStatistics
+
+    return HostStatistics.__struct_fields__
+
+
+def cli_page() -> str:
+    """Every command with its arguments and options."""
+    import typer.main
+
+    from holdfast.cli import app
+
+    group = typer.main.get_command(app)
+    out: list[str] = []
+    commands = getattr(group, "commands", {})
+    rows = []
+    for name, command in commands.items():
+        rows.append((code(f"holdfast {name}"), first_line(command.help or "")))
+    out += [table(("command", ""), rows), ""]
+    for name, command in commands.items():
+        out += list(command_section(f"holdfast {name}", command))
+    return "\n".join(out)
+
+
+def command_section(path: str, command: Any) -> Iterator[str]:
+    """A command, and its subcommands."""
+    parameters = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
+    usage = [path]
+    usage += [f"<{p.name}>" if p.required else f"[{p.name}]" for p in parameters if p.param_type_name == "argument"]
+    if any(p.param_type_name == "option" for p in parameters):
+        usage.append("[options]")
+    yield f"### `{path}`\n\n```text\n{' '.join(usage)}\n```\n\n{paragraphs(command.help or '')}\n"
+    rows = []
+    for parameter in parameters:
+        names = ", ".join(parameter.opts + parameter.secondary_opts)
+        shown = f"<{parameter.name}>" if parameter.param_type_name == "argument" else names
+        default = parameter.default
+        written = "" if default in (None, False, (), []) or callable(default) or parameter.required else code(default)
+        rows.append((code(shown), " ".join((getattr(parameter, "help", "") or "").split()), written))
+    if rows:
+        yield table(("", "what it does", "default"), rows) + "\n"
+    for name, below in getattr(command, "commands", {}).items():
+        yield from command_section(f"{path} {name}", below)
+
+
+def paragraphs(text: str) -> str:
+    """A help text as Markdown."""
+    return re.sub(r"\[/?\w*\]|\f|\x08", "", text).strip()
