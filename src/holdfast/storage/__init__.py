@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError
 from holdfast.storage.memory import MemoryStore
+from holdfast.storage.sqlite import SqliteStore
 
 if TYPE_CHECKING:
     from holdfast.storage.port import Store
 
-__all__ = ["MemoryStore", "open_store"]
+__all__ = ["MemoryStore", "SqliteStore", "open_store"]
 
 
 def open_store(url: str) -> Store:
@@ -24,4 +25,6 @@ def open_store(url: str) -> Store:
     """
     if url == "memory://":
         return MemoryStore()
+    if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
+        return SqliteStore(url.removeprefix("sqlite:///"))
     raise ConfigurationError(f"no store is known for {url!r}", hint="use sqlite:///file.db or memory://")

@@ -1,0 +1,98 @@
+"""Named points at which a test can end the process or raise an error, to prove what survives there.
+
+A module registers its points when it is imported and calls `hit` where they are. In the environment,
+``HOLDFAST_FAILPOINT=name`` (or ``name:3`` for the third time) makes the process end itself there with SIGKILL, as if
+the machine had lost power between two instructions. In process, `arm` raises an error instead. Unarmed, a `hit` is
+one look at a global.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.errors import ConfigurationError
+
+__all__ = ["VARIABLE", "arm", "armed", "hit", "names", "register"]
+
+VARIABLE = "HOLDFAST_FAILPOINT"
+
+_names: set[str] = set()
+
+
+class _Armed:
+    """A point that waits to be hit: the ``nth`` hit from now counts."""
+
+    __slots__ = ("error", "left", "name")
+
+    def __init__(self, name: str, nth: int, error: BaseException | None) -> None:
+        self.name = name
+        self.left = nth
+        self.error = error
+
+
+def _from_environment() -> _Armed | None:
+    value = os.environ.get(VARIABLE, "")
+    if not value:
+        return None
+    name, _, nth = value.partition(":")
+    if nth and not (nth.isascii() and nth.isdigit() and int(nth) > 0):
+        raise ConfigurationError(
+            f"{VARIABLE}={value!r} is not a failpoint", hint="use name or name:nth, such as name:3"
+        )
+    return _Armed(name, int(nth or "1"), None)
+
+
+_armed = _from_environment()
+
+
+def register(name: str) -> str:
+    """Make a point known; call it at import. Returns the name."""
+    _names.add(name)
+    return name
+
+
+def names() -> tuple[str, ...]:
+    """All points of the modules that are imported, sorted."""
+    return tuple(sorted(_names))
+
+
+def armed() -> str | None:
+    """The name of the point that is armed, if any. What is armed in the environment may not be registered yet."""
+    return None if _armed is None else _armed.name
+
+
+def hit(name: str) -> None:
+    """Be at a point: nothing happens unless it is armed. Safe in any thread."""
+    if _armed is not None:
+        _fire(_armed, name)
+
+
+def _fire(point: _Armed, name: str) -> None:
+    if point.name != name:
+        return
+    point.left -= 1
+    if point.left != 0:
+        return
+    if point.error is not None:
+        raise point.error
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextmanager
+def arm(name: str, *, error: BaseException, nth: int = 1) -> Iterator[None]:
+    """Within the block, the ``nth`` hit of the point raises `error`; later ones do nothing.
+
+    Raises:
+        ConfigurationError: no module that is imported has such a point.
+    """
+    global _armed
+    if name not in _names:
+        raise ConfigurationError(f"there is no failpoint {name!r}", hint="failpoints.names() lists them")
+    before, _armed = _armed, _Armed(name, nth, error)
+    try:
+        yield
+    finally:
+        _armed = before

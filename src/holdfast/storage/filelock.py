@@ -1,0 +1,82 @@
+"""One host per database file: a lock on a side file that says who holds it.
+
+The lock is a POSIX record lock, which a forked child does not keep and which ends with its process, however that
+ends. Record locks do not tell two users in one process apart, so this module also keeps a registry of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import threading
+
+from holdfast.errors import StoreLocked, StoreReadOnly
+
+__all__ = ["FileLock"]
+
+_held: set[tuple[int, int]] = set()
+_guard = threading.Lock()
+
+
+class FileLock:
+    """The right to be the only host of a database file. The side file stays when it is released.
+
+    Parameters:
+        path: of the side file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._identity = (0, 0)
+
+    def acquire(self) -> None:
+        """Take the lock, or raise at once.
+
+        Raises:
+            StoreLocked: another host has it; the message names its process id where the file tells it.
+            StoreReadOnly: the side file cannot be made.
+        """
+        with _guard:
+            # Closing any descriptor of the file would end this process's lock, so look before opening.
+            if self._identify() in _held:
+                raise StoreLocked(f"this process (pid {os.getpid()}) has {self._database} open already")
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise StoreReadOnly(f"cannot write {self._path}: {os.strerror(error.errno or 0)}") from error
+            try:
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                os.close(descriptor)
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                raise StoreLocked(
+                    f"another host has {self._database} open" + (f": process {holder}" if holder else "")
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            self._descriptor = descriptor
+            self._identity = self._identify() or (0, 0)
+            _held.add(self._identity)
+
+    def release(self) -> None:
+        """Give the lock back. May be called twice."""
+        with _guard:
+            if self._descriptor is not None:
+                _held.discard(self._identity)
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    @property
+    def _database(self) -> str:
+        return self._path.removesuffix("-lock")
+
+    def _identify(self) -> tuple[int, int] | None:
+        try:
+            status = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return status.st_dev, status.st_ino

@@ -1,0 +1,460 @@
+# ruff: noqa: D102 - the port documents the verbs
+"""The store in one SQLite file: durable on one machine, for one host at a time.
+
+- All writes go through one thread (`holdfast.storage.writer`) as group commits, WAL, ``synchronous=FULL``.
+- Reads have threads and connections of their own and see what is committed, so also all that was answered.
+- A lock on ``<file>-lock`` refuses a second host, in another process or in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+
+from holdfast import failpoints
+from holdfast.errors import (
+    ConfigurationError,
+    HoldfastError,
+    StorageError,
+    StoreCorrupt,
+    StoreFull,
+    StoreLocked,
+    StoreReadOnly,
+)
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Entry, MailboxItem, RunView, SessionView, Settlement
+from holdfast.protocol.stopping import Cause
+from holdfast.storage import sql, verbs
+from holdfast.storage.filelock import FileLock
+from holdfast.storage.port import (
+    Appended,
+    Claim,
+    Committed,
+    Interrupt,
+    Interrupted,
+    KeyRecord,
+    Lease,
+    NotReady,
+    Ready,
+    RunCommit,
+    Send,
+    SendResult,
+    Stopped,
+    StoreInfo,
+)
+from holdfast.storage.records import mailbox_items
+from holdfast.storage.tables import SessionChanged, SqlReads, SqlTables
+from holdfast.storage.writer import Writer
+
+__all__ = ["SCHEMA_VERSION", "SqliteStore"]
+
+_T = TypeVar("_T")
+
+SCHEMA_VERSION: Final = 1
+_APPLICATION_ID: Final = 0x484F4C44
+_READERS: Final = 2
+_READS_TOGETHER: Final = 32
+_ROWS_TOGETHER: Final = (64, 32, 16, 8, 4, 2, 1)
+
+_VERBS: Final = (
+    "open",
+    "send",
+    "claim",
+    "append",
+    "commit_run",
+    "interrupt",
+    "stop_session",
+    "withdraw",
+    "delete_session",
+    "rescue",
+    "restart",
+    "prune",
+    "add_key",
+    "revoke_key",
+)
+_POINTS: Final = ("before_write", "between_writes", "before_commit", "after_commit")
+_FAILPOINTS: Final = {
+    (verb, point): failpoints.register(f"sqlite.{verb}.{point}") for verb in _VERBS for point in _POINTS
+}
+
+
+def _passing(point: str, names: Sequence[str]) -> None:
+    if failpoints.armed() is not None:
+        for verb in dict.fromkeys(names):
+            failpoints.hit(_FAILPOINTS[verb, point])
+
+
+class _SqliteDatabase:
+    """See `holdfast.storage.tables.Database`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(sql.block(name), parameters).fetchall()
+
+    def write(self, name: str, *parameters: object) -> int:
+        return self._connection.execute(sql.block(name), parameters).rowcount
+
+    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
+        # A few long statements instead of many short ones: each costs the thread the GIL.
+        written = start = 0
+        left = len(rows)
+        execute = self._connection.execute
+        for size in _ROWS_TOGETHER:
+            while left >= size:
+                flat = [value for row in rows[start : start + size] for value in row]
+                written += execute(sql.many(name, size), flat).rowcount
+                start += size
+                left -= size
+        return written
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=5.0
+    )
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -16384")
+    return connection
+
+
+def translate(error: Exception, path: str) -> Exception:
+    """Holdfast's error for one of SQLite's."""
+    if isinstance(error, SessionChanged):
+        return StorageError("a session was changed by somebody else; nothing was written", hint="send again")
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = getattr(error, "sqlite_errorcode", 0) or 0
+    match code & 0xFF:
+        case sqlite3.SQLITE_FULL:
+            return _caused(StoreFull(f"the disk of {path} is full; nothing was written"), error)
+        case sqlite3.SQLITE_IOERR if _disk_is_full(path):
+            return _caused(StoreFull(f"the disk of {path} is full; nothing was written"), error)
+        case sqlite3.SQLITE_READONLY:
+            return _caused(StoreReadOnly(f"{path} cannot be written"), error)
+        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return _caused(StoreReadOnly(f"{path} cannot be opened: {error}"), error)
+        case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
+            return _caused(StoreCorrupt(f"{path} is damaged or is not a database: {error}"), error)
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return _caused(StoreLocked(f"another program holds a lock on {path}"), error)
+        case _:
+            return _caused(StorageError(f"{path}: {error}; nothing was written"), error)
+
+
+def _caused(error: HoldfastError, cause: Exception) -> HoldfastError:
+    error.__cause__ = cause
+    return error
+
+
+def _disk_is_full(path: str) -> bool:
+    try:
+        return os.statvfs(os.path.dirname(path) or ".").f_bavail == 0
+    except OSError:
+        return False
+
+
+class _WritingConnection:
+    """The writer thread's side (see `holdfast.storage.writer.Connection`)."""
+
+    def __init__(self, path: str, *, node_id: str, at: float) -> None:
+        self._path = path
+        self._lock = FileLock(path + "-lock")
+        self._node_id = node_id
+        self._at = at
+        self._connection: sqlite3.Connection | None = None
+        self._verbs: Sequence[str] = ()
+
+    def open(self) -> SqlTables:
+        folder = os.path.dirname(self._path)
+        if not os.path.isdir(folder):
+            raise ConfigurationError(f"there is no folder {folder}", hint="make it, or name another file with --store")
+        self._lock.acquire()
+        self._connection = connection = _connect(self._path)
+        version = self._check(connection)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA journal_size_limit = 67108864")
+        database = _SqliteDatabase(connection)
+        self.begin(("open",))
+        _passing("before_write", self._verbs)
+        if version == 0:
+            for statement in sql.block("schema").split(";\n"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        _passing("between_writes", self._verbs)
+        epoch = database.query("add_node", self._node_id, self._at)[0][0]
+        sequence = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'session'").fetchone()
+        _passing("before_commit", self._verbs)
+        self.commit()
+        _passing("after_commit", self._verbs)
+        return SqlTables(
+            database,
+            epoch=epoch,
+            last_number=sequence[0] if sequence else 0,
+            between=lambda: _passing("between_writes", self._verbs),
+        )
+
+    def _check(self, connection: sqlite3.Connection) -> int:
+        """The schema's version: 0 for a new file."""
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables == 0:
+            return 0
+        if application != _APPLICATION_ID:
+            raise StoreCorrupt(f"{self._path} is a database, but not one of Holdfast's; nothing was changed")
+        if version > SCHEMA_VERSION:
+            raise ConfigurationError(
+                f"{self._path} has schema version {version}, and this Holdfast knows up to {SCHEMA_VERSION}",
+                hint="upgrade Holdfast, or name another file with --store",
+            )
+        return int(version)
+
+    def begin(self, verbs: Sequence[str]) -> None:
+        self._verbs = verbs
+        assert self._connection is not None
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        assert self._connection is not None
+        self._connection.execute("COMMIT")
+
+    def roll_back(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def translate(self, error: Exception) -> Exception:
+        return translate(error, self._path)
+
+    def passing(self, point: str, verbs: Sequence[str]) -> None:
+        _passing(point, verbs)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._lock.release()
+
+
+class _Readers:
+    """Threads that read, each with a connection of its own; what is ready together goes back in one call."""
+
+    def __init__(self, path: str, count: int) -> None:
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._requests: SimpleQueue[tuple[Callable[[SqlReads], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"holdfast-reader-{n + 1}", daemon=True) for n in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, read: Callable[[SqlReads], _T]) -> asyncio.Future[_T]:
+        """The future of what `read` returns or raises."""
+        future: asyncio.Future[_T] = self._loop.create_future()
+        self._requests.put((read, future))
+        return future
+
+    def close(self) -> None:
+        """Answer what was asked, then end the threads. Blocks until they have ended."""
+        for _ in self._threads:
+            self._requests.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        connection = None
+        requests = self._requests
+        ending = False
+        try:
+            while not ending:
+                request = requests.get()
+                answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
+                while request is not None:
+                    read, future = request
+                    try:
+                        if connection is None:
+                            connection = _connect(self._path)
+                            connection.execute("PRAGMA query_only = ON")
+                        answers.append((future, read(SqlReads(_SqliteDatabase(connection))), None))
+                    except Exception as error:
+                        answers.append((future, None, translate(error, self._path)))
+                    if len(answers) == _READS_TOGETHER:
+                        break
+                    try:
+                        request = requests.get_nowait()
+                    except Empty:
+                        break
+                else:
+                    ending = True
+                if answers:
+                    try:
+                        self._loop.call_soon_threadsafe(_answer, answers)
+                    except RuntimeError:
+                        ending = True
+        finally:
+            if connection is not None:
+                connection.close()
+
+
+def _answer(answers: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:
+    for future, result, error in answers:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+
+class SqliteStore:
+    """A `Store` in one SQLite file.
+
+    Parameters:
+        path: of the file; it is made if there is none. Beside it lie ``-wal``, ``-shm`` and ``-lock``.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = os.path.realpath(path)
+        self._writer: Writer | None = None
+        self._readers: _Readers | None = None
+        self._tables: SqlTables | None = None
+
+    async def open(self, *, node_id: str, at: float) -> None:
+        if self._writer is not None:
+            raise StoreLocked(f"{self._path} is open already")
+        writer = Writer(_WritingConnection(self._path, node_id=node_id, at=at), name="holdfast-writer")
+        try:
+            self._tables = await writer.open()
+        except BaseException:
+            await writer.close()
+            raise
+        self._writer = writer
+        self._readers = _Readers(self._path, _READERS)
+
+    async def close(self) -> None:
+        writer, self._writer = self._writer, None
+        readers, self._readers = self._readers, None
+        if writer is not None and readers is not None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, readers.close)
+            await writer.close()
+
+    def _write(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
+        if self._writer is None:
+            raise StorageError("the store is not open")
+        return self._writer.submit(verb, action)
+
+    async def _read(self, read: Callable[[SqlReads], _T]) -> _T:
+        if self._readers is None:
+            raise StorageError("the store is not open")
+        return await self._readers.submit(read)
+
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        return self._write("send", lambda tables: verbs.send(tables, request))
+
+    def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
+        return self._write("claim", lambda tables: verbs.claim(tables, session, run_id, at))
+
+    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+        return self._write("append", lambda tables: verbs.append(tables, lease, events, nth))
+
+    def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
+        return self._write("commit_run", lambda tables: verbs.commit_run(tables, commit))
+
+    def interrupt(self, request: Interrupt) -> asyncio.Future[Interrupted]:
+        return self._write("interrupt", lambda tables: verbs.interrupt(tables, request))
+
+    def stop_session(self, request: Interrupt) -> asyncio.Future[Stopped]:
+        return self._write("stop_session", lambda tables: verbs.stop_session(tables, request))
+
+    def withdraw(
+        self, principal: str, key: str, message_id: str, *, at: float
+    ) -> asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]:
+        return self._write("withdraw", lambda tables: verbs.withdraw(tables, principal, key, message_id, at))
+
+    def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
+        return self._write("delete_session", lambda tables: verbs.delete_session(tables, principal, key, at, cause))
+
+    async def rescue(self, *, at: float) -> Sequence[Claim]:
+        return await self._write("rescue", lambda tables: verbs.rescue(tables, at))
+
+    def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
+        return self._write("restart", lambda tables: verbs.restart(tables, lease, at))
+
+    async def ready(self, *, limit: int) -> Sequence[Ready]:
+        return await self._read(lambda reads: reads.ready(limit=limit))
+
+    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
+        return await self._read(lambda reads: reads.events(session, after=after, limit=limit))
+
+    async def oldest_seq(self, session: int) -> int:
+        return await self._read(lambda reads: reads.oldest_seq(session))
+
+    async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
+        return await self._read(lambda reads: reads.run_events(session, run_id))
+
+    async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
+        return await self._read(lambda reads: reads.transcript(session, after=after, limit=limit))
+
+    async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
+        return await self._read(lambda reads: reads.find_session(principal, key))
+
+    async def sessions(
+        self, *, principal: str | None, limit: int, before: float | None = None
+    ) -> Sequence[SessionView]:
+        return await self._read(lambda reads: reads.sessions(principal=principal, limit=limit, before=before))
+
+    async def mailbox(self, session: int) -> Sequence[MailboxItem]:
+        return await self._read(lambda reads: mailbox_items(reads.mailbox(session)))
+
+    async def settlement(self, session: int, message_id: str) -> Settlement | None:
+        return await self._read(lambda reads: reads.settlement(session, message_id))
+
+    async def run(self, session: int, run_id: str) -> RunView | None:
+        return await self._read(lambda reads: reads.run(session, run_id))
+
+    async def runs(self, session: int, *, limit: int = 100) -> Sequence[RunView]:
+        return await self._read(lambda reads: reads.runs(session, limit=limit))
+
+    async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+        return await self._write(
+            "prune",
+            lambda tables: tables.prune(
+                events_before=events_before,
+                tombstones_before=tombstones_before,
+                idempotency_before=idempotency_before,
+            ),
+        )
+
+    async def add_key(self, record: KeyRecord) -> None:
+        await self._write("add_key", lambda tables: tables.add_key(record))
+
+    async def keys(self) -> Sequence[KeyRecord]:
+        return await self._read(lambda reads: reads.keys())
+
+    async def revoke_key(self, key_id: str, *, at: float) -> bool:
+        return await self._write("revoke_key", lambda tables: tables.revoke_key(key_id, at))
+
+    async def info(self) -> StoreInfo:
+        live = await self._read(lambda reads: reads.live_sessions())
+        assert self._tables is not None
+        counters = self._tables.counters
+        return StoreInfo(
+            engine="sqlite",
+            path=self._path,
+            version=f"{SCHEMA_VERSION} (SQLite {sqlite3.sqlite_version})",
+            commits=counters.commits,
+            batches=counters.batches,
+            sessions=live,
+            stale_writes_refused=counters.stale_writes_refused,
+            duplicates_prevented=counters.duplicates_prevented,
+        )

@@ -1,0 +1,276 @@
+"""The one thread that writes to an SQLite file, and the event loop's side of it: group commit.
+
+How a write goes:
+
+1. `Writer.submit` puts it into a buffer on the loop's side and returns a future.
+2. Once no batch is in flight the whole buffer goes to the thread as one batch: one transaction, one sync to disk.
+3. One call back into the loop resolves the futures of the batch, in order, and sends off the next one.
+
+Invariants:
+
+- A write's future is resolved only after its transaction is durable. Whether anybody still waits makes no difference.
+- A refusal (any `HoldfastError` from a verb) has changed nothing, so the rest of its batch goes on.
+- After any other error the whole batch is rolled back and then done again one by one, each write in a transaction of
+  its own, so that an error stays with the write that has it.
+- A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite gives the GIL up
+  and needs up to 5 ms to get it back. So while a batch is in flight for long, the loop naps for some microseconds per
+  turn, which hands the GIL over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+from holdfast.errors import HoldfastError, StorageError
+from holdfast.storage.tables import SqlTables
+
+__all__ = ["Connection", "Write", "Writer"]
+
+_T = TypeVar("_T")
+
+_BATCH_LIMIT: Final = 512
+_BUFFER_LIMIT: Final = 65_536
+_PATIENCE_S: Final = 0.002
+_NAP_S: Final = 20e-6
+_IDLE_TURN_S: Final = 100e-6
+_IDLE_PAUSE_S: Final = 0.0005
+
+
+class Write(NamedTuple):
+    """A write on its way: the verb's name, what it does to the tables, and the future to resolve."""
+
+    verb: str
+    action: Callable[[SqlTables], Any]
+    future: asyncio.Future[Any]
+
+
+class _Outcome(NamedTuple):
+    result: Any
+    error: BaseException | None
+
+
+class Connection(Protocol):
+    """The thread's side of the database. Every method is called in the writer's thread alone."""
+
+    def open(self) -> SqlTables:
+        """Open the database for writing. An error it raises is what `Writer.open` raises."""
+        ...
+
+    def begin(self, verbs: Sequence[str]) -> None:
+        """Begin a transaction for writes of these verbs."""
+        ...
+
+    def commit(self) -> None:
+        """Make the transaction durable."""
+        ...
+
+    def roll_back(self) -> None:
+        """Undo the transaction, if one is open."""
+        ...
+
+    def translate(self, error: Exception) -> Exception:
+        """The error to hand to a caller for one of the database's."""
+        ...
+
+    def passing(self, point: str, verbs: Sequence[str]) -> None:
+        """Writes of these verbs pass a point: ``before_write``, ``before_commit`` or ``after_commit``."""
+        ...
+
+    def close(self) -> None:
+        """Close the database."""
+        ...
+
+
+class Writer:
+    """See the module.
+
+    Parameters:
+        connection: the thread's side.
+        name: of the thread.
+    """
+
+    def __init__(self, connection: Connection, *, name: str) -> None:
+        self._connection = connection
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._batches: SimpleQueue[list[Write] | None] = SimpleQueue()
+        self._buffer: deque[Write] = deque()
+        self._in_flight = False
+        self._sent_at = 0.0
+        self._turned_at = 0.0
+        self._napping = False
+        self._scheduled = False
+        self._closing = False
+        self._drained: asyncio.Future[None] | None = None
+        self.naps = 0
+
+    async def open(self) -> SqlTables:
+        """Start the thread and open the database in it. Raises what `Connection.open` raises."""
+        self._loop = asyncio.get_running_loop()
+        opened: asyncio.Future[SqlTables] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._run, args=(self._loop, opened), name=self._name, daemon=True)
+        self._thread.start()
+        return await asyncio.shield(opened)
+
+    def submit(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
+        """Give a write to the thread; cancelling the future does not undo it.
+
+        The future's error is the verb's refusal, or what `Connection.translate` makes of an error of the database.
+        Raises `StorageError` at once if the store is closed or too many writes wait.
+        """
+        loop = self._loop
+        if loop is None or self._closing:
+            raise StorageError("the store is closed")
+        if len(self._buffer) >= _BUFFER_LIMIT:
+            raise StorageError(f"{_BUFFER_LIMIT} writes wait for the disk", hint="send again later")
+        future: asyncio.Future[_T] = loop.create_future()
+        self._buffer.append(Write(verb, action, future))
+        if not self._in_flight and not self._scheduled:
+            # At the end of this turn of the loop, so that what other tasks write in the same turn goes along.
+            self._scheduled = True
+            loop.call_soon(self._send_off)
+        return future
+
+    async def close(self) -> None:
+        """Write what was submitted, then close the database and end the thread."""
+        loop = self._loop
+        if loop is None or self._thread is None:
+            return
+        self._closing = True
+        if self._in_flight or self._buffer:
+            if self._drained is None:
+                self._drained = loop.create_future()
+            await asyncio.shield(self._drained)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._batches.put(None)
+            await loop.run_in_executor(None, thread.join)
+
+    def _send_off(self) -> None:
+        self._scheduled = False
+        if self._in_flight or not self._buffer:
+            return
+        buffer = self._buffer
+        if len(buffer) <= _BATCH_LIMIT:
+            batch = list(buffer)
+            buffer.clear()
+        else:
+            batch = [buffer.popleft() for _ in range(_BATCH_LIMIT)]
+        self._in_flight = True
+        assert self._loop is not None
+        self._sent_at = self._loop.time()
+        self._batches.put(batch)
+        if not self._napping:
+            self._napping = True
+            self._loop.call_later(_PATIENCE_S, self._nap)
+
+    def _nap(self) -> None:
+        """Hand the GIL over for a moment while a batch has been in flight for long."""
+        loop = self._loop
+        assert loop is not None
+        if not self._in_flight:
+            self._napping = False
+            return
+        now = loop.time()
+        waited_s = now - self._sent_at
+        if waited_s < _PATIENCE_S:
+            loop.call_later(_PATIENCE_S - waited_s, self._nap)
+            return
+        if now - self._turned_at < _IDLE_TURN_S:
+            # The loop has nothing else to do, so the thread has the GIL when it wants it: do not spin.
+            self._turned_at = 0.0
+            loop.call_later(_IDLE_PAUSE_S, self._nap)
+            return
+        self.naps += 1
+        time.sleep(_NAP_S)  # noqa: TID251 - it is there to block the loop, for less than a tenth of a millisecond
+        self._turned_at = loop.time()
+        loop.call_soon(self._nap)
+
+    def _deliver(self, batch: list[Write], outcomes: list[_Outcome]) -> None:
+        self._in_flight = False
+        if self._buffer:
+            self._send_off()
+        for write, (result, error) in zip(batch, outcomes, strict=True):
+            future = write.future
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+        if self._drained is not None and not self._in_flight and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _run(self, loop: asyncio.AbstractEventLoop, opened: asyncio.Future[SqlTables]) -> None:
+        connection = self._connection
+        try:
+            tables = connection.open()
+        except Exception as error:
+            connection.close()
+            _call(loop, _fail, opened, connection.translate(error))
+            return
+        _call(loop, _succeed, opened, tables)
+        while True:
+            batch = self._batches.get()
+            if batch is None or not _call(loop, self._deliver, batch, self._write(tables, batch)):
+                break
+        connection.close()
+
+    def _write(self, tables: SqlTables, batch: list[Write]) -> list[_Outcome]:
+        connection = self._connection
+        counters = tables.counters
+        before = (counters.commits, counters.stale_writes_refused, counters.duplicates_prevented)
+        verbs = [write.verb for write in batch]
+        outcomes = []
+        try:
+            connection.begin(verbs)
+            for write in batch:
+                try:
+                    connection.passing("before_write", (write.verb,))
+                    outcomes.append(_Outcome(write.action(tables), None))
+                    counters.commits += 1
+                except HoldfastError as refusal:
+                    outcomes.append(_Outcome(None, refusal))
+            tables.flush()
+            connection.passing("before_commit", verbs)
+            connection.commit()
+        except Exception as error:
+            connection.roll_back()
+            tables.forget()
+            counters.commits, counters.stale_writes_refused, counters.duplicates_prevented = before
+            if len(batch) == 1:
+                return [_Outcome(None, connection.translate(error))]
+            return [outcome for write in batch for outcome in self._write(tables, [write])]
+        counters.batches += 1
+        tables.trim()
+        try:
+            connection.passing("after_commit", verbs)
+        except Exception as error:
+            return [_Outcome(None, connection.translate(error))] * len(batch)
+        return outcomes
+
+
+def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> bool:
+    """Call into the loop from the thread; False when the loop is closed and nobody is left to hear of it."""
+    try:
+        loop.call_soon_threadsafe(callback, *arguments)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _succeed(future: asyncio.Future[_T], result: _T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
