@@ -1,0 +1,132 @@
+"""The history checker: judges a recorded history promise by promise, P1 to P14, and says why.
+
+A judgement is ``broken`` when any rule found a violation, ``kept`` when there was at least one observation and no
+violation, and ``not observed`` otherwise. What counts as an observation and as a violation stands with each rule in
+`holdfast.testing.checks`; the rules know what was concurrent: a call without an answer may have had its effect, and a
+kill makes outcomes unknown. They accept every history that keeps the promises, so that a violation is never a matter
+of load or luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from holdfast.testing.checks.bounds import bounded, fair, private
+from holdfast.testing.checks.facts import Facts
+from holdfast.testing.checks.ledger import Ledger, Violation
+from holdfast.testing.checks.recovery import clean_shutdown, crash_safe
+from holdfast.testing.checks.sessions import atomic_state, no_message_lost, one_run, valid_transcript
+from holdfast.testing.checks.stopping import broadcast, isolation, no_leaks, stopped_means_stopped
+from holdfast.testing.checks.streams import honest_streams
+from holdfast.testing.history import Record, Source
+
+__all__ = ["PROMISES", "Judgement", "Promise", "Report", "Violation", "judge"]
+
+Verdict = Literal["kept", "broken", "not observed"]
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """A promise: its number, its name, its rule, and the sources without which nothing of it can be seen."""
+
+    number: str
+    name: str
+    rule: Callable[[Facts, Ledger], None]
+    needs: tuple[Source, ...] = ("clients",)
+
+
+PROMISES: tuple[Promise, ...] = (
+    Promise("P1", "broadcast", broadcast, ("stamps",)),
+    Promise("P2", "isolation", isolation),
+    Promise("P3", "stopped means stopped", stopped_means_stopped),
+    Promise("P4", "one run per session", one_run),
+    Promise("P5", "no message lost", no_message_lost),
+    Promise("P6", "valid transcript", valid_transcript),
+    Promise("P7", "honest streams", honest_streams),
+    Promise("P8", "no leaks", no_leaks, ("processes",)),
+    Promise("P9", "bounded", bounded),
+    Promise("P10", "atomic state", atomic_state),
+    Promise("P11", "crash-safe", crash_safe, ("kills",)),
+    Promise("P12", "clean shutdown", clean_shutdown, ("drain",)),
+    Promise("P13", "fair", fair, ("principals",)),
+    Promise("P14", "private", private, ("principals",)),
+)
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one promise.
+
+    Parameters:
+        promise, name: which one.
+        verdict: see the module.
+        observations: how often it was put to the test.
+        broken: how many violations there are; `violations` holds the first ones.
+        demanded: the recorder could have seen it, so ``not observed`` is a failure too.
+    """
+
+    promise: str
+    name: str
+    verdict: Verdict
+    observations: int
+    broken: int = 0
+    violations: tuple[Violation, ...] = ()
+    demanded: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Kept, or out of the recorder's sight."""
+        return self.verdict == "kept" or (self.verdict == "not observed" and not self.demanded)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on a history.
+
+    Parameters:
+        judgements: one for each promise, in order.
+        records: how many records were judged.
+        failpoints: those that were to be hit, with whether they were.
+    """
+
+    judgements: tuple[Judgement, ...]
+    records: int
+    failpoints: Mapping[str, bool]
+
+    @property
+    def passed(self) -> bool:
+        """Every promise passed, and every failpoint was hit."""
+        return all(judgement.passed for judgement in self.judgements) and all(self.failpoints.values())
+
+    def of(self, promise: str) -> Judgement:
+        """The judgement of the promise with that number, such as ``P5``. Raises `KeyError`."""
+        for judgement in self.judgements:
+            if judgement.promise == promise:
+                return judgement
+        raise KeyError(promise)
+
+
+def judge(records: Iterable[Record]) -> Report:
+    """Judge a history. Pure; the records may come in any order. Raises `ValueError` when it has no opening record."""
+    facts = Facts(records)
+    judgements = []
+    for promise in PROMISES:
+        ledger = Ledger()
+        promise.rule(facts, ledger)
+        verdict: Verdict = "broken" if ledger.broken_count else "kept" if ledger.observations else "not observed"
+        judgements.append(
+            Judgement(
+                promise=promise.number,
+                name=promise.name,
+                verdict=verdict,
+                observations=ledger.observations,
+                broken=ledger.broken_count,
+                violations=tuple(ledger.violations),
+                demanded=all(source in facts.opened.sees for source in promise.needs),
+            )
+        )
+    return Report(
+        judgements=tuple(judgements),
+        records=len(facts.records),
+        failpoints={name: name in facts.hits for name in facts.opened.failpoints},
+    )

@@ -1,0 +1,1 @@
+"""The rules of the history checker, promise by promise."""

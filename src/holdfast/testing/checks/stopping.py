@@ -1,0 +1,354 @@
+"""The rules of the promises about stopping: P1 broadcast, P2 isolation, P3 stopped means stopped, P8 no leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.protocol.events import RunFinished, RunStopping
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.testing.checks.facts import Attempt, Facts, LogRun, Where, root_cause
+from holdfast.testing.checks.ledger import Ledger
+from holdfast.testing.history import (
+    ProcessesListed,
+    ProcessSeen,
+    Stamp,
+    StopAnswered,
+    StopRequested,
+    WithdrawAnswered,
+    WithdrawRequested,
+)
+
+__all__ = ["broadcast", "isolation", "no_leaks", "stopped_means_stopped"]
+
+_ASKED = frozenset(("user", "stop", "message", "rollback"))
+"""Causes that only a request makes."""
+
+
+def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
+    branches: dict[str, list[Stamp]] = {}
+    for stamp in attempt.stamps:
+        branches.setdefault(stamp.branch, []).append(stamp)
+    return branches
+
+
+def _first_listing_after(facts: Facts, at: float) -> ProcessesListed | None:
+    return next((listing for listing in facts.listings if listing.began_at > at), None)
+
+
+def _alive_after(facts: Facts, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
+    for listing in facts.listings:
+        if listing.began_at > at:
+            for seen in listing.alive:
+                if seen.run_id == run_id:
+                    yield listing, seen
+
+
+def broadcast(facts: Facts, ledger: Ledger) -> None:
+    """P1: one interrupt reaches every waiter of its scope.
+
+    Judged are the runs that the log shows ``interrupted`` by anything but a crash, in their last attempt, if its host
+    lived until the end was known. *Observation*: a branch (task, thread or child that watches its interrupt; process,
+    when the process list was read after the end) that had begun. *Violations*: such a task, thread or child ended
+    without having been told, or never ended; it was told only after the run's end was known; it was told another first
+    cause than its siblings, or one that the log does not have; a process lived on after the end, unless a receipt
+    names it.
+    """
+    for run in facts.run_logs.values():
+        attempts = facts.attempts.get(run.run_id)
+        if not attempts or not run.finished or run.finished[0].status != "interrupted":
+            continue
+        cause = root_cause(run.finished[0].cause)
+        if cause is not None and cause.kind in ("crash", "lease_lost"):
+            continue
+        last = attempts[-1]
+        known_end = facts.known_end.get(run.run_id)
+        host_end = facts.ended_at.get(last.stamps[0].host_pid)
+        if known_end is None or (host_end is not None and host_end <= known_end):
+            continue
+        abandoned, survivors = facts.named_survivors(run.run_id)
+        log_reasons = {
+            first.reason
+            for first in (cause, *(root_cause(event.cause) for event in run.stopping))
+            if first is not None and first.reason
+        }
+        untold: list[Stamp] = []
+        told: dict[str, Stamp] = {}
+        for stamps in _branches(last).values():
+            first_stamp = stamps[0]
+            if first_stamp.member == "process":
+                if _first_listing_after(facts, known_end) is not None:
+                    ledger.saw()
+                    for listing, seen in _alive_after(facts, run.run_id, known_end):
+                        if seen.pid == first_stamp.pid and seen.pid not in survivors:
+                            ledger.broken("a process of an interrupted run lives on", first_stamp, listing)
+                            break
+                continue
+            if not first_stamp.cooperative:
+                continue
+            ledger.saw()
+            telling = next((s for s in stamps if s.what == "told"), None)
+            over = next((s for s in stamps if s.what in ("end", "finish")), None)
+            if telling is None:
+                if over is None:
+                    untold.append(first_stamp)
+                continue
+            if telling.at > known_end:
+                ledger.broken("a branch was told only after its run's end was known", telling, run.finished[0])
+            if telling.cause:
+                told.setdefault(telling.cause, telling)
+        if len(untold) > abandoned:
+            ledger.broken("a branch of an interrupted run was never told", *untold, run.finished[0])
+        if len(told) > 1:
+            ledger.broken("branches of one run were told different first causes", *told.values())
+        for reason, telling in told.items():
+            if log_reasons and reason not in log_reasons:
+                ledger.broken("a branch was told a cause that the log does not have", telling, run.finished[0])
+
+
+def isolation(facts: Facts, ledger: Ledger) -> None:
+    """P2: an interrupt of one scope is never seen in another.
+
+    *Observations*: every run that was on while another session was being stopped, every run that the log shows
+    stopping or interrupted, and every branch that was told. *Violations*: a run was stopped, or a branch told, though
+    nobody had asked for it in that session (and no host was drained or killed); the cause names a request or a message
+    of another session; a withdrawal took a message of another session; ambient context named another session than the
+    code was started for.
+    """
+    asked: dict[Where, list[tuple[float, str | None]]] = {}
+    reasons: dict[str, StopRequested] = {}
+    for request, _ in facts.stops():
+        asked.setdefault((request.principal, request.session), []).append((request.at, request.reason))
+        reasons[request.reason] = request
+    for sent, _ in facts.sends():
+        if sent.policy == "interrupt":
+            asked.setdefault((sent.principal, sent.session), []).append((sent.at, None))
+    first_break = min((r.at for r in (*facts.drain_requests, *facts.kills, *facts.exits)), default=float("inf"))
+    leaving = dict(facts.ended_at)
+    leaving.update((facts.pid_of[r.incarnation], r.at) for r in facts.drain_requests if r.incarnation in facts.pid_of)
+    stop_times = sorted((request.at, (request.principal, request.session)) for request, _ in facts.stops())
+
+    def unjustified(where: Where, cause: Cause | None, until: float, attempts: list[Attempt]) -> str | None:
+        first = root_cause(cause)
+        if first is None:
+            return "nobody gave a cause"
+        if first.kind in _ASKED:
+            own = [item for item in asked.get(where, ()) if item[0] < until]
+            if not own:
+                return f"nobody had asked for a stop in this session (cause {first.kind})"
+            elsewhere = reasons.get(first.reason)
+            if elsewhere is not None and (elsewhere.principal, elsewhere.session) != where:
+                return "the cause is a stop of another session"
+            log = facts.logs.get(where)
+            if first.message_id is not None and log is not None and first.message_id not in log.accepted:
+                return "the cause is a message of another session"
+            return None
+        if first.kind in ("crash", "lease_lost", "shutdown"):
+            hosts = {attempt.stamps[0].host_pid for attempt in attempts}
+            gone = [at for pid, at in leaving.items() if pid in hosts] if hosts else [first_break]
+            return None if any(at < until for at in gone) else f"its host was not killed or drained ({first.kind})"
+        return f"nothing in this storm makes the cause {first.kind}"
+
+    for run in facts.run_logs.values():
+        attempts = facts.attempts.get(run.run_id, [])
+        if run.stopping or any(event.status == "interrupted" for event in run.finished):
+            ledger.saw()
+        until = facts.known_end.get(run.run_id, float("inf"))
+        ends = [event for event in run.finished if event.status == "interrupted"]
+        stops: list[RunStopping | RunFinished] = [*run.stopping, *ends]
+        for event in stops:
+            why = unjustified(run.where, event.cause, until, attempts)
+            if why is not None:
+                ledger.broken(f"a run was stopped, but {why}", run.where, event)
+        for attempt in attempts:
+            begin, end = attempt.stamps[0].at, attempt.stamps[-1].at
+            if any(begin < at < end and where != attempt.where for at, where in stop_times):
+                ledger.saw()
+    for stamp in facts.stamps:
+        home = (stamp.principal, stamp.session)
+        if stamp.seen_session is not None and stamp.seen_session != f"{stamp.principal}/{stamp.session}":
+            ledger.broken("the ambient context names another session", stamp)
+        if stamp.what != "told":
+            continue
+        ledger.saw()
+        elsewhere = reasons.get(stamp.cause) if stamp.cause else None
+        if elsewhere is not None and (elsewhere.principal, elsewhere.session) != home:
+            ledger.broken("a branch was told a stop of another session", stamp, elsewhere)
+        elif (
+            not any(at < stamp.at for at, _ in asked.get(home, ()))
+            and leaving.get(stamp.host_pid, stamp.at) >= stamp.at
+        ):
+            ledger.broken("a branch was told, but nobody had asked for a stop in this session", stamp)
+    for call in facts.calls.values():
+        if isinstance(call.request, StopRequested) and isinstance(call.answer, StopAnswered):
+            log = facts.logs.get(call.where)
+            if log is not None:
+                for message_id in call.answer.withdrawn:
+                    if message_id not in log.accepted:
+                        ledger.broken("a stop withdrew a message of another session", call.request, call.answer)
+        elif isinstance(call.request, WithdrawRequested) and isinstance(call.answer, WithdrawAnswered):
+            log = facts.logs.get(call.where)
+            if log is not None and call.request.message_id not in log.accepted:
+                ledger.broken("a withdrawal was answered for a message of another session", call.request, call.answer)
+
+
+def _consistent(receipt: StopReceipt) -> bool:
+    if receipt.outcome == "gone":
+        return not receipt.abandoned and not receipt.survivors
+    if receipt.outcome == "quarantined":
+        return bool(receipt.abandoned) and not receipt.survivors
+    return True
+
+
+def stopped_means_stopped(facts: Facts, ledger: Ledger) -> None:
+    """P3: the receipt of a stop tells the truth, and the slot is free only when the run is gone or quarantined.
+
+    *Observations*: each receipt of an interrupt or stop, and each terminal event that carries a receipt. *Violations*:
+    a task, thread or child of a run that had begun before the request shows a sign of life after the receipt, and the
+    receipt does not name as many as left over; a process of it does, or is in the process list, and its pid is not
+    named; a receipt contradicts itself (``gone`` with something left, ``quarantined`` with nothing left); a run whose
+    stop was answered has no terminal event in the log; an ended run still writes to the log.
+    """
+    for run in facts.run_logs.values():
+        if run.receipt is not None:
+            ledger.saw()
+            if not _consistent(run.receipt):
+                ledger.broken("the receipt of a run contradicts itself", run.finished[0])
+        if run.finished:
+            end = run.finished[0].seq
+            for event in run.events:
+                if event.seq > end:
+                    ledger.broken("an ended run still writes to the log", run.finished[0], event)
+                    break
+    by_session: dict[Where, list[Attempt]] = {}
+    for attempts in facts.attempts.values():
+        for attempt in attempts:
+            by_session.setdefault(attempt.where, []).append(attempt)
+    for request, answer in facts.stops():
+        if not isinstance(answer, StopAnswered):
+            continue
+        ledger.saw()
+        receipt = answer.receipt
+        if not _consistent(receipt):
+            ledger.broken("the receipt of a stop contradicts itself", request, answer)
+        log = facts.logs.get((request.principal, request.session))
+        for run_id in facts.stop_reasons.get(request.reason, ()):
+            if log is not None and run_id in log.runs and not log.runs[run_id].finished:
+                ledger.broken("a stop was answered, but its run has no terminal event", request, answer)
+        for attempt in by_session.get((request.principal, request.session), ()):
+            start = attempt.start
+            if start is None or start.at >= request.at:
+                continue
+            if request.run_id is not None and request.run_id != attempt.run_id:
+                continue
+            if facts.broke_between(request.at, answer.at):
+                continue
+            _judge_rest(facts, ledger, attempt, request, answer)
+
+
+def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopRequested, answer: StopAnswered) -> None:
+    late = [stamp for stamp in attempt.stamps if stamp.at > answer.at]
+    late_processes = {stamp.pid: stamp for stamp in late if stamp.member == "process"}
+    late_branches = {stamp.branch: stamp for stamp in late if stamp.member != "process"}
+    if late_branches or late_processes:
+        abandoned, survivors = facts.named_survivors(attempt.run_id)
+        abandoned = max(abandoned, len(answer.receipt.abandoned))
+        survivors |= frozenset(answer.receipt.survivors)
+        if len(late_branches) > abandoned:
+            ledger.broken("work of a stopped run goes on after the receipt", request, answer, *late_branches.values())
+        for pid, stamp in late_processes.items():
+            if pid not in survivors and not _dying(facts, stamp.host_pid, stamp.at):
+                ledger.broken("a process of a stopped run goes on after the receipt", request, answer, stamp)
+                return
+    for listing, seen in _alive_after(facts, attempt.run_id, answer.at):
+        named = seen.pid in answer.receipt.survivors or seen.pid in facts.named_survivors(attempt.run_id)[1]
+        if not named and not _dying(facts, seen.host_pid, listing.began_at):
+            ledger.broken("a process of a stopped run is alive after the receipt", request, answer, listing)
+            return
+
+
+def no_leaks(facts: Facts, ledger: Ledger) -> None:
+    """P8: after a run ends nothing of it remains, but what its receipt names.
+
+    *Observations*: each ended run with stamps (its own code would show that it lives on), or before a reading of the
+    process list; each killed or ended host before a reading of the list; each quiet reading of a host's statistics
+    that has a baseline. *Violations*: code of a run shows a sign of life after the run's end was known, beyond the
+    number that its receipt names; a process of it is in the list (or stamps) and is not named; a process outlives its
+    host by more than ``death_s``; a quiet host counts a run, something in its task tree, a process, or more tasks,
+    threads or descriptors than at its baseline (plus the declared slack).
+    """
+    for run in facts.run_logs.values():
+        known_end = facts.known_end.get(run.run_id)
+        if known_end is None:
+            continue
+        attempts = facts.attempts.get(run.run_id, [])
+        if attempts or _first_listing_after(facts, known_end) is not None:
+            ledger.saw()
+        _judge_leaks(facts, ledger, run, attempts, known_end)
+    for pid, ended_at in facts.ended_at.items():
+        limit = ended_at + facts.limits.death_s
+        if _first_listing_after(facts, limit) is not None:
+            ledger.saw()
+        outlived = next(
+            (
+                (listing, seen)
+                for listing in facts.listings
+                if listing.began_at > limit
+                for seen in listing.alive
+                if seen.host_pid == pid
+            ),
+            None,
+        )
+        if outlived is not None:
+            ledger.broken("a process outlives its host", {"host_pid": pid, "ended_at": ended_at}, *outlived)
+        late = next((s for s in facts.stamps if s.host_pid == pid and s.at > limit), None)
+        if late is not None:
+            ledger.broken("code outlives its host", {"host_pid": pid, "ended_at": ended_at}, late)
+    _judge_statistics(facts, ledger)
+
+
+def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attempt], known_end: float) -> None:
+    late = [stamp for attempt in attempts for stamp in attempt.stamps if stamp.at > known_end]
+    left = next(_alive_after(facts, run.run_id, known_end), None)
+    if not late and left is None:
+        return
+    abandoned, survivors = facts.named_survivors(run.run_id)
+    branches = {stamp.branch: stamp for stamp in late if stamp.member != "process"}
+    if len(branches) > abandoned:
+        ledger.broken("code of an ended run still runs", {"known_end": known_end}, *branches.values())
+    for stamp in late:
+        if stamp.member == "process" and stamp.pid not in survivors and not _dying(facts, stamp.host_pid, stamp.at):
+            ledger.broken("a process of an ended run still works", {"known_end": known_end}, stamp)
+            break
+    for listing, seen in _alive_after(facts, run.run_id, known_end):
+        if seen.pid not in survivors and not _dying(facts, seen.host_pid, listing.began_at):
+            ledger.broken("a process of an ended run is alive", {"known_end": known_end}, run.finished, listing)
+            break
+
+
+def _dying(facts: Facts, host_pid: int, at: float) -> bool:
+    """Whether a process of a killed host is seen within the time that it has to die."""
+    killed_at = facts.killed_at.get(host_pid)
+    return killed_at is not None and at <= killed_at + facts.limits.death_s
+
+
+def _judge_statistics(facts: Facts, ledger: Ledger) -> None:
+    baselines = {read.incarnation: read for read in facts.statistics if read.moment == "baseline"}
+    for read in facts.statistics:
+        baseline = baselines.get(read.incarnation)
+        if read.moment != "quiet" or baseline is None:
+            continue
+        ledger.saw()
+        if read.running:
+            ledger.broken("a quiet host counts runs", read)
+        if read.in_tree:
+            ledger.broken("the task tree of a quiet host is not empty", read)
+        for what, now, then, slack in (
+            ("processes", read.processes, baseline.processes, 0),
+            ("tasks", read.tasks, baseline.tasks, 0),
+            ("threads", read.threads, baseline.threads, facts.limits.thread_slack),
+            ("descriptors", read.descriptors, baseline.descriptors, facts.limits.descriptor_slack),
+        ):
+            if now > then + slack:
+                ledger.broken(
+                    f"a quiet host holds more {what} than before the load: {now} instead of {then}", baseline, read
+                )
