@@ -231,7 +231,7 @@ def test_an_interrupt_ends_each_wait_and_loses_nothing() -> None:
         assert interrupt.statistics().callbacks == 0
 
     for chooser in ("random", "pct"):
-        explore(test, chooser=chooser, schedules=200)  # type: ignore[arg-type]
+        explore(test, chooser=chooser, schedules=200)
 
 
 def test_an_interrupt_ends_waiting_for_room() -> None:

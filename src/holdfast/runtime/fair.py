@@ -170,6 +170,7 @@ class FairQueue(Generic[K, T]):
         self._taken += len(items)
         if self._free() < 0:
             self._line.take_back()
+            self._call_hand_out()
         self._tell_if_over()
         return list(items)
 
