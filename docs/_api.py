@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import typing
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 import msgspec
 from _text import plain
 
+STARS: dict[object, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 SECTIONS = ("Parameters:", "Raises:", "Returns:", "Yields:", "Example:", "Invariants:")
 
 
@@ -42,16 +45,45 @@ def signature(name: str, thing: object, *, method: bool = False) -> str:
         return prefix + name
     parameters = list(parsed.parameters.values())
     if method and parameters and parameters[0].name in ("self", "cls"):
-        parsed = parsed.replace(parameters=parameters[1:])
-    if isinstance(thing, type):
-        parsed = parsed.replace(return_annotation=inspect.Signature.empty)
-    text = re.sub(r" at 0x[0-9a-f]+", "", str(parsed).replace("'", "") if "'" in str(parsed) else str(parsed))
-    one_line = f"{prefix}{name}{text}"
+        del parameters[0]
+    written = list(written_parameters(parameters))
+    tail = ""
+    if not isinstance(thing, type) and parsed.return_annotation is not inspect.Signature.empty:
+        tail = f" -> {annotation(parsed.return_annotation)}"
+    one_line = f"{prefix}{name}({', '.join(written)}){tail}"
     if len(one_line) <= 100:
         return one_line
-    head, _, tail = text.rpartition(")")
-    inner = re.sub(r", (?=(?:\*{0,2}\w+\s*[:=,)]|\*$|\*,|/,|\*\w))", ",\n    ", head[1:])
-    return f"{prefix}{name}(\n    {inner},\n){tail}"
+    inner = "".join(f"    {parameter},\n" for parameter in written)
+    return f"{prefix}{name}(\n{inner}){tail}"
+
+
+def written_parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
+    """The parameters as they stand in a definition."""
+    starred = False
+    for number, parameter in enumerate(parameters):
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
+            starred = True
+            yield "*"
+        text = STARS.get(parameter.kind, "") + parameter.name
+        starred = starred or parameter.kind is parameter.VAR_POSITIONAL
+        if parameter.annotation is not parameter.empty:
+            text += f": {annotation(parameter.annotation)}"
+        if parameter.default is not parameter.empty:
+            spaced = " = " if parameter.annotation is not parameter.empty else "="
+            text += spaced + re.sub(r"<([^<>]*)>", "...", repr(parameter.default))
+        yield text
+        after = parameters[number + 1 : number + 2]
+        if parameter.kind is parameter.POSITIONAL_ONLY and (not after or after[0].kind is not parameter.kind):
+            yield "/"
+
+
+def annotation(of: object) -> str:
+    """A type as it would be written."""
+    if isinstance(of, str):
+        return of.replace('"', "").replace("'", "") if "Literal" not in of else of
+    if typing.get_origin(of) is typing.Annotated:
+        of = typing.get_args(of)[0]
+    return inspect.formatannotation(of).replace("typing.", "")
 
 
 def fence(text: str) -> str:
@@ -98,7 +130,7 @@ def module_page(module: ModuleType) -> str:
         elif inspect.isroutine(thing):
             out += [f"### {name}", "", fence(signature(name, thing)), "", to_markdown(inspect.getdoc(thing) or ""), ""]
         else:
-            out += [f"### {name}", "", fence(constant(name, thing)), ""]
+            out += [f"### {name}", "", f"```text\n{constant(name, thing)}\n```", ""]
     return "\n".join(out)
 
 

@@ -7,7 +7,7 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,17 @@ def counters_page() -> str:
     return table(("counter", "promise", "`kept` counts", "`broken` counts, and stays 0"), rows)
 
 
-def statistics_fields() -> Iterable[str]:
-    """The fields of a host's statistics."""
+def metrics_page() -> str:
+    """Every family of ``/metrics``."""
     from holdfast.host import HostStatistics
+    from holdfast.server.metrics import render
 
-    return HostStatistics.__struct_fields__
+    none = dict.fromkeys(HostStatistics.__struct_fields__, 0)
+    empty = HostStatistics(**{**none, "node_id": "", "counts": {}, "promises": {}})  # type: ignore[arg-type]
+    text = render(empty, streams=0, answers={})
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    rows = ((code(name), kinds[name], what) for name, what in re.findall(r"^# HELP (\S+) (.*)$", text, re.MULTILINE))
+    return table(("metric", "kind", "what it counts"), rows)
 
 
 def cli_page() -> str:

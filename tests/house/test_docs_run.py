@@ -14,21 +14,16 @@ A page that mentions 127.0.0.1:8420 in a block that is run gets a server of its 
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.house.serving import free_port, server, serving_environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -65,44 +60,6 @@ def is_run(block: Block) -> bool:
     return block.word != "not run"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def server(folder: Path, port: int, agent: str, environment: dict[str, str]) -> Iterator[None]:
-    """A server in `folder` that answers, and is gone afterwards."""
-    log = folder / "serve.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [Path(sys.executable).with_name("holdfast"), "serve", *([agent] if agent else [])],
-            cwd=folder,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5).close()
-                    break
-                except (urllib.error.URLError, ConnectionError):
-                    assert process.poll() is None, log.read_text()
-                    assert time.monotonic() < deadline, log.read_text()
-                    time.sleep(0.05)
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(40)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                raise
-
-
 def run(block: Block, folder: Path, environment: dict[str, str], page: str) -> None:
     if block.word == "file":
         target = folder / block.value
@@ -122,14 +79,7 @@ def run(block: Block, folder: Path, environment: dict[str, str], page: str) -> N
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.exists() and blocks_of(page)], ids=lambda p: p.stem)
 def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
-    port = free_port()
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "HOLDFAST_PORT": str(port),
-        "HOLDFAST_URL": f"http://127.0.0.1:{port}",
-        "PYTHONPATH": str(tmp_path),
-    }
+    environment = serving_environment(free_port(), PYTHONPATH=str(tmp_path))
     blocks = blocks_of(page)
     for block in blocks:
         if block.language == "python":
@@ -140,7 +90,7 @@ def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
             needs_one = block.word != "file" and (HOME in block.text or "holdfast " in block.text)
             if block.word == "serve" or (needs_one and not running):
                 stack.close()
-                stack.enter_context(server(tmp_path, port, block.value if block.word == "serve" else "", environment))
+                stack.enter_context(server(tmp_path, environment, block.value if block.word == "serve" else ""))
                 running = True
             run(block, tmp_path, environment, page.name)
 

@@ -1,0 +1,70 @@
+"""An agent that survives kill -9: its calls are in the journal, and those with a result are not made again.
+
+This program starts itself as a child, lets it be killed in the middle of a run, and starts it again.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import holdfast
+
+LEDGER = Path("ledger.txt")
+
+
+def charge(item: str) -> str:
+    """An effect that must not happen twice."""
+    with LEDGER.open("a") as ledger:
+        ledger.write(f"{item}\n")
+    return f"charged {item}"
+
+
+def power_cut(attempt: int) -> None:
+    if attempt == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@holdfast.agent(replayable=True)
+async def shop(run: holdfast.Run) -> str:
+    charged = await run.call(charge, run.text)
+    await run.call(power_cut, run.attempt, name="power_cut", idempotent=True)
+    return f"{charged}, attempt {run.attempt}, {run.replayed} call from the journal"
+
+
+async def first_life() -> None:
+    async with holdfast.Host(shop, store="sqlite:///shop.db") as host:
+        await host.session("alice").send("a teapot", idempotency_key="order-1")
+        await asyncio.sleep(60)
+
+
+async def second_life() -> None:
+    async with holdfast.Host(shop, store="sqlite:///shop.db") as host:
+        print(f"recovered: {len(host.recovered.restarted)} run goes on")
+        session = host.session("alice")
+        # The same idempotency key: this is the same message, and it does not run again.
+        receipt = await session.send("a teapot", idempotency_key="order-1")
+        settled = await session.wait(receipt.message_id, timeout_s=30)
+        print(f"{receipt.disposition}: {settled.state}: {settled.text}")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        child = subprocess.run(
+            [sys.executable, os.path.abspath(__file__), "first"], cwd=folder, check=False, timeout=60
+        )
+        print(f"the first life ended with {child.returncode} (SIGKILL)")
+        os.chdir(folder)
+        asyncio.run(second_life())
+        print(f"in the ledger: {LEDGER.read_text().splitlines()}")
+        os.chdir("/")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["first"]:
+        asyncio.run(first_life())
+    else:
+        main()

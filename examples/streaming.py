@@ -1,0 +1,37 @@
+"""An agent that streams its answer, and a reader that follows it and comes back in the middle with a cursor."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import holdfast
+
+
+async def agent(run: holdfast.Run) -> AsyncIterator[str]:
+    for number in range(1, 6):
+        yield f"{number} "
+        await asyncio.sleep(0.02)
+
+
+async def main() -> None:
+    async with holdfast.Host(agent, store="memory://") as host:
+        session = host.session("alice")
+        receipt = await session.send("count")
+
+        # A reader that leaves after two pieces…
+        seen = []
+        number = (await session.info()).number
+        cursor = receipt.cursor
+        async for event in session.events(after=receipt.cursor):
+            if event.kind == "text.delta":
+                seen.append(event.text)
+                cursor = f"{event.seq}-{number}"
+                if len(seen) == 2:
+                    break
+        # … and comes back where it was: nothing is lost, nothing comes twice.
+        rest = session.events(after=cursor, follow=receipt.message_id)
+        seen += [event.text async for event in rest if event.kind == "text.delta"]
+        print("".join(seen))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

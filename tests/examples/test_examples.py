@@ -1,0 +1,44 @@
+"""Every example runs as it is, and prints what it is there to show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.house.serving import free_port, server, serving_environment
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHOWN = {
+    "echo.py": ["You said: hello", "4. assistant: You said: and again"],
+    "streaming.py": ["1 2 3 4 5"],
+    "sync_agent.py": ["['16 letters', '16 letters', '16 letters']"],
+    "interrupt.py": ["outcome: gone", "first message: interrupted (changed my mind): working…", "stop: gone"],
+    "replayable.py": ["ended with -9", "1 run goes on", "duplicate: completed: charged a teapot", "['a teapot']"],
+    "process_tree.py": ["outcome: gone, survivors: []"],
+    "client.py": ["message.accepted … "],
+}
+
+
+def test_every_example_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == SHOWN.keys()
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_an_example_shows_what_it_promises(name: str, tmp_path: Path) -> None:
+    argv = [sys.executable, "-W", "error", str(EXAMPLES / name)]
+    port = free_port()
+    environment = serving_environment(port)
+    if name == "client.py":
+        with server(tmp_path, environment):
+            result = run([*argv, f"http://127.0.0.1:{port}"], tmp_path, environment)
+    else:
+        result = run(argv, tmp_path, environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert [text for text in SHOWN[name] if text not in result.stdout] == [], result.stdout
+
+
+def run(argv: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
