@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import contextvars
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime.members import TaskHandle, ThreadHandle, current_place, inside
-from holdfast.runtime.scope import Scope, current_scope
+from holdfast.runtime.scope import current_scope
 from holdfast.runtime.threads import ThreadPool, shared_threads
 
-__all__ = ["PoolExecutor", "Restorer", "TaskAdopter", "install", "unowned_threads"]
+__all__ = ["PoolExecutor", "Restorer", "TaskAdopter", "install"]
 
 T = TypeVar("T")
 
@@ -48,6 +46,11 @@ class TaskAdopter:
         place = current_place.get() if context is None else current_place.get_in(context)
         if place is None or place.scope._loop is not loop:
             return self._make(loop, coroutine, options)
+        if asyncio._get_running_loop() is not loop:
+            coroutine.close()
+            raise RuntimeError(
+                f"a task for scope {place.scope.name!r} was started off its loop's thread; use scope.spawn()"
+            )
         scope = place.scope
         name = str(options.get("name") or getattr(coroutine, "__qualname__", "task"))
         depth = place.depth + 1 if isinstance(place, TaskHandle) else 1
@@ -187,13 +190,12 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
 
 _plain_start = threading.Thread.start
 _installed = 0
-_unowned: weakref.WeakKeyDictionary[threading.Thread, weakref.ref[Scope]] = weakref.WeakKeyDictionary()
 
 
 def _recording_start(thread: threading.Thread) -> None:
     scope = current_scope()
-    if scope is not None:
-        _unowned[thread] = weakref.ref(scope)
+    if scope is not None and not thread.name.startswith("holdfast-"):
+        scope._note_unowned(thread)
     _plain_start(thread)
 
 
@@ -204,10 +206,3 @@ def _watch_threads(step: int) -> None:
         threading.Thread.start = _recording_start  # type: ignore[assignment,method-assign]
     elif not _installed and threading.Thread.start is _recording_start:
         threading.Thread.start = _plain_start  # type: ignore[method-assign]
-
-
-def unowned_threads(scope: Scope) -> tuple[str, ...]:
-    """Names of the living threads that foreign code started inside ``scope`` by itself: nobody stops those."""
-    with contextlib.suppress(RuntimeError):
-        return tuple(thread.name for thread, ref in _unowned.items() if ref() is scope and thread.is_alive())
-    return ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Generator
@@ -49,8 +50,8 @@ class Member:
     Parameters:
         kind: task, thread, process or scope.
         name: its name.
-        started_at: when it was started, on the monotonic clock, in seconds.
-        state: ``starting``, ``running`` or ``stopping``.
+        started_at: when it was started, on the monotonic clock, in seconds; 0 when that is not known.
+        state: ``starting``, ``running``, ``stopping``, or ``unowned`` for a thread that foreign code started by itself.
         pid: of a process.
         thread: the name of the thread that runs it, where one does.
         adopted: whether foreign code started it inside the scope.
@@ -449,8 +450,10 @@ class ThreadHandle(Handle[T]):
             name=self.name,
             owner=scope.owner,
         )
-        if self.due:
-            self._ask()
+        if self._done:
+            self.call = None
+        elif self.due:
+            self.scope._on_loop(self._ask)
 
     def _on_done(self, result: T | None, error: BaseException | None) -> None:
         """The call ended, on its thread."""
@@ -494,6 +497,11 @@ class ThreadHandle(Handle[T]):
             thread=None if thread is None else thread.name,
             adopted=self.adopted,
         )
+
+
+def unowned(thread: threading.Thread) -> Member:
+    """A thread that foreign code started inside a scope by itself: it is known, but not owned."""
+    return Member(kind="thread", name=thread.name, started_at=0.0, state="unowned", thread=thread.name, adopted=True)
 
 
 def wake(futures: list[asyncio.Future[None]]) -> None:

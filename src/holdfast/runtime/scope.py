@@ -18,6 +18,7 @@ import contextvars
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import CoroutineType, TracebackType
@@ -35,6 +36,7 @@ from holdfast.runtime.members import (
     ThreadHandle,
     current_place,
     inside,
+    unowned,
     wake,
 )
 from holdfast.runtime.owned_processes import ProcessHandle
@@ -58,7 +60,7 @@ CURRENT: Final = _Current()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeStatistics:
-    """A snapshot of a scope: its state and how many members of each kind it has, adopted ones included."""
+    """A snapshot of a scope: its state and how many members of each kind it has, adopted and unowned ones included."""
 
     state: ScopeState
     tasks: int
@@ -66,6 +68,7 @@ class ScopeStatistics:
     processes: int
     scopes: int
     adopted: int
+    unowned: int
 
 
 class Closer:
@@ -145,6 +148,8 @@ class Scope:
         self.owner: str = owner if owner is not None else parent.owner if parent is not None else ""
         self.receipt: StopReceipt | None = None
         self.errors: list[BaseException] = []
+        self._survived: list[StopReceipt] = []
+        self._unowned: weakref.WeakSet[threading.Thread] | None = None
         self._pool: ThreadPool | None = threads if threads is not None else parent._pool if parent is not None else None
         self._processes: ProcessHost | None = (
             processes if processes is not None else parent._processes if parent is not None else None
@@ -201,7 +206,12 @@ class Scope:
 
     def members(self) -> tuple[Member, ...]:
         """A snapshot of what the scope owns now."""
-        return tuple(member._snapshot() for member in (*self._members.copy(), *self._adopted.copy()))
+        owned = [member._snapshot() for member in (*self._members.copy(), *self._adopted.copy())]
+        return (*owned, *map(unowned, self._unowned_threads()))
+
+    def children(self) -> tuple[Scope, ...]:
+        """The scopes that this one owns now."""
+        return tuple(self._children())
 
     def statistics(self) -> ScopeStatistics:
         """A snapshot of the scope."""
@@ -213,6 +223,7 @@ class Scope:
             processes=kinds.count("process"),
             scopes=kinds.count("scope"),
             adopted=len(self._adopted),
+            unowned=len(self._unowned_threads()),
         )
 
     # -- life -------------------------------------------------------------------------------------------------------
@@ -247,6 +258,9 @@ class Scope:
             raise RuntimeError("a scope can only be entered in a task")
         self.open()
         outer = current_place.get()
+        if isinstance(outer, TaskHandle) and outer.task is None and not outer.done():
+            # An eager task: it runs before whoever made it has it.
+            outer.task = task
         while outer is not None and (outer.task is not task or not outer.live):
             outer = outer.outer
         self._body = Body(self, task, outer)
@@ -268,6 +282,8 @@ class Scope:
         cancelled = await self._end()
         cancelled = body.settle() or cancelled
         self._body = None
+        if isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
+            return
         if cancelled:
             if isinstance(error, asyncio.CancelledError):
                 return
@@ -287,6 +303,8 @@ class Scope:
     def _body_failed(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
             self.interrupt.trigger("the task that entered it was cancelled", kind="stop")
+        elif isinstance(error, GeneratorExit):
+            self.interrupt.trigger("the generator that entered it was closed", kind="stop")
         elif isinstance(error, Interrupted):
             self.interrupt.trigger(cause=error.cause)
         else:
@@ -533,7 +551,9 @@ class Scope:
         """
         closer = Closer(self._closers, fn, self._loop_here())
         self._closers[closer] = None
-        if self._stopping is not None and self._stopping.phase != "grace" and self._closers.pop(closer, 0) is None:
+        stopping = self._stopping
+        too_late = self._state == "closed" or (stopping is not None and stopping.phase != "grace")
+        if too_late and self._closers.pop(closer, 0) is None:
             self._on_loop(closer.run)
         return closer
 
@@ -592,8 +612,11 @@ class Scope:
     def _child_closed(self, child: Scope) -> None:
         if self._members.pop(child, child) is child:
             return
-        if self._stopping is not None and child.receipt is not None:
-            self._stopping.take_over(child.receipt)
+        if child.receipt is not None:
+            if self._stopping is not None:
+                self._stopping.take_over(child.receipt)
+            elif child.quarantined:
+                self._survived.append(child.receipt)
         self._look()
 
     def _handles(self) -> list[Handle[Any]]:
@@ -658,8 +681,8 @@ class Scope:
         if self._stopping is not None:
             self._stopping.look()
         elif self._leaving and not self._members and not self.interrupt.triggered:
-            if self._adopted:
-                # What foreign code left behind does not outlive the scope.
+            if self._adopted or self._survived or self._unowned_threads():
+                # What foreign code left behind does not outlive the scope, or is named.
                 self._ended_by_itself = self.interrupt.trigger("the scope has ended", kind="stop")
             elif self._shut():
                 self._closed()
@@ -674,9 +697,21 @@ class Scope:
             self._state = "closed"
             return True
 
+    def _note_unowned(self, thread: threading.Thread) -> None:
+        """Foreign code starts a thread inside the scope by itself. From any thread."""
+        with self._gate:
+            if self._unowned is None:
+                self._unowned = weakref.WeakSet()
+            self._unowned.add(thread)
+
+    def _unowned_threads(self) -> list[threading.Thread]:
+        """Living threads that foreign code started inside the scope by itself."""
+        return [thread for thread in list(self._unowned) if thread.is_alive()] if self._unowned else []
+
     def _closed(self) -> None:
-        if self._stopping is not None:
-            self.receipt = self._stopping.receipt
+        stopping, self._stopping = self._stopping, None
+        if stopping is not None:
+            self.receipt = stopping.receipt
         if self._registration is not None:
             self._registration.close()
         if self._deadline is not None:

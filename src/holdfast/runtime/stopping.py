@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.members import Handle, MemberKind, TaskHandle
 from holdfast.runtime.owned_processes import ProcessHandle
+from holdfast.runtime.threads import thread_stack
 
 if TYPE_CHECKING:
     from holdfast.runtime.processes import TreeResult
@@ -29,6 +32,9 @@ __all__ = ["Stopping"]
 _FIRST_PRESS_S = 0.001
 _LAST_PRESS_S = 0.1
 _TICKS_PER_WAVE = 2
+_CHUNK = 1_000
+_UNOWNED_S = 0.05
+_UNOWNED_LOOK_S = 0.005
 
 
 class Stopping:
@@ -73,16 +79,27 @@ class Stopping:
 
     def ask(self) -> None:
         """Tell every member once; what foreign code started comes after those who started it."""
+        body = self.scope._body
+        if body is not None:
+            body.deliver()
         waves: dict[int, list[Handle[object]]] = {}
+        first: list[Handle[object]] = []
         for member in self.scope._handles():
             if member.adopted and isinstance(member, TaskHandle):
                 waves.setdefault(member.depth, []).append(member)
             else:
-                member._ask()
-        body = self.scope._body
-        if body is not None:
-            body.deliver()
-        if waves:
+                first.append(member)
+        self._ask_all(iter(first), waves)
+
+    def _ask_all(self, members: Iterator[Handle[object]], waves: dict[int, list[Handle[object]]]) -> None:
+        """Ask in chunks, so that many members do not stall the loop."""
+        count = 0
+        for member in itertools.islice(members, _CHUNK):
+            member._ask()
+            count += 1
+        if count == _CHUNK:
+            self._loop.call_soon(self._ask_all, members, waves, context=contextvars.Context())
+        elif waves:
             self._later(_TICKS_PER_WAVE, waves)
 
     def _later(self, ticks: int, waves: dict[int, list[Handle[object]]]) -> None:
@@ -125,7 +142,16 @@ class Stopping:
 
     def look(self) -> None:
         """End if nothing is left."""
-        if self.phase != "ended" and self.scope._shut():
+        if self.phase == "ended":
+            return
+        threads = self.scope._unowned_threads()
+        if threads and self._loop.time() < min(self._began + _UNOWNED_S, self._end_at):
+            # They may be about to end, and nobody tells when they do.
+            self._loop.call_later(_UNOWNED_LOOK_S, self.look, context=contextvars.Context())
+        elif self.scope._shut():
+            self._abandoned.extend(
+                Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)) for thread in threads
+            )
             self._end()
 
     def _arm(self) -> None:
@@ -207,6 +233,10 @@ class Stopping:
             self._timer.cancel()
             self._timer = None
         scope = self.scope
+        for receipt in scope._survived:
+            self._abandoned.extend(receipt.abandoned)
+            self._survivors.extend(receipt.survivors)
+            self._unknown = self._unknown or receipt.outcome == "unknown"
         cause = scope.interrupt.cause
         assert cause is not None
         outcome: Outcome = "gone"

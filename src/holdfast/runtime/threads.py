@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.errors import LimitExceeded, Unavailable
 
-__all__ = ["Call", "ThreadPool", "ThreadPoolStatistics", "shared_threads"]
+__all__ = ["Call", "ThreadPool", "ThreadPoolStatistics", "shared_threads", "thread_stack"]
 
 _IDLE_S = 10.0
 
@@ -85,10 +85,15 @@ class Call:
     def stack(self) -> tuple[str, ...]:
         """Where the thread is now, outermost frame first; empty when the call is not running."""
         thread = self.thread
-        frame = sys._current_frames().get(thread.ident) if thread is not None and thread.ident is not None else None
-        if frame is None:
-            return ()
-        return tuple(f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame))
+        return () if thread is None else thread_stack(thread)
+
+
+def thread_stack(thread: threading.Thread) -> tuple[str, ...]:
+    """Where a thread is now, outermost frame first; empty when it has ended."""
+    frame = sys._current_frames().get(thread.ident) if thread.ident is not None else None
+    if frame is None:
+        return ()
+    return tuple(f"{entry.filename}:{entry.lineno} in {entry.name}" for entry in traceback.extract_stack(frame))
 
 
 class _Parked:
