@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-__all__ = ["message_id", "node_id", "run_id", "secret"]
+__all__ = ["message_id", "node_id", "run_id", "secret", "stop_id"]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -36,6 +36,11 @@ def run_id() -> str:
 def node_id() -> str:
     """A new id for a running process, ``n_`` and 27 hexadecimal digits."""
     return _make("n_")
+
+
+def stop_id() -> str:
+    """A new id for a stop, ``s_`` and 27 hexadecimal digits."""
+    return _make("s_")
 
 
 def secret(prefix: str = "hf_") -> str:

@@ -108,6 +108,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # HTTP
     keepalive_s: Annotated[float, Meta(gt=0, description="an idle event stream gets a comment line this often")] = 15.0
+    stream_stall_s: Annotated[
+        float, Meta(gt=0, description="an event stream whose reader takes nothing for this long is closed")
+    ] = 60.0
+    body_s: Annotated[float, Meta(gt=0, description="time that a request has to deliver its body")] = 30.0
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(description="names in `Host` that are answered besides loopback's and the address listened on"),

@@ -1,1 +1,6 @@
-"""client"""
+"""The session interface over HTTP."""
+
+from holdfast.client.client import Client
+from holdfast.client.session import RemoteSession
+
+__all__ = ["Client", "RemoteSession"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from holdfast.errors import MessageWithdrawn, RunFailed, RunInterrupted
 from holdfast.protocol.events import Event, Gap
 from holdfast.protocol.messages import (
     Entry,
@@ -19,7 +20,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.stopping import StopReceipt
 
-__all__ = ["SessionLike"]
+__all__ = ["SessionLike", "answer"]
 
 
 class SessionLike(Protocol):
@@ -144,3 +145,18 @@ class SessionLike(Protocol):
     async def delete(self) -> SessionStop:
         """Stop the session and delete it; its key answers `SessionDeleted` until the tombstone is purged."""
         ...
+
+
+def answer(settlement: Settlement) -> str:
+    """The text of a completed message. Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` for any other."""
+    match settlement.state:
+        case "completed":
+            return settlement.text
+        case "failed":
+            raise RunFailed(settlement.error or "the agent failed", hint="its events and the host's log say more")
+        case "withdrawn":
+            raise MessageWithdrawn("the message was withdrawn before a run took it")
+        case _:
+            cause = settlement.cause
+            why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.state
+            raise RunInterrupted(f"the run was interrupted ({why})", hint="its partial answer is in the transcript")

@@ -1,0 +1,162 @@
+"""A connection to a Holdfast server: requests, retries where they are safe, and the server's errors as ours.
+
+What may be repeated without a second effect is repeated while the server does not answer, for at most ``retry_s``:
+reads, withdrawals, and sends (they carry an idempotency key). Interrupts and stops are not: the second one could hit a
+later run. A request that never reached the server is always safe to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import httpx2
+import msgspec
+
+from holdfast.client.session import RemoteSession
+from holdfast.client.wire import decode, error_of, unreachable
+from holdfast.errors import ConfigurationError, HoldfastError, RateLimited
+from holdfast.protocol.messages import SessionView, TreeNode
+
+__all__ = ["Client"]
+
+T = TypeVar("T")
+
+_CONNECT_S = 5.0
+_REPLY_S = 30.0
+_FIRST_DELAY_S = 0.05
+_MOST_DELAY_S = 2.0
+
+
+class _Sessions(msgspec.Struct):
+    sessions: list[SessionView]
+
+
+class Client:
+    """Sessions of a server, with the same interface as a `Host`'s. Open it with ``async with``; used on one loop.
+
+    Parameters:
+        url: the server's address.
+        key: an API key; not needed on loopback while the server has none.
+        user: the principal to act for; needs a key with role trusted or admin.
+        retry_s: how long a request that is safe to repeat is repeated while the server does not answer, in seconds.
+        reconnect_s: how long `RemoteSession.events` tries to come back after a cut connection, in seconds.
+        on_cut: called with the error when a connection of events was cut, before it is made again.
+
+    Raises:
+        ConfigurationError: `url` is not an http or https address.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8420",
+        key: str | None = None,
+        *,
+        user: str | None = None,
+        retry_s: float = 10.0,
+        reconnect_s: float = 60.0,
+        on_cut: Callable[[HoldfastError], None] | None = None,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigurationError(f"{url!r} is not an address", hint="give one such as http://127.0.0.1:8420")
+        self.url = url.rstrip("/")
+        self.retry_s = retry_s
+        self.reconnect_s = reconnect_s
+        self.on_cut = on_cut
+        headers = {"accept": "application/json"}
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        if user is not None:
+            headers["x-holdfast-user"] = user
+        self.http = httpx2.AsyncClient(
+            headers=headers,
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
+            timeout=httpx2.Timeout(_REPLY_S, connect=_CONNECT_S, pool=None),
+            verify=parts.scheme == "https",
+            trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Client:
+        await self.http.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.http.aclose()
+
+    def session(self, key: str) -> RemoteSession:
+        """A session of the key's principal. No I/O; the server checks the key's form with the first call."""
+        return RemoteSession(self, key)
+
+    async def sessions(self, *, limit: int = 100, everybody: bool = False) -> list[SessionView]:
+        """Sessions, the most recently changed first.
+
+        Parameters:
+            limit: at most this many.
+            everybody: all principals'; needs an admin key.
+        """
+        query = {"limit": str(limit), "all": str(everybody).lower()}
+        return (await self.read("/v1/sessions", _Sessions, query=query)).sessions
+
+    async def tree(self, *, everybody: bool = False) -> TreeNode:
+        """The tasks, threads and processes that are alive; `everybody`: all principals', needs an admin key."""
+        return await self.read("/v1/tree", TreeNode, query={"all": str(everybody).lower()})
+
+    async def read(self, path: str, kind: type[T], *, query: dict[str, str] | None = None) -> T:
+        """GET `path` and decode the answer as `kind`. Raises what the server answers."""
+        response = await self.request("GET", path, query=query, repeatable=True)
+        return decode(response, kind)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: object = None,
+        query: dict[str, str] | None = None,
+        repeatable: bool = False,
+        reply_s: float = _REPLY_S,
+    ) -> httpx2.Response:
+        """One operation of the API; its answer if it is a success.
+
+        Parameters:
+            method, path, query: as in the OpenAPI document.
+            body: encoded as JSON; None sends none.
+            repeatable: repeating it has no second effect.
+            reply_s: how long the server may take to answer, in seconds.
+
+        Raises:
+            HoldfastError: the error that the server answered, of the same class as on the server.
+            ServerUnreachable: no answer; for what is not repeatable, it may have taken effect.
+        """
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if body is None and method != "POST" else {"content-type": "application/json"}
+        timeout = httpx2.Timeout(reply_s, connect=_CONNECT_S, pool=None)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.retry_s
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                response = await self.http.request(
+                    method, self.url + path, params=query, content=content, headers=headers, timeout=timeout
+                )
+            except httpx2.TransportError as error:
+                reached = not isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
+                failure: HoldfastError = unreachable(self.url, error, lost_reply=reached and not repeatable)
+                if reached and not repeatable:
+                    raise failure from error
+            else:
+                if response.status_code < 400:
+                    return response
+                failure = error_of(response)
+                if not isinstance(failure, RateLimited):
+                    raise failure
+                delay_s = max(delay_s, failure.retry_after_s or 0.0)
+            if loop.time() + delay_s > deadline:
+                raise failure
+            await asyncio.sleep(delay_s)
+            delay_s = min(_MOST_DELAY_S, delay_s * 2)

@@ -1,0 +1,324 @@
+"""A session over HTTP: `holdfast.protocol.interface.SessionLike` on a `Client`."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from holdfast import ids
+from holdfast.client.wire import decode, error_of, unreachable
+from holdfast.errors import HoldfastError, RateLimited, ServerUnreachable, Unavailable, WaitExpired
+from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
+from holdfast.protocol.interface import answer
+from holdfast.protocol.messages import (
+    Entry,
+    MailboxItem,
+    Policy,
+    Receipt,
+    RunView,
+    SessionStop,
+    SessionView,
+    Settlement,
+    TreeNode,
+)
+from holdfast.protocol.sse import FrameDecoder
+from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
+from holdfast.protocol.stopping import StopReceipt
+
+if TYPE_CHECKING:
+    from holdfast.client.client import Client
+
+__all__ = ["RemoteSession"]
+
+T = TypeVar("T")
+
+_WAIT_S = 25.0
+_STOP_S = 600.0
+_POLL_S = 0.25
+_SILENCE_S = 45.0
+_REPLY_S = 60.0
+_FIRST_DELAY_S = 0.1
+_MOST_DELAY_S = 5.0
+
+
+class _Outcome(msgspec.Struct):
+    receipt: Receipt
+    status: str
+    text: str = ""
+
+
+class _Pending(msgspec.Struct):
+    stop_id: str
+
+
+class _Entries(msgspec.Struct):
+    entries: list[Entry]
+
+
+class _Items(msgspec.Struct):
+    items: list[MailboxItem]
+
+
+class _Runs(msgspec.Struct):
+    runs: list[RunView]
+
+
+_frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
+
+
+class RemoteSession:
+    """A session of a server. Made by `Client.session`; a caller that is cancelled gives up its wait, never the work."""
+
+    __slots__ = ("_client", "_path", "key")
+
+    def __init__(self, client: Client, key: str) -> None:
+        self._client = client
+        self._path = "/v1/sessions/" + quote(key, safe="")
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"<RemoteSession {self.key!r} at {self._client.url}>"
+
+    # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def send(
+        self,
+        content: str,
+        *,
+        policy: Policy = "queue",
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+        quiet_s: float | None = None,
+        max_wait_s: float | None = None,
+    ) -> Receipt:
+        """See `SessionLike.send`. Without an `idempotency_key` it makes one, so that a lost answer is asked for again."""
+        response = await self._post_message({}, 0.0, content, policy, idempotency_key, agent, quiet_s, max_wait_s)
+        return decode(response, Receipt)
+
+    async def ask(
+        self,
+        content: str,
+        *,
+        timeout_s: float | None = None,
+        policy: Policy = "queue",
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+        quiet_s: float | None = None,
+        max_wait_s: float | None = None,
+    ) -> str:
+        """See `SessionLike.ask`."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        wait_s = _WAIT_S if timeout_s is None else min(_WAIT_S, timeout_s)
+        response = await self._post_message(
+            {"wait": f"{wait_s:.3f}"}, wait_s, content, policy, idempotency_key, agent, quiet_s, max_wait_s
+        )
+        if response.status_code == 200:
+            outcome = decode(response, _Outcome)
+            if outcome.status == "completed":
+                return outcome.text
+            return answer(await self.message(outcome.receipt.message_id))
+        receipt = decode(response, Receipt)
+        left = None if deadline is None else max(0.0, deadline - loop.time())
+        return answer(await self.wait(receipt.message_id, timeout_s=left))
+
+    async def _post_message(
+        self,
+        query: dict[str, str],
+        wait_s: float,
+        content: str,
+        policy: Policy,
+        idempotency_key: str | None,
+        agent: str | None,
+        quiet_s: float | None,
+        max_wait_s: float | None,
+    ) -> httpx2.Response:
+        body: dict[str, object] = {
+            "content": content,
+            "policy": policy,
+            "idempotency_key": ids.message_id() if idempotency_key is None else idempotency_key,
+        }
+        optional = {"agent": agent, "quiet_s": quiet_s, "max_wait_s": max_wait_s}
+        body.update((name, value) for name, value in optional.items() if value is not None)
+        return await self._client.request(
+            "POST", f"{self._path}/messages", body=body, query=query, repeatable=True, reply_s=wait_s + 30.0
+        )
+
+    async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
+        """See `SessionLike.wait`."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        path = f"{self._path}/messages/{quote(message_id, safe='')}"
+        while True:
+            wait_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - loop.time()))
+            response = await self._client.request(
+                "GET", path, query={"wait": f"{wait_s:.3f}"}, repeatable=True, reply_s=wait_s + 30.0
+            )
+            settlement = decode(response, Settlement)
+            if settlement.state in TERMINAL_MESSAGE_STATES:
+                return settlement
+            if deadline is not None and loop.time() >= deadline:
+                raise WaitExpired(f"the message is not settled after {timeout_s:g} s")
+            await asyncio.sleep(0 if wait_s else _POLL_S)
+
+    async def withdraw(self, message_id: str) -> Settlement:
+        """See `SessionLike.withdraw`."""
+        path = f"{self._path}/messages/{quote(message_id, safe='')}"
+        return decode(await self._client.request("DELETE", path, repeatable=True), Settlement)
+
+    async def message(self, message_id: str) -> Settlement:
+        """See `SessionLike.message`."""
+        return await self._client.read(f"{self._path}/messages/{quote(message_id, safe='')}", Settlement)
+
+    # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Event | Gap]:
+        """See `SessionLike.events`. After a cut connection it comes back by itself, without loss or repeat.
+
+        Raises:
+            ServerUnreachable: it could not come back within the client's ``reconnect_s``.
+        """
+        cursor = after
+        patience = _Patience(self._client, self.key)
+        while True:
+            closed = False
+            try:
+                async with self._open(cursor, follow) as response:
+                    if response.status_code != 200:
+                        await response.aread()
+                        raise error_of(response)
+                    decoder = FrameDecoder()
+                    async for chunk in response.aiter_raw():
+                        patience.renew()
+                        for frame in decoder.feed(chunk):
+                            cursor = frame.id or cursor
+                            if frame.event == "closed":
+                                closed = True
+                                continue
+                            event = _frame.decode(frame.data)
+                            yield event
+                            if _ends(event, follow):
+                                return
+                if not closed:
+                    return
+                failure: HoldfastError = ServerUnreachable(f"{self._client.url} ended the stream: it shuts down")
+            except httpx2.TransportError as error:
+                failure = unreachable(self._client.url, error)
+            except (Unavailable, RateLimited) as error:
+                failure = error
+            await patience.wait(failure)
+
+    def _open(self, cursor: str | None, follow: str | None) -> AbstractAsyncContextManager[httpx2.Response]:
+        query = {name: value for name, value in (("after", cursor), ("follow", follow)) if value is not None}
+        return self._client.http.stream(
+            "GET",
+            f"{self._client.url}{self._path}/events",
+            params=query,
+            headers={"accept": "text/event-stream"},
+            timeout=httpx2.Timeout(_SILENCE_S, connect=5.0, pool=None),
+        )
+
+    # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def interrupt(
+        self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
+    ) -> StopReceipt:
+        """See `SessionLike.interrupt`."""
+        body = {"reason": reason, "run_id": run_id, "grace_s": grace_s}
+        response = await self._client.request(
+            "POST", f"{self._path}/interrupt", body=body, repeatable=run_id is not None, reply_s=_REPLY_S
+        )
+        return await self._stopped(response, StopReceipt)
+
+    async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
+        """See `SessionLike.stop`."""
+        body = {"reason": reason, "grace_s": grace_s}
+        response = await self._client.request("POST", f"{self._path}/stop", body=body, reply_s=_REPLY_S)
+        return await self._stopped(response, SessionStop)
+
+    async def delete(self) -> SessionStop:
+        """See `SessionLike.delete`."""
+        response = await self._client.request("DELETE", self._path, reply_s=_REPLY_S)
+        return await self._stopped(response, SessionStop)
+
+    async def _stopped(self, response: httpx2.Response, kind: type[T]) -> T:
+        """The result of a stop, asked for until it is there. Raises `WaitExpired` after ten minutes."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _STOP_S
+        while response.status_code == 202:
+            stop_id = decode(response, _Pending).stop_id
+            if loop.time() > deadline:
+                raise WaitExpired(f"stop {stop_id} is not done after {_STOP_S:g} s", hint="look at 'holdfast tree'")
+            await asyncio.sleep(_POLL_S)
+            response = await self._client.request("GET", f"{self._path}/stops/{stop_id}", repeatable=True)
+        return decode(response, kind)
+
+    # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def info(self) -> SessionView:
+        """See `SessionLike.info`."""
+        return await self._client.read(self._path, SessionView)
+
+    async def transcript(self) -> list[Entry]:
+        """See `SessionLike.transcript`."""
+        return (await self._client.read(f"{self._path}/transcript", _Entries)).entries
+
+    async def mailbox(self) -> list[MailboxItem]:
+        """See `SessionLike.mailbox`."""
+        return (await self._client.read(f"{self._path}/mailbox", _Items)).items
+
+    async def tree(self) -> TreeNode:
+        """See `SessionLike.tree`."""
+        return await self._client.read(f"{self._path}/tree", TreeNode)
+
+    async def run(self, run_id: str) -> RunView:
+        """See `SessionLike.run`."""
+        return await self._client.read(f"{self._path}/runs/{quote(run_id, safe='')}", RunView)
+
+    async def runs(self) -> list[RunView]:
+        """See `SessionLike.runs`."""
+        return (await self._client.read(f"{self._path}/runs", _Runs)).runs
+
+
+def _ends(event: Event | Gap, follow: str | None) -> bool:
+    """Whether the server ends the stream after this event."""
+    if isinstance(event, MessageSettled):
+        return event.message_id == follow
+    return isinstance(event, SessionDeletedEvent)
+
+
+class _Patience:
+    """How long a stream of events tries to come back: ever longer pauses within the client's ``reconnect_s``."""
+
+    __slots__ = ("_attempt", "_client", "_cut_at", "_spread")
+
+    def __init__(self, client: Client, key: str) -> None:
+        self._client = client
+        self._spread = 0.75 + (zlib.crc32(key.encode()) % 1000) / 2000  # many sessions do not come back at once
+        self._attempt = 0
+        self._cut_at: float | None = None
+
+    def renew(self) -> None:
+        """The connection lives."""
+        self._attempt = 0
+        self._cut_at = None
+
+    async def wait(self, failure: HoldfastError) -> None:
+        """Pause before the next attempt. Raises `failure` when the time is over."""
+        now = asyncio.get_running_loop().time()
+        if self._cut_at is None:
+            self._cut_at = now
+            if self._client.on_cut is not None:
+                self._client.on_cut(failure)
+        delay_s = min(_MOST_DELAY_S, _FIRST_DELAY_S * 2**self._attempt) * self._spread
+        self._attempt += 1
+        if now - self._cut_at + delay_s > self._client.reconnect_s:
+            raise failure
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,73 @@
+"""Answers of the server as values and errors of ours."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import httpx2
+import msgspec
+
+from holdfast import errors
+from holdfast.errors import HoldfastError, ServerUnreachable
+
+__all__ = ["decode", "error_of", "unreachable"]
+
+T = TypeVar("T")
+
+
+class _ErrorBody(msgspec.Struct):
+    code: str
+    message: str = ""
+    hint: str = ""
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _ErrorBody
+
+
+def _by_code() -> dict[str, type[HoldfastError]]:
+    found = {}
+    for name in errors.__all__:
+        kind = getattr(errors, name)
+        if issubclass(kind, HoldfastError):
+            found[kind.code] = kind
+    return found
+
+
+_ERRORS = _by_code()
+
+
+def decode(response: httpx2.Response, kind: type[T]) -> T:
+    """The body of an answer. Raises `HoldfastError` if it is not what this version of the API answers."""
+    try:
+        return msgspec.json.decode(response.content, type=kind)
+    except msgspec.DecodeError as error:
+        raise HoldfastError(
+            f"the server's answer cannot be read: {error}", hint="are the client and the server of the same version?"
+        ) from error
+
+
+def error_of(response: httpx2.Response) -> HoldfastError:
+    """The error in an answer, of the class with its code."""
+    try:
+        body = msgspec.json.decode(response.content, type=_ErrorAnswer).error
+    except msgspec.DecodeError:
+        return HoldfastError(
+            f"the server answered {response.status_code} and no error of ours", hint="is that a Holdfast server?"
+        )
+    error = _ERRORS.get(body.code, HoldfastError)(body.message, hint=body.hint)
+    retry_after = response.headers.get("retry-after", "")
+    if retry_after.isdigit():
+        error.retry_after_s = float(retry_after)
+    return error
+
+
+def unreachable(url: str, error: Exception, *, lost_reply: bool = False) -> ServerUnreachable:
+    """No answer, in words."""
+    if lost_reply:
+        return ServerUnreachable(
+            f"the connection to {url} was cut before the answer ({type(error).__name__})",
+            hint="it may have taken effect: look at the session before you repeat it",
+        )
+    detail = str(error) or type(error).__name__
+    return ServerUnreachable(f"{url} does not answer ({detail})")

@@ -1,0 +1,331 @@
+"""The ASGI application: checks every request, then hands it to the native API or to the pages and probes.
+
+The native API is dispatched here by hand from its table, which keeps a send at a few microseconds; everything else is a
+small Starlette application. Nothing reaches a handler before the allow-lists, the key and the rate were checked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from holdfast.errors import Forbidden, HoldfastError, MethodNotAllowed, Unauthenticated, UnknownRoute
+from holdfast.host import Host
+from holdfast.server import metrics, page
+from holdfast.server.auth import Gate, KeyRing
+from holdfast.server.exchange import (
+    Answer,
+    Caller,
+    Exchange,
+    Receive,
+    Scope,
+    Send,
+    decode_segment,
+    encode,
+    error_answer,
+    send_answer,
+)
+from holdfast.server.limits import RateLimit
+from holdfast.server.native import TABLE, Native
+from holdfast.server.openapi import document
+from holdfast.server.operations import Operation, Table
+
+__all__ = ["App", "operations"]
+
+_log = logging.getLogger("holdfast.server")
+
+Headers = tuple[tuple[bytes, bytes], ...]
+_EVENTS_PATH = "/v1/sessions/{key}/events"
+
+
+class InternalError(HoldfastError):
+    """The server made a mistake; nothing else is affected."""
+
+    code = "internal_error"
+    default_hint = "the server's log has the details; a send with an idempotency key may be repeated"
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """One word on how it is: ok, ready or draining."""
+
+    status: str
+
+
+SHELL = Table()
+"""The operations outside ``/v1``; Starlette routes them."""
+
+
+class _Node:
+    """A place in the tree of addresses: what may follow, and the operations by method."""
+
+    __slots__ = ("any_child", "any_name", "children", "methods")
+
+    def __init__(self) -> None:
+        self.children: dict[bytes, _Node] = {}
+        self.any_child: _Node | None = None
+        self.any_name = ""
+        self.methods: dict[str, Operation] = {}
+
+
+def _tree(table: Table) -> _Node:
+    root = _Node()
+    for operation in table.operations:
+        node = root
+        for part in operation.path.split("/")[1:]:
+            if part.startswith("{"):
+                node.any_child = node.any_child or _Node()
+                node.any_name = part[1:-1]
+                node = node.any_child
+            else:
+                node = node.children.setdefault(part.encode(), _Node())
+        node.methods[operation.method] = operation
+    return root
+
+
+def operations() -> list[Operation]:
+    """Every operation that the server has."""
+    return [*SHELL.operations, *TABLE.operations]
+
+
+class App:
+    """The ASGI application of a started host. Open it with ``async with`` on the host's loop.
+
+    Parameters:
+        host: started, with its store open.
+        keys: the API keys, loaded.
+    """
+
+    def __init__(self, host: Host, keys: KeyRing) -> None:
+        self.host = host
+        self.keys = keys
+        self.native = Native(host, keys)
+        self.answers: Counter[int] = Counter()
+        self._gate = Gate(host.settings)
+        self._rate = RateLimit(host.settings.principal_rate_per_s)
+        self._root = _tree(TABLE)
+        self._openapi = encode(document(operations()))
+        self._shell = self._make_shell()
+
+    async def __aenter__(self) -> App:
+        await self.native.stops.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.native.stops.__aexit__(*error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            raise RuntimeError("the host is opened before the server and closed after it: run it with lifespan off")
+
+    # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        extra: Headers = ()
+        exchange: Exchange | None = None
+        try:
+            origin = self._gate.check(headers)
+            if origin is not None:
+                extra = ((b"access-control-allow-origin", origin), (b"vary", b"origin"))
+                if scope["method"] == "OPTIONS":
+                    await _preflight(send, extra)
+                    return
+            raw: bytes = scope["raw_path"]
+            if not raw.startswith(b"/v1/"):
+                scope["holdfast.headers"] = headers
+                await self._shell(scope, receive, send)
+                return
+            methods, path = self._find(raw)
+            operation = methods.get(scope["method"])
+            if operation is None:
+                answer = _not_allowed(scope["method"], methods)
+            else:
+                exchange = self._admit(operation, scope, receive, send, headers, path, extra)
+                result = await operation.handler(self.native, exchange)
+                if result is None:
+                    self.answers[200] += 1
+                    return
+                answer = result
+        except HoldfastError as error:
+            answer = error_answer(error)
+        except Exception:
+            if exchange is not None and exchange.started:
+                raise
+            _log.exception("%s %s failed", scope["method"], scope["path"])
+            answer = error_answer(InternalError())
+        self.answers[answer.status] += 1
+        await send_answer(send, answer, extra=extra)
+
+    def _find(self, raw_path: bytes) -> tuple[Mapping[str, Operation], dict[str, str]]:
+        """The operations at an address and the values in it. Raises `UnknownRoute`."""
+        node = self._root
+        path: dict[str, str] = {}
+        for part in raw_path.split(b"/")[1:]:
+            following = node.children.get(part)
+            if following is None:
+                following = node.any_child
+                if following is None or not part:
+                    raise UnknownRoute(f"there is nothing at {raw_path.decode('latin-1')[:200]}")
+                path[node.any_name] = decode_segment(part)
+            node = following
+        if not node.methods:
+            raise UnknownRoute(f"there is nothing at {raw_path.decode('latin-1')[:200]}")
+        return node.methods, path
+
+    def _admit(
+        self,
+        operation: Operation,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        headers: Mapping[bytes, bytes],
+        path: Mapping[str, str],
+        extra: Headers,
+    ) -> Exchange:
+        """Check the key, the rate, the role and the query of a request."""
+        caller = self._caller(headers)
+        if operation.admin and caller.role != "admin":
+            raise Forbidden(
+                "this needs a key with role admin", hint="make one with 'holdfast keys create --role admin'"
+            )
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            headers=headers,
+            caller=caller,
+            settings=self.host.settings,
+            path=path,
+            extra=extra,
+        )
+        exchange.known_query(*operation.query_names)
+        return exchange
+
+    def _caller(self, headers: Mapping[bytes, bytes]) -> Caller:
+        caller = self.keys.caller(headers)
+        self._rate.take(caller.principal)
+        return caller
+
+    # ── WebSocket ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            self._gate.check(headers)
+            methods, path = self._find(scope["raw_path"])
+            operation = methods.get("GET")
+            if operation is None or operation.path != _EVENTS_PATH:
+                raise UnknownRoute("there is no WebSocket at this address", hint=f"use {_EVENTS_PATH}")
+            exchange = self._admit(operation, scope, receive, send, headers, path, ())
+            await self.native.socket_events(exchange)
+        except HoldfastError as error:
+            self.answers[error.status] += 1
+            await _reject_websocket(scope, send, error_answer(error))
+
+    # ── Pages and probes ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _make_shell(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route(operation.path, partial(operation.handler, self), methods=[operation.method])
+                for operation in SHELL.operations
+            ],
+            exception_handlers={HTTPException: self._refused, HoldfastError: self._failed},
+        )
+
+    @SHELL.enter("GET", "/", answers={200: "text/html"})
+    async def show_page(self, request: Request) -> Response:
+        """A page for people: what runs, what waits, and the counter behind each promise."""
+        try:
+            caller = self._caller(request.scope["holdfast.headers"])
+        except Unauthenticated as error:
+            response = PlainTextResponse(f"{error}\n", status_code=401)
+            response.headers["www-authenticate"] = 'Basic realm="holdfast: any name, and an API key as the password"'
+            return response
+        html = await page.render(self.host, caller, address=str(request.base_url).rstrip("/"))
+        return HTMLResponse(html, headers=page.HEADERS)
+
+    @SHELL.enter("GET", "/healthz", answers={200: Status}, public=True)
+    async def check_health(self, request: Request) -> Response:
+        """Whether the process answers."""
+        return _json(Answer(200, encode(Status(status="ok"))))
+
+    @SHELL.enter("GET", "/readyz", answers={200: Status, 503: Status}, public=True)
+    async def check_readiness(self, request: Request) -> Response:
+        """Whether it takes new messages; 503 while it drains."""
+        if self.host.draining:
+            return _json(Answer(503, encode(Status(status="draining")), ((b"retry-after", b"2"),)))
+        return _json(Answer(200, encode(Status(status="ready"))))
+
+    @SHELL.enter("GET", "/metrics", answers={200: "text/plain"})
+    async def get_metrics(self, request: Request) -> Response:
+        """The host's figures as Prometheus text."""
+        self._caller(request.scope["holdfast.headers"])
+        text = metrics.render(self.host.statistics(), streams=self.native.streams.open, answers=self.answers)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    @SHELL.enter("GET", "/openapi.json", answers={200: "application/json"}, public=True)
+    async def get_openapi(self, request: Request) -> Response:
+        """This document."""
+        return Response(self._openapi, media_type="application/json")
+
+    async def _refused(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 405:
+            return _json(_not_allowed(request.method, {"GET": None}))
+        return _json(error_answer(UnknownRoute(f"there is nothing at {request.url.path[:200]}")))
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HoldfastError)
+        return _json(error_answer(error))
+
+
+def _json(answer: Answer) -> Response:
+    response = Response(answer.body, status_code=answer.status, media_type="application/json")
+    for name, value in answer.headers:
+        response.headers[name.decode()] = value.decode()
+    return response
+
+
+def _not_allowed(method: str, methods: Mapping[str, object]) -> Answer:
+    allowed = ", ".join(methods)
+    answer = error_answer(MethodNotAllowed(f"{method} is not for this address", hint=f"use {allowed}"))
+    return answer._replace(headers=((b"allow", allowed.encode()),))
+
+
+async def _preflight(send: Send, extra: Headers) -> None:
+    headers = [
+        *extra,
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", b"authorization, content-type, last-event-id, x-holdfast-user"),
+        (b"access-control-max-age", b"600"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _reject_websocket(scope: Scope, send: Send, answer: Answer) -> None:
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(answer.body)).encode()),
+        *answer.headers,
+    ]
+    await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body})

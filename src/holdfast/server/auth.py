@@ -1,0 +1,260 @@
+"""Who may call: API keys, roles, and the allow-lists for ``Host`` and ``Origin``.
+
+A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, everybody on
+loopback is the principal ``local`` and may do everything; from the first key on, every request needs one. Any other
+address to listen on needs a key before the server starts.
+
+The store is open in this process only, so the keys in memory are the truth: they change through `KeyRing` alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import socket
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from holdfast import ids
+from holdfast.clock import Clock, system_clock
+from holdfast.errors import (
+    ConfigurationError,
+    Forbidden,
+    HostRefused,
+    InvalidRequest,
+    OriginRefused,
+    Unauthenticated,
+    UnknownKey,
+)
+from holdfast.server.exchange import Caller, Role
+from holdfast.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.storage.port import KeyRecord
+
+__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "is_loopback", "make_key"]
+
+LOCAL = Caller("local", "admin")
+"""Everybody on loopback while there are no keys."""
+
+_USER_HEADER = b"x-holdfast-user"
+
+
+class KeyStore(Protocol):
+    """What the key ring needs of a store."""
+
+    async def add_key(self, record: KeyRecord) -> None:
+        """Store a key's hash."""
+        ...
+
+    async def keys(self) -> Sequence[KeyRecord]:
+        """All keys, revoked ones included."""
+        ...
+
+    async def revoke_key(self, key_id: str, *, at: float) -> bool:
+        """Revoke a key; False if there is none that is valid."""
+        ...
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def digest_of(secret: str | bytes) -> bytes:
+    """The SHA-256 under which a secret is stored."""
+    return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
+
+
+def make_key(*, principal: str, role: Role, label: str, at: float) -> tuple[KeyRecord, str]:
+    """A new key's record and its secret, which is to be shown once.
+
+    Raises:
+        InvalidRequest: a principal that is not 1 to 200 printable characters.
+    """
+    from holdfast.storage.port import KeyRecord
+
+    check_principal(principal)
+    if len(label) > 200 or not label.isprintable():
+        raise InvalidRequest("the label does not fit", hint="use at most 200 printable characters")
+    secret = ids.secret()
+    digest = digest_of(secret)
+    record = KeyRecord(
+        key_id="k_" + digest.hex()[:12], principal=principal, role=role, digest=digest, created_at=at, label=label
+    )
+    return record, secret
+
+
+def check_principal(principal: str) -> None:
+    """Raise `InvalidRequest` for a principal that is not 1 to 200 printable characters."""
+    if not 1 <= len(principal) <= 200 or not principal.isprintable():
+        raise InvalidRequest(f"{principal[:40]!r} cannot be a principal", hint="use 1 to 200 printable characters")
+
+
+class KeyRing:
+    """The API keys of this host. Of one loop."""
+
+    __slots__ = ("_by_digest", "_clock", "_ever", "_store")
+
+    def __init__(self, store: KeyStore, clock: Clock = system_clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._by_digest: dict[bytes, KeyRecord] = {}
+        self._ever = False
+
+    @property
+    def required(self) -> bool:
+        """Whether a request needs a key: since the first one was made, even if all are revoked."""
+        return self._ever
+
+    @property
+    def any_valid(self) -> bool:
+        """Whether there is a key that is not revoked."""
+        return bool(self._by_digest)
+
+    async def load(self) -> None:
+        """Read the keys from the store."""
+        records = await self._store.keys()
+        self._by_digest = {record.digest[:8]: record for record in records if record.revoked_at is None}
+        self._ever = bool(records)
+
+    async def records(self) -> list[KeyRecord]:
+        """All keys, revoked ones included."""
+        return list(await self._store.keys())
+
+    async def create(self, *, principal: str, role: Role, label: str = "") -> tuple[KeyRecord, str]:
+        """Make a key. Returns its record and its secret, which nobody can see again."""
+        record, secret = make_key(principal=principal, role=role, label=label, at=self._clock.now())
+        await self._store.add_key(record)
+        await self.load()
+        return record, secret
+
+    async def revoke(self, key_id: str) -> None:
+        """Make a key invalid at once. Raises `UnknownKey`."""
+        if not await self._store.revoke_key(key_id, at=self._clock.now()):
+            raise UnknownKey(f"there is no valid key {key_id[:40]!r}")
+        await self.load()
+
+    def find(self, secret: bytes) -> KeyRecord:
+        """The record of a secret. Raises `Unauthenticated`."""
+        digest = digest_of(secret)
+        record = self._by_digest.get(digest[:8])
+        if record is None or not hmac.compare_digest(record.digest, digest):
+            raise Unauthenticated("the key is not valid")
+        return record
+
+    def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Who sends a request with these headers.
+
+        Raises:
+            Unauthenticated: a key is needed and there is none, or it is not valid.
+            Forbidden: ``X-Holdfast-User`` came with a key that may not act for others.
+        """
+        if self._ever:
+            record = self.find(_secret(headers.get(b"authorization")))
+            caller = Caller(record.principal, record.role, record.key_id)
+        else:
+            caller = LOCAL
+        user = headers.get(_USER_HEADER)
+        if user is None:
+            return caller
+        if caller.role == "user":
+            raise Forbidden(
+                "this key may not act for other users", hint="use a key with role trusted, or leave X-Holdfast-User out"
+            )
+        try:
+            principal = user.decode("utf-8")
+        except UnicodeDecodeError:
+            raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
+        check_principal(principal)
+        return Caller(principal, caller.role, caller.key_id)
+
+
+def _secret(authorization: bytes | None) -> bytes:
+    if authorization is None:
+        raise Unauthenticated("no key came with the request")
+    scheme, _, value = authorization.partition(b" ")
+    value = value.strip()
+    if scheme.lower() == b"bearer":
+        return value
+    if scheme.lower() == b"basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except binascii.Error:
+            raise Unauthenticated("the Basic credentials cannot be read") from None
+    raise Unauthenticated("the Authorization header is neither Bearer nor Basic")
+
+
+class Gate:
+    """The allow-lists for ``Host`` and ``Origin``: no page of another site, rebound or not, may drive an agent.
+
+    Parameters:
+        settings: for the address, ``allowed_hosts`` and ``allowed_origins``.
+    """
+
+    __slots__ = ("_any_address", "_hosts", "_origins", "_passed")
+
+    def __init__(self, settings: Settings) -> None:
+        names = {"localhost", "127.0.0.1", "::1", settings.host.lower(), *(h.lower() for h in settings.allowed_hosts)}
+        self._any_address = not is_loopback(settings.host)
+        if self._any_address:
+            names.add(socket.gethostname().lower())
+        self._hosts = frozenset(names)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in settings.allowed_origins)
+        self._passed: set[bytes] = set()
+
+    @staticmethod
+    def require_keys(settings: Settings, *, any_valid: bool) -> None:
+        """Refuse an address that others can reach while there is no key. Raises `ConfigurationError`."""
+        if not any_valid and not is_loopback(settings.host):
+            raise ConfigurationError(
+                f"host is {settings.host!r}, which others can reach, and there is no API key",
+                hint="make one with 'holdfast keys create', or listen on 127.0.0.1",
+            )
+
+    def check(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """The allowed foreign origin of a request, or None for same-origin ones and programs.
+
+        Raises:
+            HostRefused, OriginRefused: not on the allow-list.
+        """
+        host = headers.get(b"host", b"")
+        if host not in self._passed:
+            self._check_host(host)
+        origin = headers.get(b"origin")
+        return None if origin is None else self._check_origin(origin, host)
+
+    def _check_host(self, host: bytes) -> None:
+        try:
+            name = urlsplit(b"//" + host).hostname
+            text = (name or b"").decode("ascii").lower()
+        except ValueError:
+            text = ""
+        if text not in self._hosts and not (self._any_address and _is_address(text)):
+            raise HostRefused(f"this server does not answer for {host.decode('latin-1')[:80]!r}")
+        if len(self._passed) < 100:
+            self._passed.add(host)
+
+    def _check_origin(self, origin: bytes, host: bytes) -> bytes | None:
+        if origin in (b"http://" + host, b"https://" + host):
+            return None
+        if origin.decode("latin-1").lower().rstrip("/") in self._origins:
+            return origin
+        raise OriginRefused(f"pages of {origin.decode('latin-1')[:80]!r} may not call this server")
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,244 @@
+"""One HTTP request of the native API and its answer, on raw ASGI.
+
+Handlers get an `Exchange`, read what they need, and return an `Answer` or raise a `HoldfastError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+import msgspec
+
+from holdfast.errors import BodyTooLarge, HoldfastError, InvalidRequest, MalformedBody, UnsupportedMediaType
+from holdfast.settings import Settings
+
+__all__ = ["Answer", "Caller", "Exchange", "Receive", "Role", "Scope", "Send", "encode", "error_answer", "send_answer"]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Role = Literal["user", "admin", "trusted"]
+T = TypeVar("T")
+
+encode = msgspec.json.Encoder().encode
+"""A value as JSON."""
+
+_JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-type", b"application/json"),
+    (b"cache-control", b"no-store"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: the principal that owns the sessions, and what its key allows. ``key_id`` is None without keys."""
+
+    principal: str
+    role: Role
+    key_id: str | None = None
+
+
+class Answer(NamedTuple):
+    """A whole response: its status, JSON body and further headers."""
+
+    status: int
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Exchange:
+    """A request. It belongs to the one task that handles it. ``started``: the handler began the response by itself.
+
+    Parameters:
+        scope, receive, send: of ASGI.
+        headers: the request's headers, names in lower case.
+        caller: who calls.
+        settings: the server's limits.
+        path: the values of the path's placeholders, decoded.
+        extra: headers that the response gets in any case.
+    """
+
+    __slots__ = ("_query", "caller", "extra", "headers", "path", "receive", "scope", "send", "settings", "started")
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        headers: Mapping[bytes, bytes],
+        caller: Caller,
+        settings: Settings,
+        path: Mapping[str, str],
+        extra: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.headers = headers
+        self.caller = caller
+        self.settings = settings
+        self.path = path
+        self.extra = extra
+        self.started = False
+        self._query: dict[str, str] | None = None
+
+    def query(self, name: str) -> str | None:
+        """A parameter of the query, or None. An empty one counts as not given.
+
+        Raises:
+            InvalidRequest: the query is not UTF-8.
+        """
+        if self._query is None:
+            raw: bytes = self.scope["query_string"]
+            try:
+                pairs = parse_qsl(raw.decode("ascii"), errors="strict", max_num_fields=20) if raw else []
+            except ValueError as error:
+                raise InvalidRequest(f"the query cannot be read: {error}", hint="encode it as UTF-8") from None
+            self._query = dict(pairs)
+        return self._query.get(name) or None
+
+    def known_query(self, *names: str) -> None:
+        """Refuse parameters that are not among `names`. Raises `InvalidRequest`."""
+        if not self.scope["query_string"]:
+            return
+        self.query("")
+        unknown = sorted(set(self._query or ()) - set(names))
+        if unknown:
+            hint = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise InvalidRequest(f"there is no parameter {unknown[0]!r} here", hint=hint)
+
+    def number(self, name: str, *, most: float, least: float = 0.0) -> float | None:
+        """A number from the query, or None if it was not given. Raises `InvalidRequest`."""
+        text = self.query(name)
+        if text is None:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a number from {least:g} to {most:g}")
+        return value
+
+    async def body(self, decoder: msgspec.json.Decoder[T], *, optional: bool = False) -> T:
+        """The decoded JSON body.
+
+        Parameters:
+            decoder: of the body's type.
+            optional: no body counts as an empty object.
+
+        Raises:
+            UnsupportedMediaType: the content type is not JSON.
+            BodyTooLarge: more bytes than the limit; found while they come in.
+            MalformedBody: not JSON.
+            InvalidRequest: JSON of another shape, or the body did not come in time.
+        """
+        raw = await self._read()
+        media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            given = media_type.decode("latin-1") or "not given"
+            raise UnsupportedMediaType(f"the content type is {given}")
+        if not raw and optional:
+            raw = b"{}"
+        try:
+            return decoder.decode(raw)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"the body does not fit: {error}", hint="GET /openapi.json shows what this address takes"
+            ) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise MalformedBody(f"the body is not JSON: {error}") from None
+        except RecursionError:
+            raise MalformedBody("the body is nested too deeply", hint="send a flat JSON object") from None
+
+    async def _read(self) -> bytes:
+        limit = self.settings.body_limit_bytes
+        too_large = f"the body has more than {limit} bytes"
+        hint = "send less, or raise HOLDFAST_BODY_LIMIT_BYTES"
+        length = self.headers.get(b"content-length", b"0")
+        if not length.isdigit() or int(length) > limit:
+            raise BodyTooLarge(too_large, hint=hint)
+        try:
+            async with asyncio.timeout(self.settings.body_s):
+                message = await self.receive()
+                body: bytes = message.get("body", b"")
+                if not message.get("more_body"):
+                    if len(body) > limit:
+                        raise BodyTooLarge(too_large, hint=hint)
+                    return body
+                parts = [body]
+                size = len(body)
+                while message.get("more_body"):
+                    if size > limit:
+                        raise BodyTooLarge(too_large, hint=hint)
+                    message = await self.receive()
+                    part: bytes = message.get("body", b"")
+                    parts.append(part)
+                    size += len(part)
+        except TimeoutError:
+            raise InvalidRequest(
+                f"the body did not come within {self.settings.body_s:g} s", hint="send it in one go"
+            ) from None
+        if size > limit:
+            raise BodyTooLarge(too_large, hint=hint)
+        return b"".join(parts)
+
+
+def decode_segment(segment: bytes) -> str:
+    """A path segment as text. Raises `InvalidRequest` if it is not UTF-8."""
+    try:
+        return (unquote_to_bytes(segment) if b"%" in segment else segment).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("the address is not UTF-8", hint="percent-encode its parts as UTF-8") from None
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong: a stable code, a sentence, and what to do next."""
+
+    code: str
+    message: str
+    hint: str
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorBody
+
+
+def error_answer(error: HoldfastError) -> Answer:
+    """An error as its HTTP answer, with ``Retry-After`` where trying again helps."""
+    status = error.status
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if status in (429, 503, 507) and error.retry_after_s is not None:
+        headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
+    elif status == 401:
+        headers = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
+    body = ErrorAnswer(error=ErrorBody(code=error.code, message=error.message, hint=error.hint))
+    return Answer(status, encode(body), headers)
+
+
+async def send_answer(send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    """Write a whole response. A refused body closes the connection, so that its rest is not read."""
+    closing = ((b"connection", b"close"),) if answer.status == 413 else ()
+    await send(
+        {
+            "type": "http.response.start",
+            "status": answer.status,
+            "headers": [
+                *_JSON_HEADERS,
+                (b"content-length", str(len(answer.body)).encode()),
+                *answer.headers,
+                *extra,
+                *closing,
+            ],
+        }
+    )
+    await send({"type": "http.response.body", "body": answer.body})

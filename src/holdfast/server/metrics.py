@@ -1,0 +1,66 @@
+"""The figures of a host as Prometheus text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from holdfast.host import PROMISES, HostStatistics
+
+__all__ = ["render"]
+
+
+def render(statistics: HostStatistics, *, streams: int, answers: Mapping[int, int]) -> str:
+    """Prometheus text, format 0.0.4.
+
+    Parameters:
+        statistics: of the host.
+        streams: open event streams of the server.
+        answers: how many HTTP answers it gave, by status.
+    """
+    families: list[tuple[str, str, str, Iterable[tuple[str, float]]]] = [
+        ("holdfast_draining", "gauge", "1 while no new work is taken", [("", int(statistics.draining))]),
+        ("holdfast_sessions_live", "gauge", "sessions in memory", [("", statistics.sessions_live)]),
+        ("holdfast_runs", "gauge", "runs that hold a place", [("", statistics.running)]),
+        ("holdfast_sessions_in_line", "gauge", "sessions that wait for a place", [("", statistics.in_line)]),
+        ("holdfast_readers", "gauge", "readers of event logs", [("", statistics.readers)]),
+        ("holdfast_http_streams", "gauge", "open event streams over HTTP", [("", streams)]),
+        ("holdfast_start_time_seconds", "gauge", "when the host started", [("", statistics.started_at)]),
+        (
+            "holdfast_http_answers_total",
+            "counter",
+            "HTTP answers by status",
+            [(f'{{status="{status}"}}', count) for status, count in sorted(answers.items())],
+        ),
+        (
+            "holdfast_events_total",
+            "counter",
+            "what the host counts, by name",
+            [(f'{{name="{_escape(name)}"}}', count) for name, count in sorted(statistics.counts.items())],
+        ),
+        (
+            "holdfast_promise_kept_total",
+            "counter",
+            "observations of a promise kept",
+            [(_promise(number, statistics), count.kept) for number, count in statistics.promises.items()],
+        ),
+        (
+            "holdfast_promise_broken_total",
+            "counter",
+            "observations of a promise broken; expected to stay 0",
+            [(_promise(number, statistics), count.broken) for number, count in statistics.promises.items()],
+        ),
+    ]
+    lines = []
+    for name, kind, text, samples in families:
+        lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{labels} {value:.15g}" for labels, value in samples]
+    return "\n".join(lines) + "\n"
+
+
+def _promise(number: str, statistics: HostStatistics) -> str:
+    name = PROMISES[number][0] if number in PROMISES else statistics.promises[number].name
+    return f'{{promise="{_escape(number)}",name="{_escape(name)}"}}'
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,525 @@
+"""The native API under ``/v1``: each handler turns one request into one call of the host.
+
+A caller reaches sessions only through `Native._session`, which asks the host for the session of *its* principal: that
+is the one place where ownership is decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Meta
+
+from holdfast import errors
+from holdfast.host import DrainReport, Host, HostStatistics, Incident, Session
+from holdfast.protocol.messages import (
+    Entry,
+    MailboxItem,
+    MessageState,
+    Receipt,
+    RunView,
+    SessionStop,
+    SessionView,
+    Settlement,
+    TreeNode,
+)
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.server.auth import KeyRing
+from holdfast.server.exchange import Answer, Exchange, Role, encode
+from holdfast.server.limits import StreamLimit
+from holdfast.server.operations import Query, Table
+from holdfast.server.sse import Streams
+from holdfast.server.stops import StopResult, Stops, StopTicket
+from holdfast.settings import Settings
+
+__all__ = ["TABLE", "Native"]
+
+TABLE = Table()
+_YEAR_S = 366 * 86400.0
+_LIST_LIMIT = 1000
+
+Text = Annotated[str, Meta(max_length=2000)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Duration = Annotated[float, Meta(ge=0, le=_YEAR_S)]
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the request bodies: what is not listed is refused."""
+
+
+class SendBody(Body, frozen=True, kw_only=True):
+    """A message. ``quiet_s`` and ``max_wait_s`` are for policy ``collect``."""
+
+    content: str
+    policy: str = "queue"
+    idempotency_key: Name | None = None
+    agent: Name | None = None
+    quiet_s: Duration | None = None
+    max_wait_s: Duration | None = None
+
+
+class InterruptBody(Body, frozen=True, kw_only=True):
+    """Why, which run (the one that is on by default), and how long it may clean up, in seconds."""
+
+    reason: Text = ""
+    run_id: Name | None = None
+    grace_s: Duration | None = None
+
+
+class StopBody(Body, frozen=True, kw_only=True):
+    """Why, and how long what is running may clean up, in seconds."""
+
+    reason: Text = ""
+    grace_s: Duration | None = None
+
+
+class DrainBody(Body, frozen=True, kw_only=True):
+    """How long runs have to finish, in seconds; the setting ``drain_s`` by default."""
+
+    deadline_s: Duration | None = None
+
+
+class KeyBody(Body, frozen=True, kw_only=True):
+    """A key to be made: whose, what it may do, and a label for people."""
+
+    principal: Name
+    role: Role = "user"
+    label: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a message that was sent with ``?wait=``."""
+
+    status: MessageState
+    text: str
+    cause: Cause | None
+    error: str | None
+    message_id: str
+    run_id: str | None
+    receipt: Receipt
+
+
+class StopPending(msgspec.Struct, frozen=True, kw_only=True):
+    """A stop that is not done yet; ask for ``/v1/sessions/{key}/stops/{stop_id}``."""
+
+    session: str
+    stop_id: str
+
+
+class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions, the most recently changed first."""
+
+    sessions: list[SessionView]
+
+
+class Transcript(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model sees, in order."""
+
+    entries: list[Entry]
+
+
+class Mailbox(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits, in order."""
+
+    items: list[MailboxItem]
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs, the newest first."""
+
+    runs: list[RunView]
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key without its secret."""
+
+    key_id: str
+    principal: str
+    role: Role
+    label: str
+    created_at: float
+    revoked_at: float | None
+
+
+class KeyList(msgspec.Struct, frozen=True, kw_only=True):
+    """All keys, revoked ones included."""
+
+    keys: list[KeyView]
+
+
+class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """A new key and its secret, which is shown this once."""
+
+    key: KeyView
+    secret: str
+
+
+class ServerView(msgspec.Struct, frozen=True, kw_only=True):
+    """The server: its version, store and agents, the host's figures and, for admin keys, the newest incidents."""
+
+    version: str
+    store: str
+    agents: list[str]
+    default_agent: str
+    statistics: HostStatistics
+    incidents: list[Incident]
+
+
+_send_body = msgspec.json.Decoder(SendBody)
+_interrupt_body = msgspec.json.Decoder(InterruptBody)
+_stop_body = msgspec.json.Decoder(StopBody)
+_drain_body = msgspec.json.Decoder(DrainBody)
+_key_body = msgspec.json.Decoder(KeyBody)
+
+_WAIT = Query("wait", "number", "Wait this long for it, in seconds.")
+_LIMIT = Query("limit", "integer", f"At most this many, 100 by default, {_LIST_LIMIT} at most.")
+_ALL = Query("all", "boolean", "`true` shows all principals' (admin only).")
+
+
+class Native:
+    """The handlers of the native API. Of one loop.
+
+    Parameters:
+        host: the started host.
+        keys: the API keys.
+    """
+
+    def __init__(self, host: Host, keys: KeyRing) -> None:
+        self.host = host
+        self.keys = keys
+        self.settings: Settings = host.settings
+        self.streams = Streams(StreamLimit(host.settings.principal_streams))
+        self.stops = Stops()
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._closing = False
+
+    def close_waits(self) -> None:
+        """Answer every request that waits for a settlement with what is known now; the server shuts down."""
+        self._closing = True
+        self.streams.closing()
+        for task in self._waiting:
+            task.cancel()
+
+    def _session(self, exchange: Exchange) -> Session:
+        return self.host.session(exchange.path["key"], principal=exchange.caller.principal)
+
+    # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @TABLE.enter(
+        "POST",
+        "/v1/sessions/{key}/messages",
+        body=SendBody,
+        query=(_WAIT,),
+        answers={202: Receipt, 200: Outcome},
+        errors=(
+            errors.SessionBusy,
+            errors.MailboxFull,
+            errors.IdempotencyMismatch,
+            errors.SessionDeleted,
+            errors.UnknownAgent,
+            errors.UnknownPolicy,
+            errors.PolicyUnavailable,
+            errors.InvalidKey,
+            errors.Draining,
+        ),
+    )
+    async def send_message(self, exchange: Exchange) -> Answer:
+        """Put a message into the session's mailbox.
+
+        The answer is 202 and a receipt once the message is durable; with `?wait=` it is 200 and the outcome if the
+        message is settled within that time.
+        """
+        wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
+        body = await exchange.body(_send_body)
+        session = self._session(exchange)
+        receipt = await session.send(
+            body.content,
+            policy=body.policy,
+            idempotency_key=body.idempotency_key,
+            agent=body.agent,
+            quiet_s=body.quiet_s,
+            max_wait_s=body.max_wait_s,
+        )
+        if wait_s:
+            settled = await self._settled(session, receipt.message_id, wait_s)
+            if settled is not None:
+                outcome = Outcome(
+                    status=settled.state,
+                    text=settled.text,
+                    cause=settled.cause,
+                    error=settled.error,
+                    message_id=settled.message_id,
+                    run_id=settled.run_id,
+                    receipt=receipt,
+                )
+                return Answer(200, encode(outcome))
+        return Answer(202, encode(receipt))
+
+    @TABLE.enter(
+        "GET",
+        "/v1/sessions/{key}/messages/{message_id}",
+        query=(_WAIT,),
+        answers={200: Settlement},
+        errors=(errors.UnknownSession, errors.UnknownMessage),
+    )
+    async def get_message(self, exchange: Exchange) -> Answer:
+        """What became of a message; `state` is `accepted` or `taken` while it is open."""
+        wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
+        session = self._session(exchange)
+        message_id = exchange.path["message_id"]
+        settled = await self._settled(session, message_id, wait_s) if wait_s else None
+        return Answer(200, encode(settled or await session.message(message_id)))
+
+    @TABLE.enter(
+        "DELETE",
+        "/v1/sessions/{key}/messages/{message_id}",
+        answers={200: Settlement},
+        errors=(errors.UnknownSession, errors.UnknownMessage, errors.AlreadySettled),
+    )
+    async def withdraw_message(self, exchange: Exchange) -> Answer:
+        """Take a waiting message back."""
+        return Answer(200, encode(await self._session(exchange).withdraw(exchange.path["message_id"])))
+
+    async def _settled(self, session: Session, message_id: str, wait_s: float) -> Settlement | None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.add(task)
+        try:
+            return await session.wait(message_id, timeout_s=wait_s)
+        except errors.WaitExpired:
+            return None
+        except asyncio.CancelledError:
+            if not self._closing:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self._waiting.discard(task)
+
+    # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @TABLE.enter(
+        "GET",
+        "/v1/sessions/{key}/events",
+        query=(
+            Query("after", "string", "A cursor: only what comes after it. `Last-Event-ID` goes before."),
+            Query("follow", "string", "A message id: the stream ends after the event that settles it."),
+        ),
+        answers={200: "text/event-stream"},
+        errors=(errors.UnknownSession, errors.UnknownMessage, errors.InvalidCursor),
+    )
+    async def stream_events(self, exchange: Exchange) -> None:
+        """The session's events as Server-Sent Events, from the beginning or after a cursor; then it follows.
+
+        A frame is `id: <cursor>`, `event: <kind>`, `data: <the event as JSON>`. A `gap` frame tells what was missed, a
+        `closed` frame is the last one when the server shuts down. With `Upgrade: websocket` the same comes as text
+        messages `{"id", "event", "data"}`.
+        """
+        await self.streams.serve_sse(exchange, self._session(exchange))
+
+    async def socket_events(self, exchange: Exchange) -> None:
+        """The same over a WebSocket."""
+        await self.streams.serve_websocket(exchange, self._session(exchange))
+
+    # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @TABLE.enter(
+        "POST",
+        "/v1/sessions/{key}/interrupt",
+        body=InterruptBody,
+        optional_body=True,
+        query=(_WAIT,),
+        answers={200: StopReceipt, 202: StopPending},
+        errors=(errors.UnknownSession, errors.SessionDeleted),
+    )
+    async def interrupt_session(self, exchange: Exchange) -> Answer:
+        """End the run that is on, or exactly `run_id`; what waits runs afterwards.
+
+        The answer is the receipt, or 202 and a stop id when that takes longer than the wait.
+        """
+        body = await exchange.body(_interrupt_body, optional=True)
+        session = self._session(exchange)
+        return await self._stopped(
+            exchange, lambda: session.interrupt(body.reason, run_id=body.run_id, grace_s=body.grace_s)
+        )
+
+    @TABLE.enter(
+        "POST",
+        "/v1/sessions/{key}/stop",
+        body=StopBody,
+        optional_body=True,
+        query=(_WAIT,),
+        answers={200: SessionStop, 202: StopPending},
+        errors=(errors.UnknownSession, errors.SessionDeleted),
+    )
+    async def stop_session(self, exchange: Exchange) -> Answer:
+        """End the session's run and background work, and withdraw what waits."""
+        body = await exchange.body(_stop_body, optional=True)
+        session = self._session(exchange)
+        return await self._stopped(exchange, lambda: session.stop(body.reason, grace_s=body.grace_s))
+
+    @TABLE.enter(
+        "GET",
+        "/v1/sessions/{key}/stops/{stop_id}",
+        answers={200: StopReceipt | SessionStop, 202: StopPending},
+        errors=(errors.UnknownStop,),
+    )
+    async def get_stop(self, exchange: Exchange) -> Answer:
+        """The result of an interrupt, stop or delete that took longer than its wait."""
+        ticket = self.stops.find(exchange.caller.principal, exchange.path["key"], exchange.path["stop_id"])
+        return _stop_answer(ticket)
+
+    async def _stopped(self, exchange: Exchange, stop: Callable[[], Awaitable[StopResult]]) -> Answer:
+        wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
+        ticket = await self.stops.run(
+            exchange.caller.principal,
+            exchange.path["key"],
+            stop,
+            wait_s=self.settings.stop_wait_s if wait_s is None else wait_s,
+        )
+        return _stop_answer(ticket)
+
+    # ── Sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @TABLE.enter("GET", "/v1/sessions", query=(_LIMIT, _ALL), answers={200: SessionList})
+    async def list_sessions(self, exchange: Exchange) -> Answer:
+        """Your sessions, the most recently changed first."""
+        limit = int(exchange.number("limit", least=1, most=_LIST_LIMIT) or 100)
+        found = await self.host.sessions(principal=self._whose(exchange), limit=limit)
+        return Answer(200, encode(SessionList(sessions=list(found))))
+
+    @TABLE.enter("GET", "/v1/sessions/{key}", answers={200: SessionView}, errors=(errors.UnknownSession,))
+    async def get_session(self, exchange: Exchange) -> Answer:
+        """The session as it stands."""
+        return Answer(200, encode(await self._session(exchange).info()))
+
+    @TABLE.enter(
+        "DELETE",
+        "/v1/sessions/{key}",
+        answers={200: SessionStop, 202: StopPending},
+        errors=(errors.UnknownSession, errors.SessionDeleted),
+    )
+    async def delete_session(self, exchange: Exchange) -> Answer:
+        """Stop the session and delete it; its key answers 410 for a while."""
+        return await self._stopped(exchange, self._session(exchange).delete)
+
+    @TABLE.enter("GET", "/v1/sessions/{key}/transcript", answers={200: Transcript}, errors=(errors.UnknownSession,))
+    async def get_transcript(self, exchange: Exchange) -> Answer:
+        """What the model sees, in order."""
+        return Answer(200, encode(Transcript(entries=await self._session(exchange).transcript())))
+
+    @TABLE.enter("GET", "/v1/sessions/{key}/mailbox", answers={200: Mailbox}, errors=(errors.UnknownSession,))
+    async def get_mailbox(self, exchange: Exchange) -> Answer:
+        """The messages that wait, in order."""
+        return Answer(200, encode(Mailbox(items=await self._session(exchange).mailbox())))
+
+    @TABLE.enter("GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession,))
+    async def get_session_tree(self, exchange: Exchange) -> Answer:
+        """The tasks, threads and processes that are alive for the session."""
+        return Answer(200, encode(await self._session(exchange).tree()))
+
+    @TABLE.enter("GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession,))
+    async def list_runs(self, exchange: Exchange) -> Answer:
+        """The session's newest runs, the newest first."""
+        return Answer(200, encode(RunList(runs=await self._session(exchange).runs())))
+
+    @TABLE.enter(
+        "GET",
+        "/v1/sessions/{key}/runs/{run_id}",
+        answers={200: RunView},
+        errors=(errors.UnknownSession, errors.UnknownRun),
+    )
+    async def get_run(self, exchange: Exchange) -> Answer:
+        """A run, with its answer, cause, error and the receipt of its stop."""
+        return Answer(200, encode(await self._session(exchange).run(exchange.path["run_id"])))
+
+    # ── The host ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @TABLE.enter("GET", "/v1/tree", query=(_ALL,), answers={200: TreeNode})
+    async def get_tree(self, exchange: Exchange) -> Answer:
+        """Everything that is alive for you, as a tree."""
+        return Answer(200, encode(self.host.tree(principal=self._whose(exchange))))
+
+    @TABLE.enter("GET", "/v1/server", answers={200: ServerView})
+    async def get_server(self, exchange: Exchange) -> Answer:
+        """The server's version, store, agents and figures."""
+        from holdfast import __version__
+
+        host = self.host
+        info = await host.store.info()
+        admin = exchange.caller.role == "admin"
+        view = ServerView(
+            version=__version__,
+            store=f"{info.engine} {info.path}" if admin else info.engine,
+            agents=sorted(host.agents),
+            default_agent=host.default_agent,
+            statistics=host.statistics(),
+            incidents=list(host.incidents.newest) if admin else [],
+        )
+        return Answer(200, encode(view))
+
+    @TABLE.enter("POST", "/v1/drain", body=DrainBody, optional_body=True, answers={200: DrainReport}, admin=True)
+    async def drain(self, exchange: Exchange) -> Answer:
+        """Take no new work, let runs finish by the deadline, and name what is left; readers are still served."""
+        body = await exchange.body(_drain_body, optional=True)
+        return Answer(200, encode(await self.host.drain(deadline_s=body.deadline_s)))
+
+    @TABLE.enter("GET", "/v1/keys", answers={200: KeyList}, admin=True)
+    async def list_keys(self, exchange: Exchange) -> Answer:
+        """All API keys, revoked ones included, without their secrets."""
+        records = await self.keys.records()
+        return Answer(200, encode(KeyList(keys=[key_view(record) for record in records])))
+
+    @TABLE.enter("POST", "/v1/keys", body=KeyBody, answers={201: KeyCreated}, admin=True)
+    async def create_key(self, exchange: Exchange) -> Answer:
+        """Make an API key. From the first one on, every request needs a key.
+
+        The secret is in the answer and nowhere else.
+        """
+        body = await exchange.body(_key_body)
+        record, secret = await self.keys.create(principal=body.principal, role=body.role, label=body.label)
+        return Answer(201, encode(KeyCreated(key=key_view(record), secret=secret)))
+
+    @TABLE.enter("DELETE", "/v1/keys/{key_id}", answers={200: KeyList}, errors=(errors.UnknownKey,), admin=True)
+    async def revoke_key(self, exchange: Exchange) -> Answer:
+        """Make an API key invalid at once."""
+        await self.keys.revoke(exchange.path["key_id"])
+        return await self.list_keys(exchange)
+
+    @staticmethod
+    def _whose(exchange: Exchange) -> str | None:
+        everything = exchange.query("all")
+        if everything not in (None, "true", "false"):
+            raise errors.InvalidRequest(f"all is {everything[:40]!r}", hint="give true or false")
+        if everything != "true":
+            return exchange.caller.principal
+        if exchange.caller.role != "admin":
+            raise errors.Forbidden("only admin keys see all principals' sessions", hint="leave ?all= out")
+        return None
+
+
+def key_view(record: Any) -> KeyView:
+    """A key's record without its hash."""
+    return KeyView(
+        key_id=record.key_id,
+        principal=record.principal,
+        role=record.role,
+        label=record.label,
+        created_at=record.created_at,
+        revoked_at=record.revoked_at,
+    )
+
+
+def _stop_answer(ticket: StopTicket) -> Answer:
+    if ticket.result.done():
+        return Answer(200, encode(ticket.result.result()))
+    location = f"/v1/sessions/{quote(ticket.key, safe='')}/stops/{ticket.stop_id}"
+    return Answer(
+        202,
+        encode(StopPending(session=ticket.key, stop_id=ticket.stop_id)),
+        ((b"location", location.encode("ascii")),),
+    )

@@ -1,0 +1,143 @@
+"""The OpenAPI document, made from the table of operations and the types they name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from holdfast import errors
+from holdfast.server.exchange import ErrorAnswer
+from holdfast.server.operations import Operation
+
+__all__ = ["document"]
+
+_REF = "#/components/schemas/{name}"
+_ANYWHERE: tuple[type[errors.HoldfastError], ...] = (errors.HostRefused, errors.OriginRefused)
+_WITH_KEY: tuple[type[errors.HoldfastError], ...] = (errors.Unauthenticated, errors.RateLimited, errors.StorageError)
+_WITH_BODY: tuple[type[errors.HoldfastError], ...] = (
+    errors.MalformedBody,
+    errors.UnsupportedMediaType,
+    errors.BodyTooLarge,
+    errors.InvalidRequest,
+)
+_PLACEHOLDERS = {
+    "key": "The session's key: 1 to 200 printable characters without slashes.",
+    "message_id": "The id of a receipt.",
+    "run_id": "The id of a receipt or event.",
+    "stop_id": "The id of a stop that took longer than its wait.",
+    "key_id": "The id of an API key.",
+}
+
+
+@cache
+def _version() -> str:
+    from holdfast import __version__
+
+    return __version__
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of these operations."""
+    types: list[Any] = [ErrorAnswer]
+    for operation in operations:
+        types += [kind for kind in (operation.body, *operation.answers.values()) if not _is_media(kind)]
+    schemas, components = msgspec.json.schema_components(
+        [kind for kind in types if kind is not None], ref_template=_REF
+    )
+    by_type = dict(zip([repr(kind) for kind in types if kind is not None], schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, by_type)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Holdfast",
+            "version": _version(),
+            "description": "Sessions, messages, runs, events and stops of a Holdfast host.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "An API key. Not needed on loopback while there are no keys.",
+                }
+            },
+        },
+        "security": [{"bearer": []}, {}],
+    }
+
+
+def _is_media(kind: Any) -> bool:
+    return kind is None or isinstance(kind, str)
+
+
+def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+    summary, _, description = operation.doc.partition("\n")
+    result: dict[str, Any] = {"operationId": operation.name, "summary": summary}
+    if description.strip():
+        result["description"] = description.strip()
+    parameters = [
+        {
+            "name": name,
+            "in": "path",
+            "required": True,
+            "description": _PLACEHOLDERS[name],
+            "schema": {"type": "string"},
+        }
+        for name in re.findall(r"{(\w+)}", operation.path)
+    ]
+    parameters += [
+        {"name": query.name, "in": "query", "description": query.doc, "schema": {"type": query.type}}
+        for query in operation.query
+    ]
+    if parameters:
+        result["parameters"] = parameters
+    if operation.body is not None:
+        result["requestBody"] = {
+            "required": not operation.optional_body,
+            "content": {"application/json": {"schema": schemas[repr(operation.body)]}},
+        }
+    if operation.public:
+        result["security"] = []
+    result["responses"] = {str(status): _answer(kind, schemas) for status, kind in sorted(operation.answers.items())}
+    for status, refusals in sorted(_refusals(operation).items()):
+        codes = ", ".join(f"`{code}`" for code in sorted(refusals))
+        result["responses"][str(status)] = {
+            "description": f"Refused: {codes}.",
+            "content": {"application/json": {"schema": schemas[repr(ErrorAnswer)]}},
+        }
+    return result
+
+
+def _answer(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(kind, str):
+        return {"description": "A stream or text.", "content": {kind: {"schema": {"type": "string"}}}}
+    description = (
+        (kind.__doc__ or "The result.").strip().partition("\n")[0] if isinstance(kind, type) else "The result."
+    )
+    return {"description": description, "content": {"application/json": {"schema": schemas[repr(kind)]}}}
+
+
+def _refusals(operation: Operation) -> dict[int, set[str]]:
+    kinds = [*operation.errors, *_ANYWHERE]
+    if not operation.public:
+        kinds += _WITH_KEY
+    if operation.admin or operation.query:
+        kinds += [errors.Forbidden, errors.InvalidRequest]
+    if operation.body is not None:
+        kinds += _WITH_BODY
+    if "{key}" in operation.path:
+        kinds.append(errors.InvalidKey)
+    found: dict[int, set[str]] = {}
+    for kind in kinds:
+        if kind.status not in operation.answers:
+            found.setdefault(kind.status, set()).add(kind.code)
+    return found

@@ -1,0 +1,106 @@
+"""The table of the HTTP operations: each handler is entered with its address, parameters and answers.
+
+The dispatch, the OpenAPI document and the tests read this one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from holdfast.errors import HoldfastError
+
+__all__ = ["Operation", "Query", "Table"]
+
+Handler = Callable[..., Awaitable[Any]]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A parameter of the query: its name, its JSON type and what it does."""
+
+    name: str
+    type: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One method at one address.
+
+    Parameters:
+        method, path: such as ``GET`` and ``/v1/sessions/{key}``.
+        handler: what answers; None as its result says that it wrote the response itself.
+        name: the operation's id.
+        doc: what it does; the first line is the summary.
+        body: the type of the JSON body, or None.
+        optional_body: an empty body will do.
+        query: the parameters it takes.
+        answers: for each status of success, the type of the JSON body or the media type.
+        errors: what it may refuse with, besides what every operation may.
+        public: it needs no key.
+        admin: it needs an admin key.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    name: str
+    doc: str
+    body: type | None
+    optional_body: bool
+    query: tuple[Query, ...]
+    answers: Mapping[int, Any]
+    errors: tuple[type[HoldfastError], ...]
+    public: bool
+    admin: bool
+
+    @property
+    def query_names(self) -> tuple[str, ...]:
+        """The names of the parameters."""
+        return tuple(query.name for query in self.query)
+
+
+class Table:
+    """The operations in the order in which they were entered."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def enter(
+        self,
+        method: str,
+        path: str,
+        *,
+        answers: Mapping[int, Any],
+        body: type | None = None,
+        optional_body: bool = False,
+        query: tuple[Query, ...] = (),
+        errors: tuple[type[HoldfastError], ...] = (),
+        public: bool = False,
+        admin: bool = False,
+    ) -> Callable[[F], F]:
+        """A decorator that enters a handler; its docstring becomes the documentation."""
+
+        def mark(handler: F) -> F:
+            self.operations.append(
+                Operation(
+                    method=method,
+                    path=path,
+                    handler=handler,
+                    name=handler.__name__,
+                    doc="\n".join(line.strip() for line in (handler.__doc__ or "").strip().splitlines()),
+                    body=body,
+                    optional_body=optional_body,
+                    query=query,
+                    answers=answers,
+                    errors=errors,
+                    public=public,
+                    admin=admin,
+                )
+            )
+            return handler
+
+        return mark

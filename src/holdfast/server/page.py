@@ -1,0 +1,215 @@
+"""The page at ``/``: what runs, what waits, how the promises stand, and the lines to paste. No script, no extra file."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from datetime import UTC, datetime
+from html import escape
+
+from holdfast import clock
+from holdfast.host import PROMISES, Host, HostStatistics, Incident
+from holdfast.protocol.messages import SessionView, TreeNode
+from holdfast.server.exchange import Caller
+
+__all__ = ["HEADERS", "render"]
+
+_SHOWN = 100
+_REFRESH_S = 5
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #d5d9e0; --soft: #667085; --card: #fff; --bg: #f5f6f8; --text: #1b1f27;
+  --ok: #12805c; --busy: #175cd3; --bad: #b42318; --code: #eef0f4; }
+@media (prefers-color-scheme: dark) { :root { --line: #2c323d; --soft: #98a2b3; --card: #171b22; --bg: #0e1116;
+  --text: #e6e9ee; --ok: #4ac397; --busy: #84adff; --bad: #f97066; --code: #0b0e13; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1rem; max-width: 64rem; background: var(--bg); color: var(--text);
+  font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+header { display: flex; flex-wrap: wrap; align-items: baseline; gap: .25rem 1rem; margin-bottom: 1rem; }
+h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1rem; margin: 0 0 .5rem; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: .6rem; padding: .9rem 1rem;
+  margin-bottom: 1rem; overflow-x: auto; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(7rem, 1fr)); gap: .75rem; }
+.figures b { display: block; font-size: 1.5rem; line-height: 1.2; font-variant-numeric: tabular-nums; }
+.soft, .figures span { color: var(--soft); font-size: .85rem; }
+table { width: 100%; border-collapse: collapse; font-size: .92rem; }
+th { text-align: left; color: var(--soft); font-weight: 500; font-size: .8rem; }
+th, td { padding: .3rem .75rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr:last-child td { border-bottom: 0; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.key { overflow-wrap: anywhere; min-width: 6rem; }
+.ok { color: var(--ok); } .busy { color: var(--busy); } .bad { color: var(--bad); font-weight: 600; }
+pre { background: var(--code); border-radius: .4rem; padding: .6rem .75rem; margin: .4rem 0; overflow-x: auto;
+  font: 13px/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+ul { list-style: none; margin: 0; padding-left: 1rem; } section > ul { padding-left: 0; }
+@media (max-width: 34rem) { .wide { display: none; } body { padding: .6rem; } }
+"""
+
+_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+
+HEADERS = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+async def render(host: Host, caller: Caller, *, address: str) -> str:
+    """The page for `caller`: admins see everybody's sessions, others their own.
+
+    Parameters:
+        host: whose state is shown.
+        caller: who looks.
+        address: the URL under which the server was asked, for the lines to paste.
+    """
+    everybody = caller.role == "admin"
+    principal = None if everybody else caller.principal
+    statistics = host.statistics()
+    sessions = await host.sessions(principal=principal, limit=_SHOWN)
+    parts = [
+        _head(statistics),
+        _figures(statistics, sessions),
+        _sessions(sessions, everybody),
+        _tree(host.tree(principal=principal)),
+        _incidents(list(host.incidents.newest)[-10:]) if everybody else "",
+        _promises(statistics),
+        _lines(address, with_key=caller.key_id is not None),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Holdfast</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="refresh" content="{_REFRESH_S}"><style>{_STYLE}</style></head><body>'
+        + "".join(parts)
+        + "</body></html>"
+    )
+
+
+def _head(statistics: HostStatistics) -> str:
+    state = '<span class="bad">draining</span>' if statistics.draining else '<span class="ok">running</span>'
+    since = _time(statistics.started_at)
+    return (
+        f'<header><h1>Holdfast</h1>{state}<span class="soft">pid {statistics.pid} · since {since} · '
+        f"renewed every {_REFRESH_S} s</span></header>"
+    )
+
+
+def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
+    waiting = sum(view.waiting for view in sessions)
+    broken = sum(count.broken for count in statistics.promises.values())
+    figures = (
+        (statistics.running, "runs now", "busy" if statistics.running else ""),
+        (waiting, "messages waiting", ""),
+        (statistics.in_line, "sessions in line", ""),
+        (statistics.sessions_live, "sessions in memory", ""),
+        (statistics.readers, "event readers", ""),
+        (broken, "promises broken", "bad" if broken else "ok"),
+    )
+    cells = "".join(f'<div><b class="{style}">{value:,}</b><span>{text}</span></div>' for value, text, style in figures)
+    return f'<section class="figures">{cells}</section>'
+
+
+def _sessions(sessions: list[SessionView], everybody: bool) -> str:
+    if not sessions:
+        return '<section><h2>Sessions</h2><p class="soft">None yet. The lines below start one.</p></section>'
+    owner = '<th class="wide">Principal</th>' if everybody else ""
+    rows = []
+    for view in sessions:
+        style = {"running": "busy", "stopping": "bad", "deleted": "soft"}.get(view.state, "")
+        cell = f'<td class="wide key">{escape(view.principal)}</td>' if everybody else ""
+        rows.append(
+            f'<tr><td class="key">{escape(view.key)}</td>{cell}<td class="{style}">{escape(view.state)}</td>'
+            f'<td class="n">{view.waiting:,}</td><td class="n wide">{view.seq:,}</td>'
+            f'<td class="wide">{escape(view.agent)}</td><td class="n">{_time(view.updated_at)}</td></tr>'
+        )
+    note = f'<p class="soft">The newest {_SHOWN}.</p>' if len(sessions) == _SHOWN else ""
+    return (
+        f"<section><h2>Sessions</h2><table><tr><th>Session</th>{owner}<th>State</th>"
+        '<th class="n">Waiting</th><th class="n wide">Events</th><th class="wide">Agent</th>'
+        '<th class="n">Changed</th></tr>'
+        + "".join(rows)
+        + f"</table>{note}</section>"
+    )
+
+
+def _tree(node: TreeNode) -> str:
+    if not node.children:
+        return ""
+    branches = "".join(_branch(child) for child in node.children)
+    return f"<section><h2>What is alive</h2><ul>{branches}</ul></section>"
+
+
+def _branch(node: TreeNode) -> str:
+    pid = f" pid {node.pid}" if node.pid is not None else ""
+    state = f" {escape(node.state)}" if node.state else ""
+    text = f'{escape(node.kind)} <b>{escape(node.name)}</b><span class="soft">{state}{pid} {node.age_s:.1f} s</span>'
+    below = f"<ul>{''.join(_branch(child) for child in node.children)}</ul>" if node.children else ""
+    return f"<li>{text}{below}</li>"
+
+
+def _incidents(incidents: list[Incident]) -> str:
+    if not incidents:
+        return ""
+    rows = "".join(
+        f'<tr><td class="n">{_time(one.at)}</td><td class="bad">{escape(one.kind)}</td>'
+        f'<td class="key">{escape(one.text)}</td></tr>'
+        for one in reversed(incidents)
+    )
+    return f"<section><h2>Incidents</h2><table>{rows}</table></section>"
+
+
+def _promises(statistics: HostStatistics) -> str:
+    rows = []
+    for number, count in statistics.promises.items():
+        name, kept, broken = PROMISES[number]
+        style = "bad" if count.broken else "ok" if count.kept else "soft"
+        worse = "bad" if count.broken else "soft"
+        rows.append(
+            f'<tr><td>{escape(number)} {escape(name)}</td><td class="n {style}">{count.kept:,}</td>'
+            f'<td class="wide soft">{escape(kept)}</td><td class="n {worse}">{count.broken:,}</td>'
+            f'<td class="wide soft">{escape(broken)}</td></tr>'
+        )
+    return (
+        '<section><h2>Promises, since the start</h2><table><tr><th>Promise</th><th class="n">Kept</th>'
+        '<th class="wide"></th><th class="n">Broken</th><th class="wide"></th></tr>'
+        + "".join(rows)
+        + "</table></section>"
+    )
+
+
+def paste_lines(address: str, *, with_key: bool) -> tuple[str, str]:
+    """Lines for a shell and for Python that send a first message to `address`."""
+    auth = ' -H "authorization: Bearer $HOLDFAST_KEY"' if with_key else ""
+    argument = ', key=os.environ["HOLDFAST_KEY"]' if with_key else ""
+    imports = "import asyncio, os, holdfast" if with_key else "import asyncio, holdfast"
+    curl = (
+        f"curl -s '{address}/v1/sessions/alice/messages?wait=30'{auth} \\\n"
+        "  -H 'content-type: application/json' -d '{\"content\": \"help\"}'"
+    )
+    python = (
+        f"{imports}\n\nasync def main():\n"
+        f'    async with holdfast.Client("{address}"{argument}) as client:\n'
+        '        print(await client.session("alice").ask("help"))\n\nasyncio.run(main())'
+    )
+    return curl, python
+
+
+def _lines(address: str, *, with_key: bool) -> str:
+    curl, python = paste_lines(address, with_key=with_key)
+    return (
+        '<section><h2>Talk to it</h2><p class="soft">From a terminal</p><pre>holdfast chat</pre>'
+        f'<p class="soft">With curl</p><pre>{escape(curl)}</pre>'
+        f'<p class="soft">From Python</p><pre>{escape(python)}</pre>'
+        '<p class="soft">More: /openapi.json, /metrics, /healthz, /readyz</p></section>'
+    )
+
+
+def _time(at: float) -> str:
+    age = clock.system_clock.now() - at
+    if 0 <= age < 60:
+        return f"{age:.0f} s ago"
+    if 60 <= age < 3600:
+        return f"{age / 60:.0f} min ago"
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,207 @@
+"""Running a server: bind, open the host, serve, and shut down so that nothing hangs and no reader is left in the dark.
+
+The first SIGINT, SIGTERM or SIGHUP drains: sends are refused with 503, runs finish or are parked by the deadline, waits
+are answered, streams get their last frame. The second one ends the process at once; the store is safe at any instant.
+A watchdog outside the event loop ends a shutdown that hangs, with the stacks of all threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from holdfast.errors import ConfigurationError
+from holdfast.host import DrainReport, Host
+from holdfast.server.app import App
+from holdfast.server.auth import Gate, KeyRing
+from holdfast.settings import Settings
+
+__all__ = ["Running", "bind", "holder_of", "serve"]
+
+FORCED_EXIT = 5
+_LAST_FRAMES_S = 1.0
+_CONNECTIONS_S = 5
+_WATCHDOG_S = 30.0
+_BACKLOG = 2048
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A server that answers: its address, and what it was made of."""
+
+    url: str
+    host: Host
+    app: App
+    keys_required: bool
+
+
+def bind(settings: Settings) -> socket.socket:
+    """A socket that listens on the address of `settings`.
+
+    Raises:
+        ConfigurationError: the address is taken, with who has it, or is not one of this machine.
+    """
+    where = f"{settings.host}:{settings.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {where}: {error.strerror}", hint="set HOLDFAST_HOST to an address of this machine"
+        ) from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        holder = holder_of(settings.port) if isinstance(error, OSError) and settings.port else None
+        by = f": {holder} has it" if holder else ""
+        raise ConfigurationError(
+            f"cannot listen on {where}: {(error.strerror or str(error)).lower()}{by}",
+            hint="stop that program, or set HOLDFAST_PORT to another port (0 takes a free one)",
+        ) from None
+    return listener
+
+
+def holder_of(port: int) -> str | None:
+    """Who listens on a TCP port: ``pid 123 (python -m …)``; None if nobody does or that cannot be seen."""
+    import psutil
+
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.Error:
+        return None
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port:
+            if connection.pid is None:
+                return "a program of another user"
+            try:
+                command = " ".join(psutil.Process(connection.pid).cmdline())[:120]
+            except psutil.Error:
+                command = "its command cannot be seen"
+            return f"pid {connection.pid} ({command})"
+    return None
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers; ``listening`` is done once it answers."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by `serve`."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening."""
+        await super().startup(sockets)
+        self.listening.set_result(None)
+
+
+async def serve(
+    host: Host,
+    listener: socket.socket,
+    *,
+    ready: Callable[[Running], None],
+    note: Callable[[str], None],
+) -> DrainReport:
+    """Open `host`, answer HTTP on `listener` until a signal comes, shut down, and return the drain's report.
+
+    Parameters:
+        host: not started yet.
+        listener: bound and listening; it is closed at the end.
+        ready: called once the server answers.
+        note: called with a line for people at each step of the shutdown.
+
+    Raises:
+        ConfigurationError: others can reach the address, and there is no API key.
+        StorageError: the store cannot be opened.
+    """
+    loop = asyncio.get_running_loop()
+    settings = host.settings
+    asked: asyncio.Future[str] = loop.create_future()
+
+    def on_signal(name: str) -> None:
+        if asked.done():
+            note("forced: the process ends now; what was accepted is safe and is taken up at the next start")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(FORCED_EXIT)
+        asked.set_result(name)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
+    try:
+        async with host:
+            keys = KeyRing(host.store)
+            await keys.load()
+            Gate.require_keys(settings, any_valid=keys.any_valid)
+            async with App(host, keys) as app, asyncio.TaskGroup() as group:
+                server = _Server(_config(app))
+                serving = group.create_task(server.serve(sockets=[listener]))
+                await server.listening
+                ready(Running(url=_url(listener), host=host, app=app, keys_required=keys.required))
+                name = await asked
+                note(f"{name}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
+                faulthandler.dump_traceback_later(settings.drain_s + _WATCHDOG_S, exit=True)
+                report = await host.drain(deadline_s=settings.drain_s)
+                app.native.close_waits()
+                await host.close_streams()
+                await _last_frames(app)
+                server.should_exit = True
+                await serving
+        return report
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        listener.close()
+
+
+async def _last_frames(app: App) -> None:
+    """Let the streams write their last frame, and cut those whose readers do not take it."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _LAST_FRAMES_S
+    while app.native.streams.open and loop.time() < deadline:
+        await asyncio.sleep(0.02)
+    app.native.streams.cut()
+
+
+def _config(app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="wsproto",
+        lifespan="off",
+        loop="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=_CONNECTIONS_S,
+        ws_max_size=65_536,
+    )
+
+
+def _url(listener: socket.socket) -> str:
+    address, port = listener.getsockname()[:2]
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
