@@ -73,7 +73,7 @@ def agent(
     return make if work is None else make(work)
 
 
-def as_agent(thing: AgentLike) -> Agent:
+def as_agent(thing: object) -> Agent:
     """The agent that `thing` is. Raises `ConfigurationError` for what cannot be one."""
     if isinstance(thing, Agent):
         return thing

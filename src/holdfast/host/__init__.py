@@ -1,1 +1,7 @@
-"""host"""
+"""The host: sessions, runs and what keeps them under control."""
+
+from holdfast.host.host import Host
+from holdfast.host.session import Session
+from holdfast.host.statistics import DrainReport, HostStatistics, Incident, PromiseCount, Recovery
+
+__all__ = ["DrainReport", "Host", "HostStatistics", "Incident", "PromiseCount", "Recovery", "Session"]

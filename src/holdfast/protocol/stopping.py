@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "StopReceipt", "Tally"]
+__all__ = ["Abandoned", "Cause", "CauseKind", "Outcome", "StopReceipt", "Tally", "join_receipts"]
 
 CauseKind = Literal[
     "user",
@@ -90,3 +90,26 @@ class StopReceipt:
     abandoned: tuple[Abandoned, ...] = ()
     survivors: tuple[int, ...] = ()
     elapsed_s: float = 0.0
+
+
+def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
+    """One receipt for a stop of several scopes: names and cause of the first, the worst outcome, everything summed."""
+    if not others:
+        return first
+    every = (first, *others)
+    outcomes = {receipt.outcome for receipt in every}
+    outcome: Outcome = "unknown" if "unknown" in outcomes else "quarantined" if "quarantined" in outcomes else "gone"
+    return StopReceipt(
+        scope=first.scope,
+        cause=first.cause,
+        outcome=outcome,
+        stopped=Tally(
+            tasks=sum(r.stopped.tasks for r in every),
+            threads=sum(r.stopped.threads for r in every),
+            processes=sum(r.stopped.processes for r in every),
+        ),
+        forced=tuple(name for r in every for name in r.forced),
+        abandoned=tuple(left for r in every for left in r.abandoned),
+        survivors=tuple(pid for r in every for pid in r.survivors),
+        elapsed_s=max(r.elapsed_s for r in every),
+    )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.protocol.events import Event, TextDelta, ToolFinished, ToolStarted
+from holdfast.protocol.events import Event, RunRestarted, TextDelta, ToolFinished, ToolStarted
 from holdfast.protocol.messages import Entry, Message
 
 __all__ = ["RunTranscript"]
@@ -30,7 +30,7 @@ class RunTranscript:
         messages: what the run took; they come first.
     """
 
-    __slots__ = ("_entries", "_messages", "_open", "_parts", "_run_id", "_text", "size")
+    __slots__ = ("_called", "_entries", "_messages", "_open", "_parts", "_run_id", "_text", "size")
 
     def __init__(self, run_id: str, messages: Iterable[Message]) -> None:
         self._run_id = run_id
@@ -39,6 +39,7 @@ class RunTranscript:
         self._parts: list[str] = []
         self._text: list[str] = []
         self._open: dict[str, str] = {}
+        self._called: set[str] = set()
         self.size = 0
         """Characters of text so far."""
 
@@ -52,8 +53,9 @@ class RunTranscript:
         match event:
             case TextDelta(run_id=self._run_id, text=text):
                 self.say(text)
-            case ToolStarted(call_id=call_id, name=name, arguments=arguments):
+            case ToolStarted(call_id=call_id, name=name, arguments=arguments) if call_id not in self._called:
                 self._flush(partial=False)
+                self._called.add(call_id)
                 self._open[call_id] = name
                 self._entries.append(
                     Entry(role="tool_call", content=_json(arguments), call_id=call_id, name=name, run_id=self._run_id)
@@ -61,8 +63,17 @@ class RunTranscript:
             case ToolFinished(call_id=call_id, status=status, result=result, error=error) if call_id in self._open:
                 content = _json(result) if status == "ok" else error or INTERRUPTED_RESULT
                 self._result(call_id, content)
+            case RunRestarted():
+                self._restart()
             case _:
                 pass
+
+    def _restart(self) -> None:
+        """A new attempt says everything again, but does not make its calls again."""
+        self._parts.clear()
+        self._text.clear()
+        self.size = 0
+        self._entries = [entry for entry in self._entries if entry.role != "assistant"]
 
     @property
     def text(self) -> str:

@@ -1,19 +1,80 @@
-"""Interrupts, scopes, threads, process trees and queues. Needs nothing outside the standard library."""
+"""Interrupts, scopes, threads, process trees and queues. Needs nothing outside the standard library.
 
-from holdfast.runtime.interrupt import (
-    Interrupt,
-    InterruptStatistics,
-    Registration,
-    check_interrupt,
-    current_interrupt,
-    is_interrupted,
-)
+It is useful alone: ``from holdfast.runtime import Interrupt, Scope``. Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.runtime.adoption import Restorer, install
+    from holdfast.runtime.bounded import BoundedQueue
+    from holdfast.runtime.broadcast import Broadcast, Reader
+    from holdfast.runtime.fair import FairQueue
+    from holdfast.runtime.interrupt import (
+        Interrupt,
+        InterruptStatistics,
+        Registration,
+        check_interrupt,
+        current_interrupt,
+        is_interrupted,
+    )
+    from holdfast.runtime.members import Handle, Member
+    from holdfast.runtime.processes import Process, ProcessHost
+    from holdfast.runtime.scope import Scope, ScopeStatistics, current_scope, detached
+    from holdfast.runtime.threads import ThreadPool
+
+_HOMES = {
+    "adoption": ("Restorer", "install"),
+    "bounded": ("BoundedQueue",),
+    "broadcast": ("Broadcast", "Reader"),
+    "fair": ("FairQueue",),
+    "interrupt": (
+        "Interrupt",
+        "InterruptStatistics",
+        "Registration",
+        "check_interrupt",
+        "current_interrupt",
+        "is_interrupted",
+    ),
+    "members": ("Handle", "Member"),
+    "processes": ("Process", "ProcessHost"),
+    "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
+    "threads": ("ThreadPool",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BoundedQueue",
+    "Broadcast",
+    "FairQueue",
+    "Handle",
     "Interrupt",
     "InterruptStatistics",
+    "Member",
+    "Process",
+    "ProcessHost",
+    "Reader",
     "Registration",
+    "Restorer",
+    "Scope",
+    "ScopeStatistics",
+    "ThreadPool",
     "check_interrupt",
     "current_interrupt",
+    "current_scope",
+    "detached",
+    "install",
     "is_interrupted",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,359 @@
+"""A run that this host holds, from its claim to its commit.
+
+Invariants
+- Everything the run says goes through one buffer into the log, in order, one append in flight; the commit takes the
+  rest. What is given after the scope has closed does not count.
+- The scope's end, by itself or by a stop, is the only way to the commit; the commit is the only way to free the slot.
+- A commit that the store cannot take is tried again until it can (the slot stays held); one that is refused because
+  the session has another holder ends the run here without a trace.
+- No task of its own on the way of an ordinary run: callbacks only, all on the host's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.agents.journal import Branch, Journal
+from holdfast.agents.run import Run
+from holdfast.errors import Interrupted, ScopeClosed, StaleFence
+from holdfast.protocol.events import Event, encode_event
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.runtime import Scope
+from holdfast.storage.port import Appended, Claim, Committed, RunCommit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.agents.agent import Agent
+    from holdfast.host.actor import SessionActor
+    from holdfast.host.host import Host
+    from holdfast.runtime import Handle
+
+__all__ = ["ActiveRun"]
+
+FIRST_FLUSH_S = 0.0005
+"""Lets what a short run says go with its commit."""
+FLUSH_EVERY_S = 0.02
+BEHIND_AT = 1024
+"""Events in the buffer from which on the run waits for the log."""
+BATCH_LIMIT = 4096
+RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class ActiveRun:
+    """See the module. It is the run's `Recorder`."""
+
+    __slots__ = (
+        "_agent",
+        "_buffer",
+        "_claim",
+        "_commit_fields",
+        "_committing",
+        "_finished_first",
+        "_flush_timer",
+        "_handle",
+        "_host",
+        "_inflight",
+        "_last_flush",
+        "_parked",
+        "_receipts",
+        "_retries",
+        "_stored",
+        "_taken",
+        "_waiting",
+        "actor",
+        "lost",
+        "run",
+        "scope",
+    )
+
+    def __init__(self, host: Host, actor: SessionActor, claim: Claim, agent: Agent, journal: Journal) -> None:
+        self._host = host
+        self._claim = claim
+        self._agent = agent
+        self.actor = actor
+        self.lost = False
+        self._parked = False
+        self._buffer: list[tuple[str, bytes]] = []
+        self._inflight: asyncio.Future[Appended] | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._last_flush = 0.0
+        self._taken = 0
+        self._stored = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._receipts: list[asyncio.Future[StopReceipt]] = []
+        self._committing = False
+        self._commit_fields: dict[str, Any] = {}
+        self._finished_first = False
+        self._retries = 0
+        settings = host.settings
+        self.scope = Scope(
+            claim.lease.run_id,
+            parent=host.scope,
+            deadline_s=settings.run_s,
+            threads=host.threads(claim.principal),
+            owner=claim.principal,
+        )
+        self.run = Run(
+            run_id=claim.lease.run_id,
+            root_id=claim.lease.run_id,
+            agent=agent,
+            principal=claim.principal,
+            session_key=claim.key,
+            messages=claim.messages,
+            attempt=claim.attempt,
+            scope=self.scope,
+            recorder=self,
+            journal=journal,
+            surroundings=actor.surroundings(host),
+            limits=host.run_limits,
+            branch=Branch(claim.lease.run_id),
+        )
+        self._handle: Handle[None] | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._claim.lease.run_id
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Start the agent. In the host's context, so that nothing of a caller's is inherited."""
+        try:
+            self.scope.open()
+            self._handle = self.scope.spawn(self.run.work(), name=self._agent.name)
+        except (Interrupted, ScopeClosed) as refusal:  # the host shuts down
+            cause = refusal.cause if isinstance(refusal, Interrupted) else Cause(kind="shutdown", at=self._host.now())
+            self._commit("interrupted", cause=cause)
+            return
+        self.scope.interrupt.on_trigger(self._on_trigger)
+        self.scope.close_when_done(self._closed)
+
+    def stop(
+        self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None
+    ) -> asyncio.Future[StopReceipt]:
+        """Interrupt the run; the future gets the receipt once the slot is free."""
+        future: asyncio.Future[StopReceipt] = asyncio.get_running_loop().create_future()
+        self._receipts.append(future)
+        if not self._committing:
+            self.scope.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
+        return future
+
+    def park(self) -> bool:
+        """Let the coming stop leave the run unended, so that the next start goes on with it. False if it cannot."""
+        self._parked = self._agent.replayable and not self._committing and not self.scope.interrupt.triggered
+        return self._parked
+
+    def _end_parked(self, receipt: StopReceipt | None) -> None:
+        """End here once what is known is stored; the store keeps the run."""
+        if self._inflight is None:
+            self._end(receipt)
+        else:
+            self._inflight.add_done_callback(lambda _: self._end_parked(receipt), context=self._host.context)
+
+    def _on_trigger(self, cause: Cause) -> None:
+        self._finished_first = self._handle is not None and self._handle.done()
+        if self.scope.ended_by == "interrupt" and not self._finished_first:
+            self._host.run_triggered(self, cause)
+
+    def _closed(self) -> None:
+        """The scope has closed: nothing of the run is left, or what is left does not count."""
+        assert self._handle is not None
+        scope = self.scope
+        receipt = scope.receipt
+        error = _agent_error(self._handle)
+        if receipt is not None:
+            self._host.receipt_made(self, receipt)
+        if self.lost:
+            self._end(receipt)
+        elif scope.ended_by == "failure":
+            self._commit("failed", error=scope.errors[0])
+        elif error is None and (scope.ended_by == "members" or self._finished_first):
+            self._commit("completed", receipt=receipt)
+        elif self._parked:
+            self.run.close()
+            self._flush()
+            self._end_parked(receipt)
+        else:
+            cause = scope.interrupt.cause
+            assert cause is not None
+            errors: Sequence[BaseException] = scope.errors or ([error] if isinstance(error, Exception) else [])
+            self._commit("interrupted", cause=cause, receipt=receipt, error=errors[0] if errors else None)
+
+    # ── what it says: the Recorder ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def behind(self) -> bool:
+        """Whether the log is behind. From any thread."""
+        return len(self._buffer) >= BEHIND_AT
+
+    def write(self, event: Event) -> None:
+        """Take an event of the run."""
+        self._buffer.append(encode_event(event))
+        self._taken += 1
+        if self._flush_timer is None and self._inflight is None and not self._committing:
+            loop = self._host.loop
+            wait_s = self._last_flush + FLUSH_EVERY_S - loop.time()
+            self._flush_timer = loop.call_later(
+                wait_s if wait_s > FIRST_FLUSH_S else FIRST_FLUSH_S, self._flush, context=self._host.context
+            )
+
+    async def written(self) -> None:
+        """Wait until all that was taken is stored."""
+        goal = self._taken
+        while self._stored < goal:
+            if self.lost:
+                raise StaleFence(f"run {self.run_id} no longer holds its session")
+            if self._inflight is None:
+                self._flush()
+            await self._changed()
+
+    async def room(self) -> None:
+        """Wait while the log is behind."""
+        while self.behind and not self.lost:
+            if self._inflight is None:
+                self._flush()
+            await self._changed()
+
+    async def _changed(self) -> None:
+        future: asyncio.Future[None] = self._host.loop.create_future()
+        self._waiting.append(future)
+        await future
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def _flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if self._inflight is not None or not self._buffer or self._committing or self.lost:
+            return
+        batch = self._buffer[:BATCH_LIMIT]
+        del self._buffer[:BATCH_LIMIT]
+        self._last_flush = self._host.loop.time()
+        self._inflight = self._host.store.append(self._claim.lease, batch)
+        self._inflight.add_done_callback(lambda done: self._appended(done, batch), context=self._host.context)
+
+    def _appended(self, done: asyncio.Future[Appended], batch: list[tuple[str, bytes]]) -> None:
+        self._inflight = None
+        error = done.exception()
+        if error is None:
+            self._retries = 0
+            self._stored += len(batch)
+            self.actor.publish(done.result().events)
+        elif isinstance(error, StaleFence):
+            self._lose(error)
+        else:
+            self._buffer[:0] = batch
+            self._retry(self._flush, error, "append")
+        self._wake()
+        if self._committing:
+            self._submit()
+        elif self._buffer and self._flush_timer is None:
+            wait_s = 0.0 if self.behind else max(0.0, self._last_flush + FLUSH_EVERY_S - self._host.loop.time())
+            self._flush_timer = self._host.loop.call_later(wait_s, self._flush, context=self._host.context)
+
+    def _retry(self, again: Callable[[], object], error: BaseException, what: str) -> None:
+        self._host.store_failed(self.actor.key, self.run_id, what, error)
+        delay_s = RETRY_S[min(self._retries, len(RETRY_S) - 1)]
+        self._retries += 1
+        self._flush_timer = self._host.loop.call_later(delay_s, again, context=self._host.context)
+
+    # ── the commit ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _commit(
+        self,
+        status: Literal["completed", "failed", "interrupted"],
+        *,
+        cause: Cause | None = None,
+        receipt: StopReceipt | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        self._committing = True
+        self.run.close()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        transcript = self.run.transcript
+        self._commit_fields = {
+            "lease": self._claim.lease,
+            "status": status,
+            "at": self._host.now(),
+            "text": transcript.text,
+            "cause": cause,
+            "error": None if error is None else one_line(error),
+            "receipt": receipt,
+            "usage": self.run.usage,
+            "entries": transcript.entries(status=status),
+        }
+        if self._inflight is None:
+            self._submit()
+
+    def _submit(self) -> None:
+        """Give the commit to the store; what is left in the buffer goes with it."""
+        self._flush_timer = None
+        if self.lost:
+            self._end(self._commit_fields["receipt"])
+            return
+        done = self._host.store.commit_run(
+            RunCommit(**self._commit_fields, events=self._buffer, next_run_id=self._host.dispatch.next_run_id())
+        )
+        done.add_done_callback(self._committed, context=self._host.context)
+
+    def _committed(self, done: asyncio.Future[Committed]) -> None:
+        error = done.exception()
+        if isinstance(error, StaleFence):
+            self._lose(error)
+            self._end(self._commit_fields["receipt"])
+        elif error is not None:
+            self._retry(self._submit, error, "commit")
+        else:
+            committed = done.result()
+            self.actor.publish(committed.events)
+            self._host.committed(self._claim, self._commit_fields["status"], committed)
+            self._end(self._commit_fields["receipt"], committed)
+
+    def _lose(self, error: StaleFence) -> None:
+        """Another holder has the session: stop here, and write nothing more."""
+        self.lost = True
+        self.run.close()
+        self._buffer.clear()
+        self._host.run_lost(self, error)
+        if not self.scope.closed:
+            self.scope.request_stop(Cause(kind="lease_lost", reason=str(error), at=self._host.now()))
+
+    def supersede(self) -> None:
+        """The session was claimed anew: this run counts no more."""
+        self._lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
+
+    def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:
+        self._host.dispatch.ended(self, self._claim, committed)
+        for future in self._receipts:
+            if not future.done():
+                future.set_result(receipt or nothing_to_stop(self.run_id, self._host.now()))
+        self._wake()
+
+
+def nothing_to_stop(name: str, at: float) -> StopReceipt:
+    """The receipt of a stop that met nothing: all is gone already."""
+    return StopReceipt(scope=name, cause=Cause(kind="stop", reason="nothing was running", origin=name, at=at))
+
+
+def one_line(error: BaseException) -> str:
+    """An error for the log: its class and text, on one line of bounded length."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 500 else text[:499] + "…"
+
+
+def _agent_error(handle: Handle[None]) -> BaseException | None:
+    try:
+        handle.result()
+    except (Exception, Interrupted, asyncio.CancelledError) as error:
+        return error
+    return None

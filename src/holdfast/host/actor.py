@@ -1,0 +1,96 @@
+"""A session that is live in this host: its run, its readers, and what was put in the background. Evicted when idle."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.runtime import Broadcast
+
+if TYPE_CHECKING:
+    from holdfast.agents.agent import Agent
+    from holdfast.host.active import ActiveRun
+    from holdfast.host.host import Host
+    from holdfast.protocol.events import Stored
+    from holdfast.protocol.messages import Entry
+    from holdfast.runtime import Scope
+
+__all__ = ["SessionActor"]
+
+
+class SessionActor:
+    """One live session. There is at most one per session in a host; used on the host's loop only.
+
+    It has no task, queue or event of its own: what arrives calls it, and what ends calls it back.
+    """
+
+    __slots__ = (
+        "_background",
+        "active",
+        "deleted",
+        "idle_since",
+        "key",
+        "log",
+        "number",
+        "principal",
+        "readers",
+        "session",
+    )
+
+    def __init__(self, *, session: int, number: int, principal: str, key: str, seq: int) -> None:
+        self.session = session
+        self.number = number
+        self.principal = principal
+        self.key = key
+        self.log: Broadcast[Stored] = Broadcast(seq + 1)
+        self.readers = 0
+        self.deleted = False
+        self.active: ActiveRun | None = None
+        self._background: set[Scope] | None = None
+        self.idle_since = 0.0
+
+    def publish(self, events: Sequence[Stored]) -> None:
+        """Show readers what is stored now."""
+        if events and not self.log.closed:
+            self.log.publish(events, first_seq=events[0].seq)
+            if events[-1].kind == "session.deleted":
+                self.deleted = True
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing holds it in memory."""
+        return self.active is None and not self._background and not self.readers
+
+    @property
+    def background(self) -> set[Scope]:
+        """Scopes of what runs of this session put in the background."""
+        if self._background is None:
+            self._background = set()
+        return self._background
+
+    def surroundings(self, host: Host) -> SessionSurroundings:
+        """What the host lends to a run of this session."""
+        return SessionSurroundings(self, host)
+
+
+class SessionSurroundings:
+    """The host as a run sees it: `holdfast.agents.run.Surroundings`."""
+
+    __slots__ = ("_actor", "_host", "clock")
+
+    def __init__(self, actor: SessionActor, host: Host) -> None:
+        self._actor = actor
+        self._host = host
+        self.clock = host.clock
+
+    async def history(self) -> Sequence[Entry]:
+        """The session's transcript before this run."""
+        return await self._host.store.transcript(self._actor.session)
+
+    def find_agent(self, name: str) -> Agent:
+        """The host's agent of that name."""
+        return self._host.find_agent(name)
+
+    def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
+        """Start work in the session's activation."""
+        self._host.start_background(self._actor, work, name=name)

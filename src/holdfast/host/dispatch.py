@@ -1,0 +1,256 @@
+"""From what the store decided to runs that work: starts claims, and keeps the line of sessions that wait.
+
+All on the host's loop, in callbacks of the store's futures: between a durable decision and its act there is no await.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import heapq
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from holdfast import ids
+from holdfast.agents.journal import Journal
+from holdfast.errors import HoldfastError, StaleFence, StorageError
+from holdfast.host.active import RETRY_S, ActiveRun, one_line
+from holdfast.host.admission import Admission
+from holdfast.protocol.events import Stored
+from holdfast.protocol.stopping import Cause
+from holdfast.protocol.transcript import RunTranscript
+from holdfast.storage.port import Claim, Committed, NotReady, RunCommit, SendResult
+
+if TYPE_CHECKING:
+    from holdfast.host.host import Host
+
+__all__ = ["Dispatch"]
+
+
+class Dispatch:
+    """Starts and follows runs. Made by the `Host`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.admission = Admission(max_runs=host.settings.max_runs, principal_runs=host.settings.principal_runs)
+        self._due: list[tuple[float, int, str]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._admitting = False
+
+    # ── what the store decided ───────────────────────────────────────────────────────────────────────────────────
+
+    def sent(self, principal: str, reserved: bool, done: asyncio.Future[SendResult]) -> None:
+        """A send has its answer: show its events, and start or stop what it decided."""
+        host = self._host
+        error = done.exception()
+        if error is not None:
+            if reserved:
+                self._release(principal)
+            return
+        result = done.result()
+        host.incidents.counts[f"sends_{result.disposition}"] += 1
+        if result.claim is None:
+            actor = host.actors.get(result.session)
+            if actor is not None:
+                actor.publish(result.events)
+            if reserved:
+                self._release(principal)
+        if result.claim is not None:
+            self.start(result.claim, published=result.events)
+        elif result.interrupt is not None:
+            actor = host.actors.get(result.session)
+            if actor is not None and actor.active is not None and actor.active.run_id == result.interrupt:
+                cause = Cause(
+                    kind="message",
+                    reason="a newer message came",
+                    origin=result.interrupt,
+                    at=host.now(),
+                    message_id=result.message_id,
+                )
+                actor.active.scope.request_stop(cause)
+        elif result.run_id is None and result.disposition != "duplicate":
+            self.later(result.session, principal, result.not_before)
+
+    # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self, claim: Claim, *, published: Sequence[Stored] = (), journal: Journal | None = None) -> None:
+        """Start a claimed run; its place is reserved.
+
+        Parameters:
+            published: events of the same transaction that come before the claim's own.
+            journal: of earlier attempts.
+        """
+        host = self._host
+        events = published or claim.events
+        actor = host.actor(
+            session=claim.lease.session,
+            number=claim.number,
+            principal=claim.principal,
+            key=claim.key,
+            seq=events[0].seq - 1 if events else claim.started_seq,
+        )
+        actor.publish(events)
+        host.incidents.kept["P4"] += 1
+        if actor.active is not None:
+            host.incidents.broken["P4"] += 1
+            actor.active.supersede()
+        try:
+            agent = host.find_agent(claim.agent)
+        except HoldfastError as error:
+            _ = self.finish_unstarted(claim, "failed", error=error)
+            return
+        run = ActiveRun(host, actor, claim, agent, journal or Journal())
+        actor.active = run
+        host.live[run.run_id] = run
+        host.incidents.counts["runs_started"] += 1
+        run.start()
+        if claim.interrupt is not None:
+            run.scope.request_stop(claim.interrupt)
+
+    def finish_unstarted(
+        self,
+        claim: Claim,
+        status: Literal["failed", "interrupted"],
+        *,
+        cause: Cause | None = None,
+        error: HoldfastError | None = None,
+        transcript: RunTranscript | None = None,
+        tries: int = 0,
+    ) -> asyncio.Future[Committed]:
+        """End a claimed run whose agent is not started: unknown here, or left by a crash. Its place is reserved."""
+        host = self._host
+        transcript = transcript or RunTranscript(claim.lease.run_id, claim.messages)
+        entries = transcript.entries(status=status)
+        done = host.store.commit_run(
+            RunCommit(
+                lease=claim.lease,
+                status=status,
+                at=host.now(),
+                text=transcript.text,
+                cause=cause,
+                error=None if error is None else one_line(error),
+                entries=entries,
+                next_run_id=self.next_run_id(),
+            )
+        )
+
+        def finished(done: asyncio.Future[Committed]) -> None:
+            problem = done.exception()
+            if isinstance(problem, StorageError) and not isinstance(problem, StaleFence):
+                host.store_failed(claim.key, claim.lease.run_id, "commit", problem)
+                delay_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
+                again = functools.partial(
+                    self.finish_unstarted,
+                    claim,
+                    status,
+                    cause=cause,
+                    error=error,
+                    transcript=transcript,
+                    tries=tries + 1,
+                )
+                host.loop.call_later(delay_s, again, context=host.context)
+            elif problem is None:
+                host.committed(claim, status, done.result())
+                self._pass_on(claim, done.result())
+            else:
+                self._release(claim.principal)
+
+        done.add_done_callback(finished, context=host.context)
+        return done
+
+    def next_run_id(self) -> str | None:
+        """The id for a run that may follow on the same place, or None: others wait for it, or the host drains."""
+        return None if self._host.draining or self.admission.waiting else ids.run_id()
+
+    def ended(self, run: ActiveRun, claim: Claim, committed: Committed | None) -> None:
+        """A run has ended here: pass its place on."""
+        if run.actor.active is run:
+            run.actor.active = None
+            run.actor.idle_since = self._host.loop.time()
+        self._host.live.pop(run.run_id, None)
+        self._host.run_ended()
+        if committed is None:
+            self._release(claim.principal)
+        else:
+            self._pass_on(claim, committed)
+
+    def _pass_on(self, claim: Claim, committed: Committed) -> None:
+        if committed.claim is not None:
+            self.start(committed.claim)
+            return
+        if committed.waiting:
+            self.later(claim.lease.session, claim.principal, committed.not_before)
+        self._release(claim.principal)
+
+    # ── the line, and what is due later ──────────────────────────────────────────────────────────────────────────
+
+    def later(self, session: int, principal: str, not_before: float) -> None:
+        """The session has messages waiting: it gets in line, or is woken when they are due."""
+        if not_before > self._host.now():
+            heapq.heappush(self._due, (not_before, session, principal))
+            self._arm()
+        else:
+            self.admission.line_up(principal, session)
+            self._admit_soon()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due and not self._host.draining:
+            wait_s = max(0.0, self._due[0][0] - self._host.now())
+            self._timer = self._host.loop.call_later(wait_s, self._wake, context=self._host.context)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._host.now()
+        while self._due and self._due[0][0] <= now:
+            _, session, principal = heapq.heappop(self._due)
+            self.admission.line_up(principal, session)
+        self._admit_soon()
+        self._arm()
+
+    def _release(self, principal: str) -> None:
+        self.admission.release(principal)
+        self._admit_soon()
+
+    def release(self, principal: str) -> None:
+        """Give back a place that was reserved and not used."""
+        self._release(principal)
+
+    def _admit_soon(self) -> None:
+        if not self._admitting and self.admission.waiting and not self._host.draining:
+            self._admitting = True
+            self._host.loop.call_soon(self._admit, context=self._host.context)
+
+    def _admit(self) -> None:
+        self._admitting = False
+        host = self._host
+        while not host.draining and (admitted := self.admission.admit()) is not None:
+            principal, session = admitted
+            host.incidents.kept["P13"] += 1
+            done = host.store.claim(session, run_id=ids.run_id(), at=host.now())
+            done.add_done_callback(functools.partial(self._claimed, principal, session), context=host.context)
+
+    def _claimed(self, principal: str, session: int, done: asyncio.Future[Claim | NotReady]) -> None:
+        error = done.exception()
+        if error is not None:
+            self._host.store_failed(None, None, "claim", error)
+            self._release(principal)
+            if isinstance(error, StorageError):
+                retry = functools.partial(self.later, session, principal, 0.0)
+                self._host.loop.call_later(RETRY_S[-1], retry, context=self._host.context)
+            return
+        match done.result():
+            case Claim() as claim:
+                self.start(claim)
+            case NotReady(waiting=waiting, not_before=not_before, busy=busy):
+                if waiting and not busy and not_before:
+                    self.later(session, principal, not_before)
+                self._release(principal)
+
+    def close(self) -> None:
+        """Start nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

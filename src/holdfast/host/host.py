@@ -1,0 +1,503 @@
+"""The composition root: a host owns the store, the runs, their scopes and threads, and hands out sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from holdfast import ids
+from holdfast.agents.agent import Agent, AgentLike, as_agent
+from holdfast.agents.run import RunLimits
+from holdfast.clock import Clock, system_clock
+from holdfast.errors import ConfigurationError, Draining, HoldfastError, StorageError, UnknownAgent
+from holdfast.host.active import ActiveRun, nothing_to_stop, one_line
+from holdfast.host.actor import SessionActor
+from holdfast.host.dispatch import Dispatch
+from holdfast.host.recovery import recover
+from holdfast.host.session import Session
+from holdfast.host.settlements import Settlements
+from holdfast.host.statistics import DrainReport, HostStatistics, Incident, Incidents, Recovery
+from holdfast.host.tree import scope_nodes
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Message, SessionView, Settlement, TreeNode
+from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
+from holdfast.runtime import Restorer, Scope, ThreadPool, detached, install
+from holdfast.settings import Settings
+from holdfast.storage import open_store
+from holdfast.storage.port import Claim, Committed, Interrupt, Store
+from holdfast.storage.port import Interrupted as InterruptDone
+from holdfast.storage.port import Stopped as StopDone
+
+__all__ = ["Host"]
+
+T = TypeVar("T")
+
+RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
+"""Kinds of interrupt that are durable, or deliberately not, before the run's scope sees them."""
+
+
+class Host:
+    """Hosts agents in this process. Use it as ``async with Host(agent) as host``.
+
+    Parameters:
+        agent: the default agent.
+        agents: further agents, by name or as a sequence; without `agent` the first one is the default.
+        store: a URL (``sqlite:///file``, ``memory://``) or a store that is not open yet.
+        settings: every limit and time; `store` in them is used when none is given here.
+        clock: wall-clock time.
+
+    All methods are called on the loop that started it. A host is started once.
+
+    Raises:
+        ConfigurationError: no agent, or two of one name.
+    """
+
+    def __init__(
+        self,
+        agent: AgentLike | None = None,
+        *,
+        agents: Mapping[str, AgentLike] | Iterable[AgentLike] = (),
+        store: str | Store | None = None,
+        settings: Settings | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.clock = clock
+        self.now = clock.now
+        self.agents = _by_name(agent, agents)
+        self.default_agent = next(iter(self.agents))
+        chosen = self.settings.store if store is None else store
+        self.store: Store = open_store(chosen) if isinstance(chosen, str) else chosen
+        self.node_id = ids.node_id()
+        self.run_limits = RunLimits(call_s=self.settings.tool_s)
+        self.incidents = Incidents()
+        self.settlements = Settlements()
+        self.actors: dict[int, SessionActor] = {}
+        self.live: dict[str, ActiveRun] = {}
+        self.readers = 0
+        self.recovered = Recovery()
+        self.draining = False
+        self.started_at = 0.0
+        self.loop: asyncio.AbstractEventLoop
+        self.context: contextvars.Context
+        self.scope: Scope
+        self.dispatch = Dispatch(self)
+        self._adoption: Restorer
+        self._pools: dict[str, ThreadPool] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._idle: deque[SessionActor] = deque()
+        self._all_ended: asyncio.Future[None] | None = None
+        self._drain: asyncio.Task[DrainReport] | None = None
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Open the store, take up what a crash left, and begin.
+
+        Raises:
+            StoreLocked, StoreCorrupt, StoreReadOnly: see their hints.
+        """
+        self.loop = asyncio.get_running_loop()
+        with detached():
+            self.context = contextvars.copy_context()
+        self.started_at = self.now()
+        await self.store.open(node_id=self.node_id, at=self.started_at)
+        self._adoption = install(self.loop)
+        self.scope = Scope(
+            "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
+        ).open()
+        self._arm_sweep()
+        self.recovered = await self._task(recover(self), "recovery")
+
+    async def __aenter__(self) -> Host:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def drain(self, *, deadline_s: float | None = None) -> DrainReport:
+        """Take no new work, let runs finish until the deadline, then park or interrupt the rest. Repeated: the same.
+
+        Parameters:
+            deadline_s: default: the setting ``drain_s``.
+        """
+        if self._drain is None:
+            seconds = self.settings.drain_s if deadline_s is None else deadline_s
+            self._drain = self._task(self._draining(seconds), "drain")
+        return await asyncio.shield(self._drain)
+
+    async def close(self) -> None:
+        """Drain, end every stream and wait, and close the store. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.drain()
+        finally:
+            self.close_streams()
+            self.settlements.close()
+            if self._sweep is not None:
+                self._sweep.cancel()
+            await self.scope.stop("the host closes", kind="shutdown")
+            self._adoption.restore()
+            for pool in self._pools.values():
+                pool.close()
+            await self.store.close()
+
+    def close_streams(self) -> None:
+        """End all event streams, after what they have still to read."""
+        for actor in self.actors.values():
+            actor.log.close()
+
+    async def _draining(self, deadline_s: float) -> DrainReport:
+        began = self.loop.time()
+        self.draining = True
+        self.dispatch.close()
+        at_first = len(self.live)
+        await self._until_all_ended(deadline_s)
+        left = list(self.live.values())
+        finished = at_first - len(left)
+        cause = Cause(kind="shutdown", reason="the host shuts down", origin=self.node_id, at=self.now())
+        parked = tuple(run.run_id for run in left if run.park())
+        stops: list[asyncio.Future[StopReceipt]] = [run.stop(cause) for run in left]
+        for actor in list(self.actors.values()):
+            stops += [self._task(scope.stop(cause=cause), "stop background") for scope in actor.background]
+        receipts = [await stop for stop in stops]  # all began above; each is bounded by its grace
+        orphans = tuple(name for receipt in receipts for name in _left(receipt))
+        self.incidents.kept["P12"] += at_first
+        self.incidents.broken["P12"] += len(orphans)
+        return DrainReport(
+            finished=finished,
+            parked=parked,
+            interrupted=tuple(run.run_id for run in left if run.run_id not in parked),
+            waiting=self.dispatch.admission.waiting,
+            orphans=orphans,
+            elapsed_s=self.loop.time() - began,
+        )
+
+    async def _until_all_ended(self, deadline_s: float) -> None:
+        if not self.live:
+            return
+        self._all_ended = self.loop.create_future()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._all_ended
+        except TimeoutError:
+            return  # the drain goes on with what is left
+        finally:
+            self._all_ended = None
+
+    # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def session(self, key: str, *, principal: str = "local", agent: str | None = None) -> Session:
+        """A session of a principal; no I/O, it need not exist yet.
+
+        Parameters:
+            key: 1 to 200 printable characters without a slash.
+            principal: whose session.
+            agent: the agent for messages that name none.
+
+        Raises:
+            InvalidKey, UnknownAgent.
+        """
+        if agent is not None:
+            self.find_agent(agent)
+        return Session(self, principal, key, agent)
+
+    async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
+        """The sessions that changed last; of all principals for None."""
+        return list(await self.store.sessions(principal=principal, limit=limit))
+
+    def find_agent(self, name: str) -> Agent:
+        """The agent of that name. Raises `UnknownAgent`."""
+        agent = self.agents.get(name)
+        if agent is None:
+            raise UnknownAgent(f"this host has no agent {name!r}", hint=f"it has: {', '.join(sorted(self.agents))}")
+        return agent
+
+    def statistics(self) -> HostStatistics:
+        """A snapshot of the host."""
+        return HostStatistics(
+            node_id=self.node_id,
+            pid=os.getpid(),
+            started_at=self.started_at,
+            draining=self.draining,
+            sessions_live=len(self.actors),
+            running=len(self.live),
+            in_line=self.dispatch.admission.waiting,
+            readers=self.readers,
+            counts=dict(self.incidents.counts),
+            promises=self.incidents.promises(),
+        )
+
+    def tree(self, *, principal: str | None = None) -> TreeNode:
+        """What is alive: sessions, runs and all that is below them; of one principal, or of all."""
+        children = tuple(
+            self.session_tree(actor.session, actor.key)
+            for actor in self.actors.values()
+            if not actor.idle and principal in (None, actor.principal)
+        )
+        state = "draining" if self.draining else "open"
+        return TreeNode(kind="host", name=self.node_id, state=state, children=children)
+
+    def session_tree(self, session: int, key: str) -> TreeNode:
+        """What is alive for one session."""
+        actor = self.actors.get(session)
+        if actor is None:
+            return TreeNode(kind="session", name=key, state="idle")
+        scopes = [actor.active.scope] if actor.active is not None else []
+        nodes = scope_nodes([*scopes, *actor.background], self.loop.time())
+        return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
+
+    # ── for the parts of the host ────────────────────────────────────────────────────────────────────────────────
+
+    def actor(self, *, session: int, number: int, principal: str, key: str, seq: int) -> SessionActor:
+        """The live session; if it is not in memory yet it comes there by this, at `seq`."""
+        actor = self.actors.get(session)
+        if actor is None:
+            actor = SessionActor(session=session, number=number, principal=principal, key=key, seq=seq)
+            actor.idle_since = self.loop.time()
+            self.actors[session] = actor
+            self._idle.append(actor)
+        return actor
+
+    def threads(self, principal: str) -> ThreadPool:
+        """The principal's own threads, so that it cannot use up another's."""
+        pool = self._pools.get(principal)
+        if pool is None:
+            pool = self._pools[principal] = ThreadPool(
+                max_threads=self.settings.principal_threads,
+                abandoned_limit=self.settings.principal_abandoned,
+                name=f"holdfast-{principal}"[:40],
+            )
+        return pool
+
+    def committed(self, claim: Claim, status: str, committed: Committed) -> None:
+        """A run's end is durable: show it, and wake who waits for it."""
+        kept = self.incidents.kept
+        self.incidents.counts[f"runs_{status}"] += 1
+        kept["P5"] += len(committed.settled)
+        kept["P6"] += 1
+        kept["P10"] += 1
+        actor = self.actors.get(claim.lease.session)
+        if actor is not None:
+            actor.publish(committed.events)
+        self.settlements.settle(committed.settled)
+
+    def run_ended(self) -> None:
+        """A run is no longer live."""
+        if not self.live and self._all_ended is not None and not self._all_ended.done():
+            self._all_ended.set_result(None)
+
+    def run_triggered(self, run: ActiveRun, cause: Cause) -> None:
+        """A run is being interrupted: make it durable where it did not come that way."""
+        self.incidents.counts[f"interrupts_{cause.kind}"] += 1
+        if cause.kind == "parent" and not self.scope.interrupt.triggered:
+            self.incidents.broken["P2"] += 1
+        else:
+            self.incidents.kept["P2"] += 1
+        if cause.kind in RECORDED and cause.origin != run.run_id:
+            return
+        actor = run.actor
+        done = self.store.interrupt(
+            Interrupt(principal=actor.principal, key=actor.key, cause=cause, at=self.now(), run_id=run.run_id)
+        )
+        done.add_done_callback(lambda done: self._recorded(actor, run, done), context=self.context)
+
+    def _recorded(self, actor: SessionActor, run: ActiveRun, done: asyncio.Future[InterruptDone]) -> None:
+        error = done.exception()
+        if error is None:
+            actor.publish(done.result().events)
+        else:
+            self.store_failed(actor.key, run.run_id, "interrupt", error)
+
+    def receipt_made(self, run: ActiveRun, receipt: StopReceipt) -> None:
+        """A run was stopped: count it, and report what is left."""
+        incidents = self.incidents
+        incidents.counts[f"stops_{receipt.outcome}"] += 1
+        incidents.kept["P3"] += 1
+        stopped = receipt.stopped
+        incidents.kept["P1"] += stopped.tasks + stopped.threads + stopped.processes
+        incidents.broken["P3"] += len(receipt.survivors)
+        for left in receipt.abandoned:
+            incidents.counts["abandoned"] += 1
+            text = (
+                f"{left.kind} {left.name!r} did not stop and is quarantined: give it timeouts, or run it in a process"
+            )
+            self._report("quarantined", text, run, left.stack)
+        if receipt.survivors:
+            pids = ", ".join(map(str, receipt.survivors))
+            self._report("survivors", f"processes {pids} could not be proven dead: look at them with ps", run)
+
+    def run_lost(self, run: ActiveRun, error: HoldfastError) -> None:
+        """The store says that another holder has the session."""
+        self._report("lease_lost", error.message, run)
+
+    def _report(self, kind: Any, text: str, run: ActiveRun, stack: tuple[str, ...] = ()) -> None:
+        self.incidents.report(
+            Incident(at=self.now(), kind=kind, text=text, session=run.actor.key, run_id=run.run_id, stack=stack)
+        )
+
+    def store_failed(self, key: str | None, run_id: str | None, what: str, error: BaseException) -> None:
+        """A write did not go through; it is tried again where something depends on it."""
+        text = f"{what}: {one_line(error)}"
+        self.incidents.report(Incident(at=self.now(), kind="store", text=text, session=key, run_id=run_id))
+
+    def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
+        """Messages were withdrawn."""
+        actor = self.actors.get(session)
+        if actor is not None:
+            actor.publish(events)
+        self.incidents.kept["P5"] += len(settled)
+        self.settlements.settle(settled)
+
+    def stopping(
+        self,
+        principal: str,
+        key: str,
+        done: asyncio.Future[InterruptDone] | asyncio.Future[StopDone],
+        cause: Cause,
+        grace_s: float | None,
+        *,
+        background: bool,
+    ) -> asyncio.Task[tuple[StopReceipt, tuple[Message, ...]]]:
+        """Carry out an interrupt or stop that the store is recording; goes on whatever becomes of the caller.
+
+        Parameters:
+            background: stop the session's background work too.
+        """
+        stops: list[asyncio.Future[StopReceipt]] = []
+
+        def decided(done: asyncio.Future[Any]) -> None:
+            """In the callback, so that nothing comes between the record and the act."""
+            error = done.exception()
+            if isinstance(error, StorageError):  # a full disk must not keep a run going
+                stops.extend(
+                    self._task(run.scope.stop(cause=cause, grace_s=grace_s), "stop")
+                    for run in self.live.values()
+                    if run.actor.principal == principal and run.actor.key == key
+                )
+            if error is not None:
+                return
+            result = done.result()
+            actor = self.actors.get(result.session)
+            if actor is None:
+                return
+            actor.publish(result.events)
+            if actor.active is not None and actor.active.run_id == result.run_id:
+                stops.append(actor.active.stop(cause, grace_s=grace_s))
+            if background:
+                stops.extend(
+                    self._task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
+                    for scope in actor.background
+                )
+
+        done.add_done_callback(decided, context=self.context)
+
+        async def carry_out() -> tuple[StopReceipt, tuple[Message, ...]]:
+            withdrawn: tuple[Message, ...] = ()
+            try:
+                result: InterruptDone | StopDone = await done
+            except StorageError:
+                if not stops:
+                    raise
+            else:
+                if isinstance(result, StopDone):
+                    withdrawn = result.withdrawn
+                    settled = [Settlement(message_id=m.message_id, state="withdrawn") for m in withdrawn]
+                    self.withdrawn(result.session, settled, ())
+            receipts = [await stop for stop in stops]
+            return join_receipts(*(receipts or [nothing_to_stop(key, self.now())])), withdrawn
+
+        return self._task(carry_out(), "stopping")
+
+    def start_background(self, actor: SessionActor, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
+        """Start work of a session that outlives its run; what it returns comes back as a message.
+
+        Raises:
+            Draining: the host shuts down.
+        """
+        if self.draining:
+            raise Draining("this host is shutting down and starts no background work")
+        scope = Scope(name, parent=self.scope, threads=self.threads(actor.principal), owner=actor.principal)
+
+        async def report() -> None:
+            try:
+                outcome = await work()
+            except Exception as error:
+                self.incidents.report(
+                    Incident(at=self.now(), kind="background", text=f"{name}: {one_line(error)}", session=actor.key)
+                )
+                outcome = f"failed: {one_line(error)}"
+            if outcome is not None:
+                await self.session(actor.key, principal=actor.principal).send(f"[{name}] {outcome}")
+
+        def begin() -> None:
+            scope.open()
+            actor.background.add(scope)
+            _ = scope.spawn(report(), name=name)
+            scope.close_when_done(lambda: actor.background.discard(scope))
+
+        self.context.copy().run(begin)
+
+    def _task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """A task of the host's own: outside every run, and held until it is done."""
+        task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ── eviction ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _arm_sweep(self) -> None:
+        every_s = max(0.05, self.settings.evict_after_s / 4)
+        self._sweep = self.loop.call_later(every_s, self._evict, context=self.context)
+
+    def _evict(self) -> None:
+        """Forget sessions that have been idle for long enough; each live one is in the line once."""
+        before = self.loop.time() - self.settings.evict_after_s
+        for _ in range(len(self._idle)):
+            actor = self._idle[0]
+            if actor.idle and actor.idle_since > before:
+                break  # what comes after it was idle later, or is looked at in a later sweep
+            self._idle.popleft()
+            if actor.idle:
+                del self.actors[actor.session]
+            else:
+                actor.idle_since = self.loop.time()
+                self._idle.append(actor)
+        self._arm_sweep()
+
+
+def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable[AgentLike]) -> dict[str, Agent]:
+    found: list[Agent] = [] if agent is None else [as_agent(agent)]
+    if isinstance(others, Mapping):
+        for name, thing in others.items():
+            one = as_agent(thing)
+            found.append(Agent(name=name, work=one.work, replayable=one.replayable, description=one.description))
+    else:
+        found += [as_agent(thing) for thing in others]
+    if not found:
+        raise ConfigurationError("a host needs at least one agent", hint="Host(agent) or Host(agents=[…])")
+    by_name: dict[str, Agent] = {}
+    for one in found:
+        if one.name in by_name:
+            raise ConfigurationError(f"two agents are named {one.name!r}", hint="give one of them another name=")
+        by_name[one.name] = one
+    return by_name
+
+
+def _left(receipt: StopReceipt) -> list[str]:
+    """What a receipt names as left alive."""
+    threads = [f"{left.kind} {left.name} of {receipt.scope}" for left in receipt.abandoned]
+    return threads + [f"process {pid} of {receipt.scope}" for pid in receipt.survivors]

@@ -1,0 +1,328 @@
+"""A session as its owner uses it in this process: `holdfast.protocol.interface.SessionLike` on a `Host`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from holdfast import ids
+from holdfast.errors import (
+    Draining,
+    InvalidKey,
+    InvalidRequest,
+    MessageWithdrawn,
+    RunFailed,
+    RunInterrupted,
+    UnknownMessage,
+    UnknownRun,
+    UnknownSession,
+    WaitExpired,
+)
+from holdfast.host.readers import read_log
+from holdfast.protocol.events import Event, Gap, Stored, decode_event, format_cursor
+from holdfast.protocol.messages import (
+    Entry,
+    MailboxItem,
+    Policy,
+    Receipt,
+    RunView,
+    SessionStop,
+    SessionView,
+    Settlement,
+    TreeNode,
+)
+from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.storage.port import Interrupt, Send
+
+if TYPE_CHECKING:
+    from holdfast.host.host import Host
+
+__all__ = ["Session", "answer"]
+
+KEY_LENGTH = 200
+
+
+class Session:
+    """A session of a host. Made by `Host.session`; any number may stand for the same session.
+
+    All methods are called on the host's loop. A caller that is cancelled gives up its wait, never the work.
+    """
+
+    __slots__ = ("_agent", "_host", "key", "principal")
+
+    def __init__(self, host: Host, principal: str, key: str, agent: str | None) -> None:
+        if not 0 < len(key) <= KEY_LENGTH or not key.isprintable() or "/" in key:
+            raise InvalidKey(f"{key!r} is not a session key")
+        self._host = host
+        self._agent = agent
+        self.principal = principal
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"<Session {self.key!r} of {self.principal!r}>"
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def send(
+        self,
+        content: str,
+        *,
+        policy: Policy = "queue",
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+        quiet_s: float | None = None,
+        max_wait_s: float | None = None,
+    ) -> Receipt:
+        """See `SessionLike.send`."""
+        return await self._send(ids.message_id(), content, policy, idempotency_key, agent, quiet_s, max_wait_s)
+
+    async def _send(
+        self,
+        message_id: str,
+        content: str,
+        policy: Policy,
+        idempotency_key: str | None,
+        agent: str | None,
+        quiet_s: float | None,
+        max_wait_s: float | None,
+    ) -> Receipt:
+        host = self._host
+        if not isinstance(content, str):
+            raise InvalidRequest("a message's content is text (str)")
+        body_hash = b""
+        if idempotency_key is not None:
+            if not 0 < len(idempotency_key) <= KEY_LENGTH:
+                raise InvalidRequest(f"an idempotency key has 1 to {KEY_LENGTH} characters")
+            body_hash = hashlib.blake2b(f"{policy}\0{agent or ''}\0{content}".encode(), digest_size=16).digest()
+        agent = agent or self._agent
+        if agent is not None:
+            host.find_agent(agent)
+        if host.draining:
+            raise Draining("this host is shutting down and takes no new messages")
+        settings = host.settings
+        reserved = host.dispatch.admission.reserve(self.principal)
+        try:
+            done = host.store.send(
+                Send(
+                    principal=self.principal,
+                    key=self.key,
+                    agent=agent,
+                    default_agent=host.default_agent,
+                    message_id=message_id,
+                    content=content,
+                    policy=policy,
+                    at=host.now(),
+                    idempotency_key=idempotency_key,
+                    body_hash=body_hash,
+                    run_id=ids.run_id() if reserved else None,
+                    quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
+                    max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
+                    mailbox_limit=settings.mailbox_limit,
+                    session_limit=settings.principal_sessions,
+                )
+            )
+        except BaseException:
+            if reserved:
+                host.dispatch.release(self.principal)
+            raise
+        done.add_done_callback(lambda done: host.dispatch.sent(self.principal, reserved, done), context=host.context)
+        result = await asyncio.shield(done)
+        return Receipt(
+            session=self.key,
+            seq=result.seq,
+            message_id=result.message_id,
+            disposition=result.disposition,
+            cursor=format_cursor(result.seq - 1, result.number),
+            run_id=result.run_id,
+        )
+
+    async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
+        """See `SessionLike.wait`."""
+        future = self._host.settlements.expect(message_id)
+        try:
+            settlement = await self.message(message_id)  # after `expect`, so nothing is missed between
+            if settlement.state in TERMINAL_MESSAGE_STATES:
+                return settlement
+            return await self._settled(future, timeout_s)
+        finally:
+            self._host.settlements.forget(message_id, future)
+
+    async def _settled(self, future: asyncio.Future[Settlement], timeout_s: float | None) -> Settlement:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            raise WaitExpired(f"the message is not settled after {timeout_s:g} s") from None
+
+    async def ask(
+        self,
+        content: str,
+        *,
+        timeout_s: float | None = None,
+        policy: Policy = "queue",
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+        quiet_s: float | None = None,
+        max_wait_s: float | None = None,
+    ) -> str:
+        """See `SessionLike.ask`."""
+        return answer(
+            await self.exchange(
+                content,
+                timeout_s=timeout_s,
+                policy=policy,
+                idempotency_key=idempotency_key,
+                agent=agent,
+                quiet_s=quiet_s,
+                max_wait_s=max_wait_s,
+            )
+        )
+
+    async def exchange(
+        self,
+        content: str,
+        *,
+        timeout_s: float | None = None,
+        policy: Policy = "queue",
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+        quiet_s: float | None = None,
+        max_wait_s: float | None = None,
+    ) -> Settlement:
+        """Send and wait: as `ask`, but returns what became of the message, whatever that is."""
+        message_id = ids.message_id()
+        future = self._host.settlements.expect(message_id)
+        try:
+            receipt = await self._send(message_id, content, policy, idempotency_key, agent, quiet_s, max_wait_s)
+            if receipt.message_id != message_id:
+                return await self.wait(receipt.message_id, timeout_s=timeout_s)
+            return await self._settled(future, timeout_s)
+        finally:
+            self._host.settlements.forget(message_id, future)
+
+    async def withdraw(self, message_id: str) -> Settlement:
+        """See `SessionLike.withdraw`."""
+        row = await self._row()
+        done = self._host.store.withdraw(self.principal, self.key, message_id, at=self._host.now())
+        done.add_done_callback(functools.partial(self._withdrawn, row), context=self._host.context)
+        settlement, _ = await asyncio.shield(done)
+        return settlement
+
+    def _withdrawn(self, row: int, done: asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]) -> None:
+        if done.exception() is None:
+            settlement, events = done.result()
+            self._host.withdrawn(row, [settlement], events)
+
+    async def message(self, message_id: str) -> Settlement:
+        """See `SessionLike.message`."""
+        settlement = await self._host.store.settlement(await self._row(), message_id)
+        if settlement is None:
+            raise UnknownMessage(f"there is no message {message_id!r} in session {self.key!r}")
+        return settlement
+
+    # ── stopping ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def interrupt(
+        self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
+    ) -> StopReceipt:
+        """See `SessionLike.interrupt`."""
+        cause = Cause(kind="user", reason=reason, origin=self.key, at=self._host.now())
+        done = self._host.store.interrupt(
+            Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
+        )
+        stopping = self._host.stopping(self.principal, self.key, done, cause, grace_s, background=False)
+        receipt, _ = await asyncio.shield(stopping)
+        return receipt
+
+    async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
+        """See `SessionLike.stop`."""
+        cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._host.now())
+        done = self._host.store.stop_session(
+            Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at)
+        )
+        stopping = self._host.stopping(self.principal, self.key, done, cause, grace_s, background=True)
+        receipt, withdrawn = await asyncio.shield(stopping)
+        return SessionStop(session=self.key, receipt=receipt, withdrawn=withdrawn)
+
+    async def delete(self) -> SessionStop:
+        """See `SessionLike.delete`."""
+        cause = Cause(kind="stop", reason="the session is deleted", origin=self.key, at=self._host.now())
+        done = self._host.store.delete_session(self.principal, self.key, at=cause.at, cause=cause)
+        stopping = self._host.stopping(self.principal, self.key, done, cause, None, background=True)
+        receipt, withdrawn = await asyncio.shield(stopping)
+        return SessionStop(session=self.key, receipt=receipt, withdrawn=withdrawn)
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stream(
+        self, *, after: str | None = None, follow: str | None = None, keepalive_s: float | None = None
+    ) -> AsyncIterator[Sequence[Stored] | Gap | None]:
+        """The log in batches of stored rows, for servers; None after each `keepalive_s` seconds without an event."""
+        seconds = self._host.settings.keepalive_s if keepalive_s is None else keepalive_s
+        return read_log(self._host, self.principal, self.key, after=after, follow=follow, keepalive_s=seconds)
+
+    async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Event | Gap]:
+        """See `SessionLike.events`."""
+        async with aclosing(self.stream(after=after, follow=follow)) as batches:  # type: ignore[type-var]
+            async for batch in batches:
+                if isinstance(batch, Gap):
+                    yield batch
+                else:
+                    for stored in batch or ():
+                        yield decode_event(stored)
+
+    async def info(self) -> SessionView:
+        """See `SessionLike.info`."""
+        return (await self._found())[1]
+
+    async def transcript(self) -> list[Entry]:
+        """See `SessionLike.transcript`."""
+        return list(await self._host.store.transcript(await self._row()))
+
+    async def mailbox(self) -> list[MailboxItem]:
+        """See `SessionLike.mailbox`."""
+        return list(await self._host.store.mailbox(await self._row()))
+
+    async def tree(self) -> TreeNode:
+        """See `SessionLike.tree`."""
+        return self._host.session_tree(await self._row(), self.key)
+
+    async def run(self, run_id: str) -> RunView:
+        """See `SessionLike.run`."""
+        view = await self._host.store.run(await self._row(), run_id)
+        if view is None:
+            raise UnknownRun(f"there is no run {run_id!r} in session {self.key!r}")
+        return view
+
+    async def runs(self) -> list[RunView]:
+        """See `SessionLike.runs`."""
+        return list(await self._host.store.runs(await self._row()))
+
+    async def _found(self) -> tuple[int, SessionView]:
+        found = await self._host.store.find_session(self.principal, self.key)
+        if found is None:
+            raise UnknownSession(f"there is no session {self.key!r}")
+        return found
+
+    async def _row(self) -> int:
+        return (await self._found())[0]
+
+
+def answer(settlement: Settlement) -> str:
+    """The text of a completed message. Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` for any other."""
+    match settlement.state:
+        case "completed":
+            return settlement.text
+        case "failed":
+            raise RunFailed(settlement.error or "the agent failed", hint="its events and the host's log say more")
+        case "withdrawn":
+            raise MessageWithdrawn("the message was withdrawn before a run took it")
+        case _:
+            cause = settlement.cause
+            why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.state
+            raise RunInterrupted(f"the run was interrupted ({why})", hint="its partial answer is in the transcript")

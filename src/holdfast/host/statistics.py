@@ -1,0 +1,137 @@
+"""What a host counts: its statistics, the counter behind each promise, and incidents for people to look at."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Literal
+
+import msgspec
+
+__all__ = ["PROMISES", "DrainReport", "HostStatistics", "Incident", "Incidents", "PromiseCount", "Recovery"]
+
+IncidentKind = Literal["loop_blocked", "quarantined", "survivors", "store", "lease_lost", "restart_loop", "background"]
+
+PROMISES: dict[str, tuple[str, str, str]] = {
+    "P1": ("broadcast", "members that an interrupt ended", "members left out of a receipt that says gone"),
+    "P2": ("isolation", "runs interrupted by a cause of their own", "runs interrupted by another run's cause"),
+    "P3": ("stopped means stopped", "receipts", "processes that outlived their receipt"),
+    "P4": ("one run per session", "claims", "claims that met a run of the same session in this host"),
+    "P5": ("no message lost", "messages settled", "messages settled twice"),
+    "P6": ("valid transcript", "transcripts committed", "entries refused as invalid"),
+    "P7": ("honest streams", "events given to readers", "events given out of order"),
+    "P8": ("no leaks", "runs that ended with an empty scope", "runs whose scope still had members after its end"),
+    "P9": ("bounded", "refusals at a bound", "bounds that were passed"),
+    "P10": ("atomic state", "state changes", "changes that the table does not have"),
+    "P11": ("crash-safe", "runs rescued after a crash", "runs found orphaned while the host ran"),
+    "P12": ("clean shutdown", "runs finished or parked by a drain", "orphans of a drain"),
+    "P13": ("fair", "sessions admitted in turn", "sessions passed over"),
+    "P14": ("private", "refusals of what belongs to others", "accesses across principals"),
+    "P15": ("replies arrive", "replies delivered", "replies forgotten"),
+}
+"""For each promise: its name, what counts as kept, and what counts as broken."""
+
+
+class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a promise was kept and broken in this process."""
+
+    name: str
+    kept: int
+    broken: int
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """Something a person should know.
+
+    Parameters:
+        at: seconds since the epoch.
+        kind: its class.
+        text: what happened and what to do.
+        session, run_id: whose, where known.
+        stack: where, for a blocked loop or an abandoned thread.
+    """
+
+    at: float
+    kind: IncidentKind
+    text: str
+    session: str | None = None
+    run_id: str | None = None
+    stack: tuple[str, ...] = ()
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """What a start found left by a crash: runs that go on, runs that were interrupted, messages that wait."""
+
+    restarted: tuple[str, ...] = ()
+    interrupted: tuple[str, ...] = ()
+    waiting: int = 0
+
+
+class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a drain did.
+
+    Parameters:
+        finished: runs that ended by themselves.
+        parked: replayable runs that go on at the next start.
+        interrupted: runs that were interrupted at the deadline.
+        waiting: sessions with messages that stay in their mailboxes, as far as this host knows.
+        orphans: what is left alive, named. Expected to be empty.
+        elapsed_s: how long it took.
+    """
+
+    finished: int = 0
+    parked: tuple[str, ...] = ()
+    interrupted: tuple[str, ...] = ()
+    waiting: int = 0
+    orphans: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+
+
+class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a host.
+
+    Parameters:
+        node_id, pid, started_at: which process.
+        draining: whether it takes no new work.
+        sessions_live: sessions in memory.
+        running, in_line: runs that hold a place; sessions that wait for one.
+        readers: open event streams.
+        counts: everything that is counted, by name.
+        promises: the counter behind each promise, by its number.
+    """
+
+    node_id: str
+    pid: int
+    started_at: float
+    draining: bool
+    sessions_live: int
+    running: int
+    in_line: int
+    readers: int
+    counts: dict[str, int]
+    promises: dict[str, PromiseCount]
+
+
+class Incidents:
+    """The newest incidents and all counters of a host. `report` and `count` may be called from any thread.
+
+    Parameters:
+        limit: incidents that are kept.
+    """
+
+    def __init__(self, *, limit: int = 200) -> None:
+        self.newest: deque[Incident] = deque(maxlen=limit)
+        self.counts: Counter[str] = Counter()
+        self.kept: Counter[str] = Counter()
+        self.broken: Counter[str] = Counter()
+
+    def report(self, incident: Incident) -> None:
+        """Keep an incident."""
+        self.newest.append(incident)
+        self.counts[f"incidents_{incident.kind}"] += 1
+
+    def promises(self) -> dict[str, PromiseCount]:
+        """The counter behind each promise."""
+        return {
+            number: PromiseCount(name=name, kept=self.kept[number], broken=self.broken[number])
+            for number, (name, _, _) in PROMISES.items()
+        }
