@@ -243,6 +243,11 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"
     until: int
     reason: Literal["pruned", "foreign_cursor", "slow_reader"]
 
+    @property
+    def kind(self) -> str:
+        """``gap``, so that readers can ask every frame for its kind."""
+        return "gap"
+
 
 class Stored(NamedTuple):
     """An event as the log holds it: its number, its kind, and its JSON without the number."""
