@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import holdfast
+from holdfast.protocol.events import TextDelta
 
 
 async def agent(run: holdfast.Run) -> AsyncIterator[str]:
@@ -22,14 +23,14 @@ async def main() -> None:
         number = (await session.info()).number
         cursor = receipt.cursor
         async for event in session.events(after=receipt.cursor):
-            if event.kind == "text.delta":
+            if isinstance(event, TextDelta):
                 seen.append(event.text)
                 cursor = f"{event.seq}-{number}"
                 if len(seen) == 2:
                     break
         # … and comes back where it was: nothing is lost, nothing comes twice.
         rest = session.events(after=cursor, follow=receipt.message_id)
-        seen += [event.text async for event in rest if event.kind == "text.delta"]
+        seen += [event.text async for event in rest if isinstance(event, TextDelta)]
         print("".join(seen))
 
 
