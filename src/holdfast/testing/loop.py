@@ -34,7 +34,10 @@ _Ts = TypeVarTuple("_Ts")
 
 _START_S = 1_000.0
 _SAME_INSTANT_S = 1e-9
+# How long, in real time, a loop that cannot go on waits for a thread to wake it: one that began after the loop did or
+# runs an executor call; one that was there before, and may have nothing to do with it.
 _PATIENCE_S = 10.0
+_PATIENCE_WITH_OLD_THREADS_S = 1.0
 _MANY_CANCELLED = 100
 # How asyncio names the callbacks that drive a task; the C step has no name.
 _TASK_STEPS = frozenset({"step", "task_wakeup", "TaskWakeupMethWrapper", "__step", "__wakeup"})
@@ -79,6 +82,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._threads_busy = 0
         self._inbox: deque[asyncio.Handle] = deque()
         self._bell = threading.Event()
+        self._old_threads: frozenset[threading.Thread] = frozenset()
         self._fifo: deque[asyncio.Handle] = deque()
 
     # time
@@ -168,7 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self._fifo:
             if self._threads_busy or self._next_timer() is None:
                 # Only another thread can go on; it is given real time.
-                if threading.active_count() < 2 or not self._bell.wait(_PATIENCE_S):
+                if not self._bell.wait(self._patience_s()):
                     raise Deadlock
                 self._bell.clear()
                 return
@@ -176,6 +180,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         handle = self._fifo.popleft()
         if not handle.cancelled():
             handle._run()
+
+    def _patience_s(self) -> float:
+        if self._threads_busy or not self._old_threads.issuperset(threading.enumerate()):
+            return _PATIENCE_S
+        return _PATIENCE_WITH_OLD_THREADS_S if len(self._old_threads) > 1 else 0.0
 
     def _count_step(self) -> None:
         self.steps += 1
@@ -213,9 +222,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         def begin() -> None:
             main.append(self.create_task(test(), name="main"))
 
+        self._note_threads()
         self._inside(lambda: copy_context().run(begin), lambda: main[0].done())
         self._settle()
         return main[0]
+
+    def _note_threads(self) -> None:
+        self._old_threads = frozenset(threading.enumerate())
 
     def _settle(self) -> None:
         """Let what can still run at this instant end, in asyncio's order; no time passes."""
@@ -566,6 +579,9 @@ class ExploredLoop(VirtualLoop):
                 text = f"task {task.get_name()!r} failed and nobody asked for its result"
                 found.append({"message": text, "exception": task.exception()})
         return found
+
+    def _note_threads(self) -> None:
+        """No thread can wake an explored loop."""
 
     def _settle(self) -> None:
         pick, clock = self._pick, self._clock
