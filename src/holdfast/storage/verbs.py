@@ -366,8 +366,6 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     commit_seq = row.next_seq
     for kind, body in commit.events:
         log.add_raw(kind, body)
-    for mail in taken:
-        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state=status, run_id=lease.run_id))
     log.add(
         RunFinished(
             at=at,
@@ -380,6 +378,8 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
             usage=commit.usage,
         )
     )
+    for mail in taken:
+        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state=status, run_id=lease.run_id))
     view = RunView(
         run_id=lease.run_id,
         agent=row.run_agent,
