@@ -21,10 +21,9 @@ SOURCE = Path(holdfast.__file__).parent
 
 def http_page() -> str:
     """Every operation with its parameters, answers and refusals."""
-    from holdfast.server.native import TABLE as native
-    from holdfast.server.operations import Operation
+    from holdfast.server.app import operations as all_operations
 
-    operations: list[Operation] = [*native.operations, *other_operations()]
+    operations = all_operations()
     out = [table(("method", "address", ""), ((code(o.method), code(o.path), first_line(o.doc)) for o in operations))]
     for operation in operations:
         out += ["", f"### `{operation.method} {operation.path}`", "", plain(operation.doc), ""]
@@ -46,17 +45,6 @@ def http_page() -> str:
         if operation.errors:
             out += ["Refusals: " + ", ".join(f"{code(e.code)} ({e.status})" for e in operation.errors) + ".", ""]
     return "\n".join(out)
-
-
-def other_operations() -> Iterator[Any]:
-    """The operations of the server that are not under ``/v1``."""
-    application = importlib.import_module("holdfast.server.app")
-    for value in vars(application).values():
-        if type(value).__name__ == "Table":
-            from holdfast.server.native import TABLE
-
-            if value is not TABLE:
-                yield from value.operations
 
 
 def first_line(text: str) -> str:
@@ -85,15 +73,11 @@ def failpoint_names() -> tuple[str, ...]:
 
 
 def failpoints_page() -> str:
-    """Every failpoint with the module that has it."""
-    places = {path: path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py"))}
-
-    def owner(name: str) -> str:
-        quoted = re.compile(rf"[\"']{re.escape(name)}[\"']")
-        found = [path for path, text in places.items() if quoted.search(text) and "failpoints" in text]
-        return code(found[0].relative_to(SOURCE.parent)) if found else ""
-
-    return table(("failpoint", "stands in"), ((code(name), owner(name)) for name in failpoint_names()))
+    """Every failpoint, those of one path in one row."""
+    paths: dict[str, list[str]] = {}
+    for name in failpoint_names():
+        paths.setdefault(name.rpartition(".")[0], []).append(name)
+    return table(("path", "failpoints"), ((code(path), ", ".join(map(code, names))) for path, names in paths.items()))
 
 
 def counters_page() -> str:

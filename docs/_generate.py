@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from _api import module_page
 from _diagrams import StateDiagram
+from _faces import cli_page, counters_page, failpoints_page, http_page, metrics_page
 from _text import code, fields_of, plain, table
 
 from holdfast import errors
@@ -155,6 +156,11 @@ PAGES: Mapping[str, Page] = {
     "decisions.md": decisions_page,
     "run-states.svg": RUN_DIAGRAM.svg,
     "message-states.svg": MESSAGE_DIAGRAM.svg,
+    "http.md": http_page,
+    "cli.md": cli_page,
+    "failpoints.md": failpoints_page,
+    "counters.md": counters_page,
+    "metrics.md": metrics_page,
     "python.md": api_page,
 }
 

@@ -36,7 +36,7 @@ def test_an_example_shows_what_it_promises(name: str, tmp_path: Path) -> None:
             result = run([*argv, f"http://127.0.0.1:{port}"], tmp_path, environment)
     else:
         result = run(argv, tmp_path, environment)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert (result.returncode, result.stderr) == (0, ""), result.stdout
     assert [text for text in SHOWN[name] if text not in result.stdout] == [], result.stdout
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 import subprocess
 import sys
@@ -9,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import errors
+import holdfast
+from holdfast import errors, failpoints
+from holdfast.host import PROMISES
 from holdfast.protocol.events import EVENT_KINDS
+from holdfast.server.app import operations
 from holdfast.settings import describe
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +59,28 @@ def test_every_error_and_code_is_documented() -> None:
 def test_error_codes_are_unique() -> None:
     codes = [error.code for error in all_errors()]
     assert sorted(codes) == sorted(set(codes))
+
+
+def test_every_operation_of_the_server_is_documented() -> None:
+    text = page("reference/http.md")
+    found = operations()
+    assert len(found) > 20
+    assert [o.path for o in found if f"### `{o.method} {o.path}`" not in text] == []
+    assert [q.name for o in found for q in o.query if f"`{q.name}`" not in text] == []
+
+
+def test_every_failpoint_is_documented() -> None:
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    text = page("reference/failpoints.md")
+    assert len(failpoints.names()) > 20
+    assert [name for name in failpoints.names() if f"`{name}`" not in text] == []
+
+
+def test_every_metric_and_counter_is_documented() -> None:
+    text = page("reference/statistics.md")
+    assert [number for number in PROMISES if f"`{number}`" not in text] == []
 
 
 def test_every_promise_names_its_counter_and_tests() -> None:

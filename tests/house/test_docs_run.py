@@ -75,6 +75,8 @@ def run(block: Block, folder: Path, environment: dict[str, str], page: str) -> N
     assert result.returncode == wanted, (
         f"{page}, line {block.line}: exit {result.returncode}\n{result.stdout}\n{result.stderr}"
     )
+    if block.language == "python" and not wanted:
+        assert result.stderr == "", f"{page}, line {block.line}"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.exists() and blocks_of(page)], ids=lambda p: p.stem)
