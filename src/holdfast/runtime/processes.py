@@ -471,10 +471,8 @@ class ProcessHost:
             return
         try:
             data = control.recv(1 << 20)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):  # reset: it left a message of ours unread; its own come next
             return
-        except ConnectionResetError:
-            data = b""
         if not data:
             self._drop(fd, tree)
             if not tree.link.alive or not tree.reaper:  # else the zygote tells when it has killed the orphans
@@ -514,10 +512,8 @@ class ProcessHost:
             return
         try:
             data = link.socket.recv(1 << 20)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):  # reset: it left a message of ours unread; its own come next
             return
-        except ConnectionResetError:
-            data = b""
         if not data:
             assert self._poll is not None
             self._poll.unregister(fd)
@@ -753,6 +749,10 @@ class Process:
             TimeoutError: it did not end within ``timeout_s`` seconds.
         """
         return self._held.exited.wait_blocking(timeout_s)
+
+    async def wait_gone(self) -> TreeResult:
+        """What became of the tree, once nothing of it is left. Strays of the program may keep it for long."""
+        return await self._held.gone.wait()
 
     def signal(self, signum: int) -> None:
         """Signal the program itself; nothing when it has ended."""

@@ -83,8 +83,8 @@ def receive(control: _socket.socket) -> tuple[Any, ...] | None:
     """The next message; None at end of file."""
     try:
         data = control.recv(_MESSAGE_BYTES)
-    except ConnectionResetError:
-        return None
+    except ConnectionResetError:  # it left a message of ours unread; its own come next
+        data = control.recv(_MESSAGE_BYTES)
     return tuple(marshal.loads(data)) if data else None
 
 
@@ -166,16 +166,15 @@ class Reaper:
         for fd in (read, self._control.fileno(), self._host, self._wakeup.fd):
             self._poll.register(fd, select.POLLIN)
         while True:
-            ready = self._poll.poll(self._timeout_ms())
-            for fd, _ in ready:
+            for fd, _ in self._poll.poll(self._timeout_ms()):
                 if fd == self._wakeup.fd:
                     self._wakeup.clear()
                 elif fd == self._control.fileno():
                     self._obey(receive(self._control))
                 elif fd == self._host:
                     self._lose_host()
-            if self._starting is not None and any(fd == self._starting for fd, _ in ready):
-                self._learn_start()
+                elif fd == self._starting:
+                    self._learn_start()
             if not self._reap():
                 break
             if self._killing:
@@ -299,14 +298,14 @@ def _become(
     report: int,
     reaper: int,
     libc: ctypes.CDLL,
-) -> None:
+) -> NoReturn:
     """In the forked child: turn into the program, or tell the reaper why not. Never returns."""
     stage = "start"
     try:
         os.setsid()
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != reaper:  # it ended before the line above
-            return
+            os._exit(127)
         signal.set_wakeup_fd(-1)
         for signum in (*IGNORED_SIGNALS, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)

@@ -101,8 +101,8 @@ class Zygote:
             data, ancillary, _, _ = self._requests.recvmsg(
                 _PACKET_BYTES, _socket.CMSG_SPACE(_MAX_FDS * 4), _socket.MSG_CMSG_CLOEXEC
             )
-        except ConnectionResetError:
-            return False
+        except ConnectionResetError:  # an answer of ours was left unread; the end of file comes next
+            return True
         if not data:
             return False
         fds = array.array("i")
@@ -132,9 +132,8 @@ class Zygote:
         self._requests.close()
         os.close(self._wakeup.fd)
         control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
-        if spec is None:
-            spec = marshal.loads(_read_all(fds.pop()))
-        Reaper(control, self._host, self._libc).run(*spec, fds)
+        argv, environment, directory = marshal.loads(_read_all(fds.pop())) if spec is None else spec
+        Reaper(control, self._host, self._libc).run(argv, environment, directory, fds)
         os._exit(0)
 
     def _tend(self) -> bool:

@@ -1,0 +1,137 @@
+"""Hostile programs, and a way to see from outside which of them live.
+
+Each program is started with a token among its arguments, which no descendant can shake off without changing its
+program; so `living` needs to trust nobody's report, only ``/proc``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["ROLES", "await_condition", "living", "program"]
+
+_SOURCE = r"""
+import os, signal, sys, time
+role, token = sys.argv[1], sys.argv[2]
+
+def pause():
+    while True:
+        time.sleep(1000)
+
+def stray(env=None):
+    # A new session, forked twice: its parent is gone. With env it is another program with that environment.
+    if os.fork():
+        return
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if env is not None:
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)", token], env)
+    pause()
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if role == "ignores-term":
+    pass
+elif role == "new-session":
+    if os.fork() == 0:
+        os.setsid()
+elif role == "double-fork":
+    stray()
+elif role == "wiped-environment":
+    stray(env={})
+elif role == "closes-descriptors":
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.closerange(0, 1000)
+elif role == "leaves-strays":
+    stray()
+    stray(env={})
+    sys.exit(7)
+elif role == "holds-pipe":
+    stray()
+    os.write(1, b"held\n")
+    sys.exit(0)
+elif role == "stopped":
+    if os.fork() == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+elif role == "bomb":
+    # Doubles until there are 2 ** n processes; who comes last starts nothing more.
+    for _ in range(int(sys.argv[3])):
+        os.fork()
+elif role == "runs-away":
+    # A few lines of processes, each of which lives just long enough to fork its successor.
+    for _ in range(int(sys.argv[3])):
+        if os.fork() == 0:
+            while os.fork() == 0:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+            os._exit(0)
+elif role == "respawns":
+    # Whatever is killed is started again, at once, by several watchers.
+    for _ in range(4):
+        if os.fork() == 0:
+            while True:
+                child = os.fork()
+                if child == 0:
+                    os.setsid()
+                    pause()
+                os.waitpid(child, 0)
+elif role == "kills-reaper":
+    stray()
+    stray(env={})
+    os.kill(os.getppid(), signal.SIGKILL)
+elif role == "stops-reaper":
+    stray()
+    os.kill(os.getppid(), signal.SIGSTOP)
+pause()
+"""
+
+ROLES = {
+    "ignores-term": 1,
+    "new-session": 2,
+    "double-fork": 2,
+    "wiped-environment": 2,
+    "closes-descriptors": 2,
+    "leaves-strays": 2,
+    "stopped": 2,
+    "respawns": 9,
+}
+"""Role and how many of its processes live once it has settled."""
+
+
+def program(role: str, token: str, *more: str) -> list[str]:
+    """The command line of a hostile program."""
+    return [os.path.realpath(sys.executable), "-I", "-S", "-c", _SOURCE, role, token, *more]
+
+
+def living(token: str) -> list[int]:
+    """Pids of processes with ``token`` among their arguments that are no zombies."""
+    found = []
+    wanted = token.encode()
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
+            state = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue
+        if wanted in words and state not in (b"Z", b"X"):
+            found.append(int(entry))
+    return found
+
+
+def await_condition(condition: Callable[[], bool], what: str, *, bound_s: float = 15.0) -> None:
+    """Poll until ``condition`` holds; fail after ``bound_s`` seconds."""
+    deadline = time.monotonic() + bound_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {bound_s} s: {what}"
+        time.sleep(0.005)
