@@ -5,7 +5,6 @@ The world moves one step at a time; each step writes what clients, readers, agen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -559,9 +558,7 @@ class World:
             run_id=run.run_id if run else None,
         )
         self.note(SessionRead, began_at=began, view=view, runs=tuple(session.views.values()), final=final)
-        self.note(
-            TranscriptRead, began_at=began, principal=where[0], session=where[1], entries=tuple(session.entries)
-        )
+        self.note(TranscriptRead, began_at=began, principal=where[0], session=where[1], entries=tuple(session.entries))
         for message_id in session.contents:
             settlement = session.settled.get(message_id) or Settlement(
                 message_id=message_id, state="accepted" if message_id in session.waiting else "taken"
@@ -653,6 +650,7 @@ def good_day() -> list[Record]:
     world.send(b, again=gone)
     world.connect("ra", a)
     world.advance("ra", skip=2)
+    world.send(a)
     world.tick(a)
     world.finish(a, "completed")
     world.send(a, may_fail=True)
@@ -671,8 +669,3 @@ def good_day() -> list[Record]:
     world.interrupt(c, scope="session")
     world.send(c)
     return world.settle()
-
-
-def with_at(records: Iterable[Record]) -> list[Record]:
-    """The records in order of time."""
-    return sorted(records, key=lambda record: record.at)

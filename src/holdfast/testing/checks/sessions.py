@@ -125,7 +125,8 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
             if (finish is None or finish.at > start.at) and host_end > start.at and not abandoned:
                 ledger.broken("two agents of one session ran at the same time", earlier.start, finish, start)
                 continue
-            dying = facts.killed_at.get(earlier.stamps[0].host_pid, float("-inf")) + facts.limits.death_s
+            killed_at = facts.killed_at.get(earlier.stamps[0].host_pid)
+            dying = killed_at + facts.limits.death_s if killed_at is not None and killed_at <= start.at else 0.0
             late = {
                 stamp.branch: stamp
                 for stamp in earlier.stamps

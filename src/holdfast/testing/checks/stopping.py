@@ -256,12 +256,12 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
         if len(late_branches) > abandoned:
             ledger.broken("work of a stopped run goes on after the receipt", request, answer, *late_branches.values())
         for pid, stamp in late_processes.items():
-            if pid not in survivors and not _dying(facts, stamp.host_pid, stamp.at):
+            if pid not in survivors and not _dying(facts, stamp.host_pid, answer.at, stamp.at):
                 ledger.broken("a process of a stopped run goes on after the receipt", request, answer, stamp)
                 return
     for listing, seen in _alive_after(facts, attempt.run_id, answer.at):
         named = seen.pid in answer.receipt.survivors or seen.pid in facts.named_survivors(attempt.run_id)[1]
-        if not named and not _dying(facts, seen.host_pid, listing.began_at):
+        if not named and not _dying(facts, seen.host_pid, answer.at, listing.began_at):
             ledger.broken("a process of a stopped run is alive after the receipt", request, answer, listing)
             return
 
@@ -316,19 +316,23 @@ def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attem
     if len(branches) > abandoned:
         ledger.broken("code of an ended run still runs", {"known_end": known_end}, *branches.values())
     for stamp in late:
-        if stamp.member == "process" and stamp.pid not in survivors and not _dying(facts, stamp.host_pid, stamp.at):
+        if (
+            stamp.member == "process"
+            and stamp.pid not in survivors
+            and not _dying(facts, stamp.host_pid, known_end, stamp.at)
+        ):
             ledger.broken("a process of an ended run still works", {"known_end": known_end}, stamp)
             break
     for listing, seen in _alive_after(facts, run.run_id, known_end):
-        if seen.pid not in survivors and not _dying(facts, seen.host_pid, listing.began_at):
+        if seen.pid not in survivors and not _dying(facts, seen.host_pid, known_end, listing.began_at):
             ledger.broken("a process of an ended run is alive", {"known_end": known_end}, run.finished, listing)
             break
 
 
-def _dying(facts: Facts, host_pid: int, at: float) -> bool:
-    """Whether a process of a killed host is seen within the time that it has to die."""
+def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
+    """Whether its host had been killed when the process had to be gone, and it is seen within the time it has to die."""
     killed_at = facts.killed_at.get(host_pid)
-    return killed_at is not None and at <= killed_at + facts.limits.death_s
+    return killed_at is not None and killed_at <= since and at <= killed_at + facts.limits.death_s
 
 
 def _judge_statistics(facts: Facts, ledger: Ledger) -> None:
