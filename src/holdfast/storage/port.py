@@ -181,7 +181,7 @@ class RunCommit:
         text: the answer, whole or partial.
         cause, error, receipt, usage: as in ``run.finished``.
         entries: for the transcript, in order; ``n`` is given by the store.
-        events: (kind, JSON) of the run's last events, written before the settlements and ``run.finished``.
+        events: (kind, JSON) of the run's last events, written before ``run.finished`` and the settlements.
         next_run_id: the id for a next run that starts in the same transaction; None when the host has no room.
     """
 

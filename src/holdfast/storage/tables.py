@@ -435,12 +435,11 @@ class SqlReads:
             if not rows:
                 break
             for last_seq, body in rows:
-                out.extend(unpack_events(last_seq, body))
+                pack = unpack_events(last_seq, body)
+                out.extend(pack if pack[0].seq > after else [event for event in pack if event.seq > after])
                 last = last_seq
                 if len(out) >= limit:
                     break
-        if out and out[0].seq <= after:
-            return [event for event in out if event.seq > after]
         return out
 
     def oldest_seq(self, session: int) -> int:

@@ -1,0 +1,18 @@
+"""Every store keeps the rules of the port."""
+
+import pytest
+
+from holdfast.storage import MemoryStore, SqliteStore
+from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
+
+
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("yielding", [False, True], ids=["at-once", "yielding"])
+def test_memory_store_conforms(check, yielding):
+    store = MemoryStore(yielding=yielding)
+    run_store_check(check, lambda: store)
+
+
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+def test_sqlite_store_conforms(check, tmp_path):
+    run_store_check(check, lambda: SqliteStore(str(tmp_path / "store.db")))
