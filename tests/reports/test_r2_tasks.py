@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime.adoption import install
-from holdfast.runtime.members import Handle, TaskHandle
+from holdfast.runtime.members import Handle
+from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.scope import Scope
 from holdfast.testing import ScheduleFailure, explore
 from tests.reports.models_r2 import Bridge, Tracked

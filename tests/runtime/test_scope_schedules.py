@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime.interrupt import current_interrupt
-from holdfast.runtime.members import Body, Enclosure, TaskHandle
+from holdfast.runtime.enclosure import Body, Enclosure
+from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.stopping import Stopping
 from holdfast.testing import ScheduleFailure, explore

@@ -19,7 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
-from holdfast.runtime.members import TaskHandle, ThreadHandle, current_place, inside
+from holdfast.runtime.enclosure import current_place, inside
+from holdfast.runtime.owned_tasks import TaskHandle
+from holdfast.runtime.owned_threads import ThreadHandle
 from holdfast.runtime.scope import current_scope
 from holdfast.runtime.threads import ThreadPool, shared_threads
 

@@ -17,8 +17,8 @@ from holdfast.runtime.members import Handle, Member, MemberKind
 
 if TYPE_CHECKING:
     from holdfast.protocol.stopping import Abandoned
+    from holdfast.runtime.membership import Membership
     from holdfast.runtime.processes import Process
-    from holdfast.runtime.scope import Scope
 
 __all__ = ["ProcessHandle"]
 
@@ -30,7 +30,7 @@ class ProcessHandle(Handle[int]):
 
     kind: MemberKind = "process"
 
-    def __init__(self, scope: Scope, name: str) -> None:
+    def __init__(self, scope: Membership, name: str) -> None:
         super().__init__(scope, name)
         self.process: Process | None = None
         self._attending: asyncio.Task[None] | None = None

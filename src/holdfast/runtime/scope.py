@@ -1,13 +1,7 @@
 """The owner of tasks, threads, processes and child scopes: what is started in a scope ends with it.
 
-Invariants
-- A member is entered under the scope's gate before what it stands for exists, while the scope is open; a stop and the
-  close go through the same gate. So every member is either seen by the stop or refused, never lost between them.
-- The gate is held for a few instructions, never across an await, user code or the trigger of an interrupt.
-- All other state is changed on the scope's loop only. Foreign threads hand over with `call_soon_threadsafe`.
-- A scope that was interrupted is stopped by its `Stopping`, which nobody can cancel and which ends by its deadline.
-- A scope is closed once, after its body and its members have ended or were abandoned; closed means that nothing that
-  survivors emit, return or record counts any more.
+A scope that was interrupted is stopped by its `Stopping`, which nobody can cancel and which ends by its deadline. The
+invariants of its members stand in `membership`, those of native cancellation in `enclosure`.
 """
 
 from __future__ import annotations
@@ -16,39 +10,30 @@ import asyncio
 import contextlib
 import contextvars
 import os
-import threading
 import time
-import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.carried import Entered
-from holdfast.runtime.interrupt import Interrupt, Registration, current, current_interrupt, use
-from holdfast.runtime.members import (
-    Body,
-    Handle,
-    Member,
-    TaskHandle,
-    ThreadHandle,
-    current_place,
-    inside,
-    unowned,
-    wake,
-)
+from holdfast.runtime.enclosure import Body, current_place, inside
+from holdfast.runtime.interrupt import Interrupt, current, current_interrupt, use
+from holdfast.runtime.members import Handle
+from holdfast.runtime.membership import Closer, Membership, ScopeStatistics
 from holdfast.runtime.owned_processes import ProcessHandle
-from holdfast.runtime.processes import Process, ProcessHost, Stream, TreeResult, process_host
-from holdfast.runtime.stopping import Stopping
-from holdfast.runtime.threads import ThreadPool, shared_threads
+from holdfast.runtime.owned_tasks import TaskHandle
+from holdfast.runtime.owned_threads import ThreadHandle
+from holdfast.runtime.processes import Process, ProcessHost, Stream, process_host
+from holdfast.runtime.threads import ThreadPool
 
 __all__ = ["Closer", "Scope", "ScopeStatistics", "current_scope", "detached"]
 
 T = TypeVar("T")
 
-ScopeState = Literal["open", "stopping", "closed"]
+GRACE_S = 5.0
+KILL_AFTER_S = 2.0
 
 
 class _Current:
@@ -58,42 +43,7 @@ class _Current:
 CURRENT: Final = _Current()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeStatistics:
-    """A snapshot of a scope: its state and how many members of each kind it has, adopted and unowned ones included."""
-
-    state: ScopeState
-    tasks: int
-    threads: int
-    processes: int
-    scopes: int
-    adopted: int
-    unowned: int
-
-
-class Closer:
-    """Something to close when the grace is over; made by `Scope.add_closer`. ``close()`` takes it back."""
-
-    __slots__ = ("_closers", "_fn", "_loop")
-
-    def __init__(self, closers: dict[Closer, None], fn: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
-        self._closers = closers
-        self._fn = fn
-        self._loop = loop
-
-    def close(self) -> None:
-        """Take it back: it does not run any more. From any thread."""
-        self._closers.pop(self, None)
-
-    def run(self) -> None:
-        """Run it; its error is reported to the loop's exception handler, so that the others run too."""
-        try:
-            self._fn()
-        except Exception as error:
-            self._loop.call_exception_handler({"message": f"closer {self._fn!r} raised", "exception": error})
-
-
-class Scope:
+class Scope(Membership):
     """Owns everything that is started in it, and stops all of it.
 
     ``async with Scope("name") as scope`` waits at its end for what was spawned, as a task group does: the first error
@@ -138,95 +88,31 @@ class Scope:
             above = current_interrupt() if parent is None else None
         if parent is not None:
             above = parent.interrupt
-        self.name = name
-        self.parent: Scope | None = parent
-        self.interrupt: Interrupt = Interrupt(name=name, parent=above)
-        self.grace_s: float = grace_s if grace_s is not None else parent.grace_s if parent is not None else 5.0
-        self.kill_after_s: float = (
-            kill_after_s if kill_after_s is not None else parent.kill_after_s if parent is not None else 2.0
+        super().__init__(
+            name,
+            parent=parent,
+            interrupt=Interrupt(name=name, parent=above),
+            deadline_s=deadline_s,
+            grace_s=grace_s if grace_s is not None else parent.grace_s if parent is not None else GRACE_S,
+            kill_after_s=(
+                kill_after_s
+                if kill_after_s is not None
+                else parent.kill_after_s
+                if parent is not None
+                else KILL_AFTER_S
+            ),
+            threads=threads if threads is not None else parent._pool if parent is not None else None,
+            owner=owner if owner is not None else parent.owner if parent is not None else "",
         )
-        self.owner: str = owner if owner is not None else parent.owner if parent is not None else ""
-        self.receipt: StopReceipt | None = None
-        self.errors: list[BaseException] = []
-        self._survived: list[StopReceipt] = []
-        self._unowned: weakref.WeakSet[threading.Thread] | None = None
-        self._pool: ThreadPool | None = threads if threads is not None else parent._pool if parent is not None else None
+        self.parent: Scope | None = parent
         self._processes: ProcessHost | None = (
             processes if processes is not None else parent._processes if parent is not None else None
         )
-        self._deadline_s = deadline_s
-        self._state: ScopeState = "open"
-        self._gate = threading.RLock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._members: dict[Handle[Any] | Scope, None] = {}
-        self._adopted: dict[Handle[Any], None] = {}
-        self._closers: dict[Closer, None] = {}
-        self._waiters: dict[asyncio.Future[None], None] = {}
-        self._body: Body | None = None
-        self._leaving = False
-        self._on_closed: Callable[[], object] | None = None
-        self._failed = False
-        self._ended_by_itself = False
-        self._opened_at = 0.0
-        self._registration: Registration | None = None
-        self._stopping: Stopping | None = None
-        self._deadline: asyncio.TimerHandle | None = None
         self._entered: tuple[Entered[Any], ...] = ()
-
-    def __repr__(self) -> str:
-        return f"<Scope {self.name!r} {self._state}, {len(self._members) + len(self._adopted)} members>"
-
-    # -- state ------------------------------------------------------------------------------------------------------
-
-    @property
-    def state(self) -> ScopeState:
-        """``open``, ``stopping`` or ``closed``."""
-        return self._state
-
-    @property
-    def closed(self) -> bool:
-        """Whether it has ended: what survivors still emit, return or record does not count."""
-        return self._state == "closed"
-
-    @property
-    def quarantined(self) -> bool:
-        """Whether it ended with survivors; they are named in its receipt."""
-        return self.receipt is not None and self.receipt.outcome != "gone"
-
-    @property
-    def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
-        """What ended it: its members, all of them; a member that raised; or an interrupt. None while it is open."""
-        if self._failed:
-            return "failure"
-        if self._ended_by_itself:
-            return "members"
-        if self.interrupt.triggered:
-            return "interrupt"
-        return "members" if self._state == "closed" else None
-
-    def members(self) -> tuple[Member, ...]:
-        """A snapshot of what the scope owns now."""
-        owned = [member._snapshot() for member in (*self._members.copy(), *self._adopted.copy())]
-        return (*owned, *map(unowned, self._unowned_threads()))
 
     def children(self) -> tuple[Scope, ...]:
         """The scopes that this one owns now."""
-        return tuple(self._children())
-
-    def statistics(self) -> ScopeStatistics:
-        """A snapshot of the scope."""
-        kinds = [member.kind for member in self.members()]
-        return ScopeStatistics(
-            state=self._state,
-            tasks=kinds.count("task"),
-            threads=kinds.count("thread"),
-            processes=kinds.count("process"),
-            scopes=kinds.count("scope"),
-            adopted=len(self._adopted),
-            unowned=len(self._unowned_threads()),
-        )
-
-    # -- life -------------------------------------------------------------------------------------------------------
+        return tuple(member for member in self._members.copy() if isinstance(member, Scope))
 
     def open(self) -> Scope:
         """Bind the scope to the running loop and to its parent; returns itself.
@@ -310,17 +196,6 @@ class Scope:
         else:
             self._fail(error, "the body")
 
-    def _fail(self, error: BaseException, name: str) -> None:
-        """A member or the body raised."""
-        self.errors.append(error)
-        if self.interrupt.trigger(f"{name} failed: {type(error).__name__}: {error}", kind="stop"):
-            self._failed = True
-
-    def _failure(self) -> BaseException | None:
-        if len(self.errors) > 1:
-            return BaseExceptionGroup(f"several errors in scope {self.name!r}", self.errors)
-        return self.errors[0] if self.errors else None
-
     async def join(self) -> None:
         """Wait until what was spawned has ended by itself, then close the scope.
 
@@ -347,9 +222,6 @@ class Scope:
         self._on_closed = fn
         self._leaving = True
         self._look()
-
-    def _interrupted_by(self) -> Cause | None:
-        return self.interrupt.cause if not self._ended_by_itself else None
 
     async def _end(self) -> bool:
         """Wait until the scope is closed; True if the waiting task was cancelled meanwhile."""
@@ -425,12 +297,10 @@ class Scope:
         self._on_loop(self._stop_here, grace, self.kill_after_s if kill_after_s is None else kill_after_s)
 
     def _is_around_caller(self) -> bool:
-        scope = current_scope()
+        scope: Scope | None = current_scope()
         while scope is not None and scope is not self:
             scope = scope.parent
         return scope is self and self._state != "closed"
-
-    # -- members ----------------------------------------------------------------------------------------------------
 
     @overload
     def spawn(self, work: Coroutine[Any, Any, T], /, *, name: str | None = None) -> Handle[T]: ...
@@ -544,223 +414,11 @@ class Scope:
         """A new scope that this one owns; use it with ``async with`` or ``open()``."""
         return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
 
-    def add_closer(self, fn: Callable[[], object]) -> Closer:
-        """Call ``fn`` when the grace is over, to free what members block on: shut down a socket, close a stream.
-
-        It runs on the scope's loop and must not block. ``close()`` of what is returned takes it back.
-        """
-        closer = Closer(self._closers, fn, self._loop_here())
-        self._closers[closer] = None
-        stopping = self._stopping
-        too_late = self._state == "closed" or (stopping is not None and stopping.phase != "grace")
-        if too_late and self._closers.pop(closer, 0) is None:
-            self._on_loop(closer.run)
-        return closer
-
-    def _enter(self, member: Handle[Any]) -> None:
-        with self._gate:
-            self._check_open()
-            self._members[member] = None
-
-    def _check_open(self) -> None:
-        if self._loop is None:
-            raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
-        if self._state != "open":
-            raise ScopeClosed(
-                f"scope {self.name!r} is {self._state} and starts nothing new", hint="start it in a scope that is open"
-            )
-
-    def _admits(self, member: Handle[Any]) -> bool:
-        """Whether a member that was entered may begin. On the loop."""
-        return member in self._members and not self.interrupt.triggered
-
-    def _leave_behind(self, member: Handle[Any]) -> None:
-        """Nobody waits for this member any more; it ends with the scope. On the loop."""
-        with self._gate:
-            if self._members.pop(member, member) is not member:
-                self._adopted[member] = None
-        self._look()
-
-    def _grace_left(self) -> float:
-        return 0.0 if self._stopping is None else self._stopping.grace_left_s
-
-    def _unproven(self, result: TreeResult) -> None:
-        if self._stopping is not None:
-            self._stopping.unproven(result)
-
-    def _make_own_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """A task of the scope's own, which no stop cancels. On the loop; the caller keeps it."""
-        return self._make_task(coroutine, name, contextvars.Context())
-
-    def _tell(self, member: Handle[Any]) -> None:
-        """A member came to be while the scope was being interrupted."""
-        if self._stopping is not None:
-            member._ask()
-
-    def _discard(self, member: Handle[Any], error: BaseException | None) -> None:
-        """A member has ended. On the loop; cannot raise."""
-        if self._members.pop(member, member) is member and self._adopted.pop(member, member) is member:
-            return
-        if self._stopping is not None:
-            self._stopping.left(member.kind, member.name, member)
-        elif error is None and not self._leaving:
-            return
-        if error is not None and not isinstance(error, (Interrupted, asyncio.CancelledError)):
-            self._fail(error, repr(member.name))
-        self._look()
-
-    def _child_closed(self, child: Scope) -> None:
-        if self._members.pop(child, child) is child:
-            return
-        if child.receipt is not None:
-            if self._stopping is not None:
-                self._stopping.take_over(child.receipt)
-            elif child.quarantined:
-                self._survived.append(child.receipt)
-        self._look()
-
-    def _handles(self) -> list[Handle[Any]]:
-        own = [member for member in self._members.copy() if isinstance(member, Handle)]
-        return own + list(self._adopted.copy())
-
-    def _children(self) -> list[Scope]:
-        return [member for member in self._members.copy() if isinstance(member, Scope)]
-
-    def _take_closers(self) -> list[Closer]:
-        taken = []
-        while self._closers:
-            closer, _ = self._closers.popitem()
-            taken.append(closer)
-        return taken
-
-    @property
-    def kind(self) -> Literal["scope"]:
-        """What it is as a member of its parent."""
-        return "scope"
-
-    def _snapshot(self) -> Member:
-        state = "running" if self._state == "open" else "stopping"
-        return Member(kind="scope", name=self.name, started_at=self._opened_at, state=state)
-
-    def _adopt(self, member: Handle[Any]) -> bool:
-        """Enter what foreign code starts inside the scope; False when it comes too late even for clean-up."""
-        with self._gate:
-            stopping = self._stopping
-            if self._loop is None or self._state == "closed" or (stopping is not None and stopping.phase != "grace"):
-                return False
-            self._adopted[member] = None
-            return True
-
-    # -- ending, on the loop ----------------------------------------------------------------------------------------
-
-    def _on_interrupt(self, _: Cause) -> None:
-        self._stop_here(self.grace_s, self.kill_after_s)
-
-    def _on_deadline(self) -> None:
-        self.interrupt.trigger(f"the deadline of {self._deadline_s:g} s is over", kind="deadline")
-
-    def _stop_here(self, grace_s: float, kill_after_s: float) -> None:
-        if self._state == "closed":
-            return
-        if self._stopping is None:
-            with self._gate:
-                self._state = "stopping"
-            self._stopping = Stopping(self)
-            self._stopping.begin(grace_s, kill_after_s)
-        self._stopping.tighten(grace_s, kill_after_s)
-        self._stopping.look()
-
-    def _give_up(self) -> None:
-        """The parent's time is over, so this scope's is."""
-        self._stop_here(0.0, 0.0)
-        if self._stopping is not None:
-            self._stopping._give_up()
-
-    def _look(self) -> None:
-        """Something has left: close the scope if that was the last thing it waited for."""
-        if self._stopping is not None:
-            self._stopping.look()
-        elif self._leaving and not self._members and not self.interrupt.triggered:
-            if self._adopted or self._survived or self._unowned_threads():
-                # What foreign code left behind does not outlive the scope, or is named.
-                self._ended_by_itself = self.interrupt.trigger("the scope has ended", kind="stop")
-            elif self._shut():
-                self._closed()
-
-    def _shut(self, *, by_force: bool = False) -> bool:
-        """Close the gate for good if nothing is left inside, or by force."""
-        with self._gate:
-            body = self._body
-            left = self._members or self._adopted or (body is not None and body.live)
-            if left and not by_force:
-                return False
-            self._state = "closed"
-            return True
-
-    def _note_unowned(self, thread: threading.Thread) -> None:
-        """Foreign code starts a thread inside the scope by itself. From any thread."""
-        with self._gate:
-            if self._unowned is None:
-                self._unowned = weakref.WeakSet()
-            self._unowned.add(thread)
-
-    def _unowned_threads(self) -> list[threading.Thread]:
-        """Living threads that foreign code started inside the scope by itself."""
-        return [thread for thread in list(self._unowned) if thread.is_alive()] if self._unowned else []
-
-    def _closed(self) -> None:
-        stopping, self._stopping = self._stopping, None
-        if stopping is not None:
-            self.receipt = stopping.receipt
-        if self._registration is not None:
-            self._registration.close()
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._closers.clear()
-        wake(list(self._waiters))
-        if self._on_closed is not None:
-            self._loop_here().call_soon(self._on_closed, context=contextvars.Context())
-            self._on_closed = None
-        if self.parent is not None:
-            self.parent._on_loop(self.parent._child_closed, self)
-
-    def _loop_here(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
-        return self._loop
-
-    def _on_loop(self, fn: Callable[..., object], *values: Any) -> None:
-        """Run ``fn`` on the scope's loop: at once if this is it, else soon."""
-        loop = self._loop_here()
-        if asyncio._get_running_loop() is not loop:
-            try:
-                loop.call_soon_threadsafe(fn, *values, context=contextvars.Context())
-            except RuntimeError:
-                # The loop is closed, so nobody else touches the scope any more.
-                pass
-            else:
-                return
-        fn(*values)
-
-    @property
-    def _threads(self) -> ThreadPool:
-        if self._pool is None:
-            self._pool = shared_threads()
-        return self._pool
-
-    def _make_task(self, coroutine: Coroutine[Any, Any, T], name: str, context: contextvars.Context) -> asyncio.Task[T]:
-        loop = self._loop_here()
-        start_owned = getattr(loop.get_task_factory(), "start_owned", None)
-        if start_owned is not None:
-            task: asyncio.Task[T] = start_owned(loop, coroutine, name, context)
-            return task
-        return loop.create_task(coroutine, name=name, context=context)
-
 
 def current_scope() -> Scope | None:
     """The scope that this code runs in, or None outside any."""
     place = current_place.get()
-    return None if place is None else place.scope
+    return cast(Scope, place.scope) if place is not None else None
 
 
 @contextlib.contextmanager

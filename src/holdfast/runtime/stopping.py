@@ -19,13 +19,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
-from holdfast.runtime.members import Handle, MemberKind, TaskHandle
+from holdfast.runtime.members import Handle, MemberKind
 from holdfast.runtime.owned_processes import ProcessHandle
+from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.threads import thread_stack
 
 if TYPE_CHECKING:
+    from holdfast.runtime.membership import Membership
     from holdfast.runtime.processes import TreeResult
-    from holdfast.runtime.scope import Scope
 
 __all__ = ["Stopping"]
 
@@ -40,7 +41,7 @@ _UNOWNED_LOOK_S = 0.005
 class Stopping:
     """The stop of one scope. All methods on the scope's loop."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Membership) -> None:
         self.scope = scope
         self.phase: Literal["grace", "force", "ended"] = "grace"
         self.receipt: StopReceipt | None = None

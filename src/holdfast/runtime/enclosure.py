@@ -1,0 +1,183 @@
+"""Where code runs: the claims of scopes on a task, and how each cancels it natively, once.
+
+Invariants
+- Of the enclosures of one task (its handle, then the bodies of the scopes it entered, outermost first) at most one
+  owes the task a native cancellation at a time: the outermost one that was triggered delivers, and an inner one that
+  has delivered before hands its cancellation on when it is left.
+- Native cancellation is delivered on the loop's thread only, between steps: never to a task that runs at that moment.
+  So a delivered cancellation always arrives at an await of the body, and none is left pending when the body ends.
+- What is delivered is counted, and exactly that count is taken back when the body is left.
+- What runs inside a shield is cancelled when the shield ends; what iterates over a generator is not cancelled for a
+  scope that the generator entered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import traceback
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.protocol.stopping import Abandoned
+from holdfast.runtime.carried import Carried
+from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.shield import shielded_by
+
+if TYPE_CHECKING:
+    from holdfast.runtime.membership import Membership
+
+__all__ = ["Body", "Enclosure", "current_place", "inside", "task_stack"]
+
+_RESUMED_S = 0.05
+"""How often to look whether a generator is iterated further, in seconds."""
+
+
+class Enclosure:
+    """One claim on a task: the handle it was started with, or the body of a scope that it entered."""
+
+    __slots__ = ("cancels", "inner", "live", "outer", "scope", "task")
+
+    def __init__(self, scope: Membership, task: asyncio.Task[Any] | None, outer: Enclosure | None) -> None:
+        self.scope = scope
+        self.task = task
+        self.outer = outer
+        self.inner: Enclosure | None = None
+        self.cancels = 0
+        self.live = True
+
+    @property
+    def due(self) -> bool:
+        """Whether this enclosure wants its task cancelled."""
+        return self.live and self.scope.interrupt.triggered
+
+    def deliver(self) -> None:
+        """Cancel the task natively, once, unless another enclosure of it does or has done so."""
+        task = self.task
+        if self.cancels or not self.live or task is None or task.done():
+            return
+        outer = self.outer
+        while outer is not None:
+            if outer.due:
+                return
+            outer = outer.outer
+        inner = self.inner
+        while inner is not None:
+            if inner.cancels:
+                return
+            inner = inner.inner
+        self._cancel(task)
+
+    def redeliver(self) -> None:
+        """Cancel the task again: it swallowed what was delivered and the grace is over."""
+        task = self.task
+        if not self.live or task is None or task.done():
+            return
+        inner = self.inner
+        while inner is not None:
+            if not inner.live:
+                return
+            inner = inner.inner
+        shield = shielded_by(task, self.started_in)
+        if shield is not None:
+            shield.expire()
+        self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        loop = task.get_loop()
+        shield = shielded_by(task, self.started_in)
+        if shield is not None:
+            shield.hold(self.deliver)
+        elif asyncio.current_task(loop) is task:
+            loop.call_soon(self.deliver, context=contextvars.Context())
+        else:
+            self.cancels += 1
+            task.cancel()
+
+    @property
+    def started_in(self) -> contextvars.Context | None:
+        """The context that the task was started in, where it is known."""
+        return None
+
+
+class Body(Enclosure):
+    """The body of ``async with scope``, in the task that entered it."""
+
+    __slots__ = ("cancelling_before", "generator", "name")
+
+    def __init__(self, scope: Membership, task: asyncio.Task[Any], outer: Enclosure | None) -> None:
+        super().__init__(scope, task, outer)
+        self.name = task.get_name()
+        self.generator: FrameType | None = None
+        self.cancelling_before = task.cancelling()
+        if outer is not None:
+            outer.inner = self
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        if self.generator is not None and rests_at_yield(self.generator):
+            # The task is in the code that iterates over the generator, which is not ours to cancel.
+            task.get_loop().call_later(_RESUMED_S, self.deliver, context=contextvars.Context())
+            return
+        super()._cancel(task)
+
+    def leave(self) -> None:
+        """The body has ended: nothing is delivered to it any more."""
+        self.live = False
+        self.generator = None
+
+    def settle(self) -> bool:
+        """Take back what was delivered, at the very end; True if a cancellation that is not ours is left."""
+        task = self.task
+        assert task is not None
+        outer = self.outer
+        if outer is not None:
+            outer.inner = self.inner
+        if self.cancels:
+            heir = outer
+            while heir is not None and not (heir.due and not heir.cancels):
+                heir = heir.outer
+            if heir is not None:
+                heir.cancels += self.cancels
+            else:
+                for _ in range(self.cancels):
+                    task.uncancel()
+            self.cancels = 0
+        return task.cancelling() > self.cancelling_before
+
+    def abandoned(self) -> Abandoned:
+        """Names the body that did not end."""
+        return Abandoned(kind="task", name=self.name, stack=task_stack(self.task))
+
+
+current_place: Carried[Enclosure] = Carried("holdfast_place")
+
+
+def rests_at_yield(generator: FrameType) -> bool:
+    """Whether a generator waits for being iterated further, rather than for something that it awaits."""
+    if generator.f_back is not None:
+        return False
+    # What it resumes with is the instruction after the one it rests at: RESUME 1 after a yield, 3 after an await.
+    return generator.f_code.co_code[generator.f_lasti + 3] & 3 == 1
+
+
+def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
+    """A copy of the current context in which code runs at ``place``."""
+    context = contextvars.copy_context()
+    context.run(_enter, place, interrupt)
+    return context
+
+
+def _enter(place: Enclosure, interrupt: Interrupt) -> None:
+    current_place.variable.set(place)
+    interrupt.make_current()
+
+
+def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
+    """Where a suspended task stands, outermost frame first."""
+    if task is None:
+        return ()
+    lines = []
+    for frame in task.get_stack():
+        entry = traceback.extract_stack(frame, limit=1)[0]
+        lines.append(f"{entry.filename}:{entry.lineno} in {entry.name}")
+    return tuple(lines)

@@ -1,0 +1,396 @@
+"""The members of a scope: how they are entered, how they leave, and how the scope closes behind the last one.
+
+`Scope` adds how it is opened, entered, filled and stopped.
+
+Invariants
+- A member is entered under the gate before what it stands for exists, while the scope is open; a stop and the close go
+  through the same gate. So every member is either seen by the stop or refused, never lost between them.
+- The gate is held for a few instructions, never across an await, user code or the trigger of an interrupt.
+- All other state is changed on the scope's loop only. Foreign threads hand over with `call_soon_threadsafe`.
+- It is closed once, after the body and all members have ended or were abandoned; closed means that nothing that
+  survivors emit, return or record counts any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.runtime.interrupt import Interrupt, Registration
+from holdfast.runtime.members import Handle, Member, unowned, wake
+from holdfast.runtime.stopping import Stopping
+from holdfast.runtime.threads import ThreadPool, shared_threads
+
+if TYPE_CHECKING:
+    from holdfast.runtime.enclosure import Body
+    from holdfast.runtime.processes import TreeResult
+
+__all__ = ["Closer", "Membership", "ScopeState", "ScopeStatistics"]
+
+T = TypeVar("T")
+
+ScopeState = Literal["open", "stopping", "closed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeStatistics:
+    """A snapshot of a scope: its state and how many members of each kind it has, adopted and unowned ones included."""
+
+    state: ScopeState
+    tasks: int
+    threads: int
+    processes: int
+    scopes: int
+    adopted: int
+    unowned: int
+
+
+class Closer:
+    """Something to close when the grace is over; made by `Scope.add_closer`. ``close()`` takes it back."""
+
+    __slots__ = ("_closers", "_fn", "_loop")
+
+    def __init__(self, closers: dict[Closer, None], fn: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        self._closers = closers
+        self._fn = fn
+        self._loop = loop
+
+    def close(self) -> None:
+        """Take it back: it does not run any more. From any thread."""
+        self._closers.pop(self, None)
+
+    def run(self) -> None:
+        """Run it; its error is reported to the loop's exception handler, so that the others run too."""
+        try:
+            self._fn()
+        except Exception as error:
+            self._loop.call_exception_handler({"message": f"closer {self._fn!r} raised", "exception": error})
+
+
+class Membership:
+    """What a scope owns, and how it ends; the part of `Scope` that its members and its stop work with.
+
+    Parameters:
+        name, grace_s, kill_after_s, deadline_s, threads, owner: as in `Scope`.
+        parent: the owner of this one.
+        interrupt: tells the members to end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parent: Membership | None,
+        interrupt: Interrupt,
+        deadline_s: float | None,
+        grace_s: float,
+        kill_after_s: float,
+        threads: ThreadPool | None,
+        owner: str,
+    ) -> None:
+        self.name = name
+        self.parent = parent
+        self.interrupt = interrupt
+        self.grace_s = grace_s
+        self.kill_after_s = kill_after_s
+        self.owner = owner
+        self.receipt: StopReceipt | None = None
+        self.errors: list[BaseException] = []
+        self._deadline_s = deadline_s
+        self._pool = threads
+        self._state: ScopeState = "open"
+        self._gate = threading.RLock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened_at = 0.0
+        self._members: dict[Handle[Any] | Membership, None] = {}
+        self._adopted: dict[Handle[Any], None] = {}
+        self._unowned: weakref.WeakSet[threading.Thread] | None = None
+        self._survived: list[StopReceipt] = []
+        self._closers: dict[Closer, None] = {}
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        self._body: Body | None = None
+        self._leaving = False
+        self._failed = False
+        self._ended_by_itself = False
+        self._on_closed: Callable[[], object] | None = None
+        self._registration: Registration | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stopping: Stopping | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} {self._state}, {len(self._members) + len(self._adopted)} members>"
+
+    @property
+    def state(self) -> ScopeState:
+        """``open``, ``stopping`` or ``closed``."""
+        return self._state
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended: what survivors still emit, return or record does not count."""
+        return self._state == "closed"
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it ended with survivors; they are named in its receipt."""
+        return self.receipt is not None and self.receipt.outcome != "gone"
+
+    @property
+    def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
+        """What ended it: its members, all of them; a member that raised; or an interrupt. None while it is open."""
+        if self._failed:
+            return "failure"
+        if self._ended_by_itself:
+            return "members"
+        if self.interrupt.triggered:
+            return "interrupt"
+        return "members" if self._state == "closed" else None
+
+    def members(self) -> tuple[Member, ...]:
+        """A snapshot of what the scope owns now."""
+        owned = [member._snapshot() for member in (*self._members.copy(), *self._adopted.copy())]
+        return (*owned, *map(unowned, self._unowned_threads()))
+
+    def statistics(self) -> ScopeStatistics:
+        """A snapshot of the scope."""
+        kinds = [member.kind for member in self.members()]
+        return ScopeStatistics(
+            state=self._state,
+            tasks=kinds.count("task"),
+            threads=kinds.count("thread"),
+            processes=kinds.count("process"),
+            scopes=kinds.count("scope"),
+            adopted=len(self._adopted),
+            unowned=len(self._unowned_threads()),
+        )
+
+    def add_closer(self, fn: Callable[[], object]) -> Closer:
+        """Call ``fn`` when the grace is over, to free what members block on: shut down a socket, close a stream.
+
+        It runs on the scope's loop and must not block. ``close()`` of what is returned takes it back.
+        """
+        closer = Closer(self._closers, fn, self._loop_here())
+        self._closers[closer] = None
+        stopping = self._stopping
+        too_late = self._state == "closed" or (stopping is not None and stopping.phase != "grace")
+        if too_late and self._closers.pop(closer, 0) is None:
+            self._on_loop(closer.run)
+        return closer
+
+    def _fail(self, error: BaseException, name: str) -> None:
+        """A member or the body raised."""
+        self.errors.append(error)
+        if self.interrupt.trigger(f"{name} failed: {type(error).__name__}: {error}", kind="stop"):
+            self._failed = True
+
+    def _failure(self) -> BaseException | None:
+        if len(self.errors) > 1:
+            return BaseExceptionGroup(f"several errors in scope {self.name!r}", self.errors)
+        return self.errors[0] if self.errors else None
+
+    def _interrupted_by(self) -> Cause | None:
+        return self.interrupt.cause if not self._ended_by_itself else None
+
+    def _enter(self, member: Handle[Any]) -> None:
+        with self._gate:
+            self._check_open()
+            self._members[member] = None
+
+    def _check_open(self) -> None:
+        if self._loop is None:
+            raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
+        if self._state != "open":
+            raise ScopeClosed(
+                f"scope {self.name!r} is {self._state} and starts nothing new", hint="start it in a scope that is open"
+            )
+
+    def _admits(self, member: Handle[Any]) -> bool:
+        """Whether a member that was entered may begin. On the loop."""
+        return member in self._members and not self.interrupt.triggered
+
+    def _leave_behind(self, member: Handle[Any]) -> None:
+        """Nobody waits for this member any more; it ends with the scope. On the loop."""
+        with self._gate:
+            if self._members.pop(member, member) is not member:
+                self._adopted[member] = None
+        self._look()
+
+    def _grace_left(self) -> float:
+        return 0.0 if self._stopping is None else self._stopping.grace_left_s
+
+    def _unproven(self, result: TreeResult) -> None:
+        if self._stopping is not None:
+            self._stopping.unproven(result)
+
+    def _make_own_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of the scope's own, which no stop cancels. On the loop; the caller keeps it."""
+        return self._make_task(coroutine, name, contextvars.Context())
+
+    def _tell(self, member: Handle[Any]) -> None:
+        """A member came to be while the scope was being interrupted."""
+        if self._stopping is not None:
+            member._ask()
+
+    def _discard(self, member: Handle[Any], error: BaseException | None) -> None:
+        """A member has ended. On the loop; cannot raise."""
+        if self._members.pop(member, member) is member and self._adopted.pop(member, member) is member:
+            return
+        if self._stopping is not None:
+            self._stopping.left(member.kind, member.name, member)
+        elif error is None and not self._leaving:
+            return
+        if error is not None and not isinstance(error, (Interrupted, asyncio.CancelledError)):
+            self._fail(error, repr(member.name))
+        self._look()
+
+    def _child_closed(self, child: Membership) -> None:
+        if self._members.pop(child, child) is child:
+            return
+        if child.receipt is not None:
+            if self._stopping is not None:
+                self._stopping.take_over(child.receipt)
+            elif child.quarantined:
+                self._survived.append(child.receipt)
+        self._look()
+
+    def _handles(self) -> list[Handle[Any]]:
+        own = [member for member in self._members.copy() if isinstance(member, Handle)]
+        return own + list(self._adopted.copy())
+
+    def _children(self) -> list[Membership]:
+        return [member for member in self._members.copy() if isinstance(member, Membership)]
+
+    def _take_closers(self) -> list[Closer]:
+        taken = []
+        while self._closers:
+            closer, _ = self._closers.popitem()
+            taken.append(closer)
+        return taken
+
+    @property
+    def kind(self) -> Literal["scope"]:
+        """What it is as a member of its parent."""
+        return "scope"
+
+    def _snapshot(self) -> Member:
+        state = "running" if self._state == "open" else "stopping"
+        return Member(kind="scope", name=self.name, started_at=self._opened_at, state=state)
+
+    def _adopt(self, member: Handle[Any]) -> bool:
+        """Enter what foreign code starts inside the scope; False when it comes too late even for clean-up."""
+        with self._gate:
+            stopping = self._stopping
+            if self._loop is None or self._state == "closed" or (stopping is not None and stopping.phase != "grace"):
+                return False
+            self._adopted[member] = None
+            return True
+
+    def _on_interrupt(self, _: Cause) -> None:
+        self._stop_here(self.grace_s, self.kill_after_s)
+
+    def _on_deadline(self) -> None:
+        self.interrupt.trigger(f"the deadline of {self._deadline_s:g} s is over", kind="deadline")
+
+    def _stop_here(self, grace_s: float, kill_after_s: float) -> None:
+        if self._state == "closed":
+            return
+        if self._stopping is None:
+            with self._gate:
+                self._state = "stopping"
+            self._stopping = Stopping(self)
+            self._stopping.begin(grace_s, kill_after_s)
+        self._stopping.tighten(grace_s, kill_after_s)
+        self._stopping.look()
+
+    def _give_up(self) -> None:
+        """The parent's time is over, so this scope's is."""
+        self._stop_here(0.0, 0.0)
+        if self._stopping is not None:
+            self._stopping._give_up()
+
+    def _look(self) -> None:
+        """Something has left: close the scope if that was the last thing it waited for."""
+        if self._stopping is not None:
+            self._stopping.look()
+        elif self._leaving and not self._members and not self.interrupt.triggered:
+            if self._adopted or self._survived or self._unowned_threads():
+                # What foreign code left behind does not outlive the scope, or is named.
+                self._ended_by_itself = self.interrupt.trigger("the scope has ended", kind="stop")
+            elif self._shut():
+                self._closed()
+
+    def _shut(self, *, by_force: bool = False) -> bool:
+        """Close the gate for good if nothing is left inside, or by force."""
+        with self._gate:
+            body = self._body
+            left = self._members or self._adopted or (body is not None and body.live)
+            if left and not by_force:
+                return False
+            self._state = "closed"
+            return True
+
+    def _note_unowned(self, thread: threading.Thread) -> None:
+        """Foreign code starts a thread inside the scope by itself. From any thread."""
+        with self._gate:
+            if self._unowned is None:
+                self._unowned = weakref.WeakSet()
+            self._unowned.add(thread)
+
+    def _unowned_threads(self) -> list[threading.Thread]:
+        """Living threads that foreign code started inside the scope by itself."""
+        return [thread for thread in list(self._unowned) if thread.is_alive()] if self._unowned else []
+
+    def _closed(self) -> None:
+        stopping, self._stopping = self._stopping, None
+        if stopping is not None:
+            self.receipt = stopping.receipt
+        if self._registration is not None:
+            self._registration.close()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._closers.clear()
+        wake(list(self._waiters))
+        if self._on_closed is not None:
+            self._loop_here().call_soon(self._on_closed, context=contextvars.Context())
+            self._on_closed = None
+        if self.parent is not None:
+            self.parent._on_loop(self.parent._child_closed, self)
+
+    def _loop_here(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
+        return self._loop
+
+    def _on_loop(self, fn: Callable[..., object], *values: Any) -> None:
+        """Run ``fn`` on the scope's loop: at once if this is it, else soon."""
+        loop = self._loop_here()
+        if asyncio._get_running_loop() is not loop:
+            try:
+                loop.call_soon_threadsafe(fn, *values, context=contextvars.Context())
+            except RuntimeError:
+                # The loop is closed, so nobody else touches the scope any more.
+                pass
+            else:
+                return
+        fn(*values)
+
+    @property
+    def _threads(self) -> ThreadPool:
+        if self._pool is None:
+            self._pool = shared_threads()
+        return self._pool
+
+    def _make_task(self, coroutine: Coroutine[Any, Any, T], name: str, context: contextvars.Context) -> asyncio.Task[T]:
+        loop = self._loop_here()
+        start_owned = getattr(loop.get_task_factory(), "start_owned", None)
+        if start_owned is not None:
+            task: asyncio.Task[T] = start_owned(loop, coroutine, name, context)
+            return task
+        return loop.create_task(coroutine, name=name, context=context)

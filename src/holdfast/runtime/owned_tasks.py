@@ -1,0 +1,110 @@
+"""Tasks as members of a scope: spawned ones, whose errors reach it, and adopted ones, whose owner is foreign code."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from holdfast.protocol.stopping import Abandoned, Cause
+from holdfast.runtime.enclosure import current_place, task_stack
+from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.members import Handle, Member
+
+if TYPE_CHECKING:
+    from holdfast.runtime.membership import Membership
+
+__all__ = ["TaskHandle"]
+
+T = TypeVar("T")
+
+
+class TaskHandle(Handle[T]):
+    """A member that is a task on the scope's loop."""
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(
+        self,
+        scope: Membership,
+        name: str,
+        coroutine: Coroutine[Any, Any, T] | None,
+        *,
+        adopted: bool = False,
+        depth: int = 0,
+    ) -> None:
+        super().__init__(scope, name, adopted=adopted, depth=depth)
+        self._coroutine = coroutine
+
+    def _start(self) -> None:
+        """Make the task. On the scope's loop, after the member was entered."""
+        coroutine, self._coroutine = self._coroutine, None
+        assert coroutine is not None
+        if not self.scope._admits(self):
+            coroutine.close()
+            self._finish(None, self._stopped("its scope was stopped before it began"))
+            return
+        assert self._context is not None
+        try:
+            task = self.scope._make_task(coroutine, self.name, self._context)
+        except BaseException as error:
+            coroutine.close()
+            self._finish(None, error)
+            raise
+        self._attach(task)
+
+    def _attach(self, task: asyncio.Task[T]) -> None:
+        self.task = task
+        if task.done():
+            self._on_done(task)
+            return
+        task.add_done_callback(self._on_done, context=self._context)
+        if self.due:
+            self.scope._tell(self)
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        self.task = None
+        if self.adopted:
+            # Its owner is foreign code: the task keeps its result and error, and nobody awaits this handle.
+            self._settle(None, None)
+            self.scope._discard(self, None)
+            return
+        if task.cancelled():
+            self._finish(None, self._stopped("its task was cancelled"))
+            return
+        error = task.exception()
+        self._finish(None if error is not None else task.result(), error)
+
+    def _finish(self, result: T | None, error: BaseException | None) -> None:
+        if self._settle(result, error):
+            self.scope._discard(self, error)
+
+    def _watch(self, interrupt: Interrupt) -> None:
+        context = self._context
+        if context is None:
+            return
+        try:
+            context.run(interrupt.make_current)
+        except RuntimeError:
+            # The member itself asks: its context is the current one.
+            if current_place.get() is self:
+                interrupt.make_current()
+        self._registration = interrupt.on_trigger(self._own_interrupt, loop=self.scope._loop)
+
+    def _own_interrupt(self, _: Cause) -> None:
+        self.deliver()
+
+    def _ask(self) -> None:
+        self.deliver()
+
+    def _press(self) -> None:
+        self.redeliver()
+
+    def _abandon(self) -> Abandoned:
+        stack = task_stack(self.task)
+        self._settle(None, self._stopped("it did not end and was abandoned"))
+        return Abandoned(kind="task", name=self.name, stack=stack)
+
+    def _snapshot(self) -> Member:
+        state = "starting" if self.task is None else "stopping" if self.cancels else "running"
+        return Member(kind="task", name=self.name, started_at=self.started_at, state=state, adopted=self.adopted)
