@@ -1,4 +1,4 @@
-"""The demo agent: a scripted workbench that needs no key and really works, so that stops and crashes can be tried on it.
+"""The demo agent: a scripted workbench that needs no key and does real work, to try stops and crashes on.
 
 It is replayable: everything it does goes through `Run.call` as an idempotent call, so a run that was killed in the
 middle goes on after the restart, and says so.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from holdfast.agents.agent import Agent
@@ -59,10 +58,8 @@ async def _nap(seconds: float) -> float:
 
 def _nap_in_thread(seconds: float) -> float:
     interrupt = current_interrupt()
-    if interrupt is None:
-        time.sleep(seconds)
-    else:
-        interrupt.sleep_blocking(seconds)
+    assert interrupt is not None  # it runs in a call
+    interrupt.sleep_blocking(seconds)
     return seconds
 
 

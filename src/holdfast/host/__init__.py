@@ -2,6 +2,6 @@
 
 from holdfast.host.host import Host
 from holdfast.host.session import Session
-from holdfast.host.statistics import DrainReport, HostStatistics, Incident, PromiseCount, Recovery
+from holdfast.host.statistics import PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
 
-__all__ = ["DrainReport", "Host", "HostStatistics", "Incident", "PromiseCount", "Recovery", "Session"]
+__all__ = ["PROMISES", "DrainReport", "Host", "HostStatistics", "Incident", "PromiseCount", "Recovery", "Session"]

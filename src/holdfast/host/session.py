@@ -153,6 +153,8 @@ class Session:
             self._host.settlements.forget(message_id, future)
 
     async def _settled(self, future: asyncio.Future[Settlement], timeout_s: float | None) -> Settlement:
+        if timeout_s is None:
+            return await future
         try:
             async with asyncio.timeout(timeout_s):
                 return await future
