@@ -1,0 +1,77 @@
+"""Set-up: two commands, and clear words when they cannot work."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def install(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, ROOT / "requirements" / "install.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_help_lists_every_target_that_a_person_types() -> None:
+    targets = set(re.findall(r"^([a-z]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"serve", "chat", "test", "nightly", "bench", "lint", "types", "layers", "docs", "lock", "help"} <= targets
+    shown = make("help").stdout
+    assert [target for target in targets if f"make {target}" not in shown] == []
+
+
+def test_without_a_python_it_says_what_to_do() -> None:
+    result = make("PYTHON=", "serve")
+    assert result.returncode != 0
+    assert "needs Python 3.11" in result.stdout
+    assert "make PYTHON=" in result.stdout
+
+
+def test_an_environment_that_fits_the_lock_is_left_alone(tmp_path: Path) -> None:
+    env = tmp_path / "env"
+    (env / "bin").mkdir(parents=True)
+    (env / "bin" / "python").symlink_to(sys.executable)
+    program = "import sys; sys.path.insert(0, 'requirements'); import install; print(install.stamp_of('serve'), end='')"
+    stamp = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (env / ".stamp-serve").write_text(stamp)
+    result = install("serve", str(env))
+    assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
+
+
+def test_a_lock_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    result = install("nothing", str(tmp_path / "env"))
+    assert result.returncode == 2
+    assert "no lock 'nothing'" in result.stdout
+
+
+def test_ci_calls_the_same_targets_as_a_person() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    stages = re.findall(r"^stage .* ([a-z-]+)$", script.read_text(), re.MULTILINE)
+    assert stages == ["env-dev", "lint", "types", "layers", "docs", "test"]
+
+
+def test_the_readme_and_the_docs_begin_with_the_same_words() -> None:
+    first = [(ROOT / name).read_text().split("\n\n")[1] for name in ("README.md", "docs/index.md")]
+    assert first[0] == first[1]
