@@ -98,7 +98,7 @@ class RemoteSession:
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
     ) -> Receipt:
-        """See `SessionLike.send`. Without an `idempotency_key` it makes one, so that a lost answer is asked for again."""
+        """See `SessionLike.send`. Without an `idempotency_key` it makes one, so that it may be repeated."""
         response = await self._post_message({}, 0.0, content, policy, idempotency_key, agent, quiet_s, max_wait_s)
         return decode(response, Receipt)
 

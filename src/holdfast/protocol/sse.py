@@ -6,6 +6,7 @@ frame of a stream that the server ends by itself; its id is the cursor to resume
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -58,7 +59,7 @@ def encode_frame(event: str, data: bytes, *, frame_id: str = "") -> bytes:
     return b"%b%b\n%b\n\n" % (head.encode(), b"event: " + event.encode(), lines)
 
 
-def encode_events(events: list[Stored], number: int) -> bytes:
+def encode_events(events: Sequence[Stored], number: int) -> bytes:
     """The frames of stored events of the session `number`, joined for one write."""
     return b"".join(
         [

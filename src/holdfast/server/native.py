@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from urllib.parse import quote
 
 import msgspec
@@ -20,6 +20,7 @@ from holdfast.protocol.messages import (
     Entry,
     MailboxItem,
     MessageState,
+    Policy,
     Receipt,
     RunView,
     SessionStop,
@@ -238,7 +239,7 @@ class Native:
         session = self._session(exchange)
         receipt = await session.send(
             body.content,
-            policy=body.policy,
+            policy=cast(Policy, body.policy),  # the store refuses any other word by name
             idempotency_key=body.idempotency_key,
             agent=body.agent,
             quiet_s=body.quiet_s,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
 import msgspec
 
@@ -42,13 +43,12 @@ def _version() -> str:
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of these operations."""
-    types: list[Any] = [ErrorAnswer]
+    named: list[Any] = [ErrorAnswer]
     for operation in operations:
-        types += [kind for kind in (operation.body, *operation.answers.values()) if not _is_media(kind)]
-    schemas, components = msgspec.json.schema_components(
-        [kind for kind in types if kind is not None], ref_template=_REF
-    )
-    by_type = dict(zip([repr(kind) for kind in types if kind is not None], schemas, strict=True))
+        for kind in (operation.body, *operation.answers.values()):
+            named += _members(kind)
+    schemas, components = msgspec.json.schema_components(named, ref_template=_REF)
+    by_type = dict(zip(named, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, by_type)
@@ -75,11 +75,14 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-def _is_media(kind: Any) -> bool:
-    return kind is None or isinstance(kind, str)
+def _members(kind: Any) -> list[Any]:
+    """The types of a body; none for a media type."""
+    if kind is None or isinstance(kind, str):
+        return []
+    return list(get_args(kind)) if isinstance(kind, UnionType) else [kind]
 
 
-def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     summary, _, description = operation.doc.partition("\n")
     result: dict[str, Any] = {"operationId": operation.name, "summary": summary}
     if description.strip():
@@ -103,7 +106,7 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     if operation.body is not None:
         result["requestBody"] = {
             "required": not operation.optional_body,
-            "content": {"application/json": {"schema": schemas[repr(operation.body)]}},
+            "content": {"application/json": {"schema": schemas[operation.body]}},
         }
     if operation.public:
         result["security"] = []
@@ -112,18 +115,19 @@ def _operation(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
         codes = ", ".join(f"`{code}`" for code in sorted(refusals))
         result["responses"][str(status)] = {
             "description": f"Refused: {codes}.",
-            "content": {"application/json": {"schema": schemas[repr(ErrorAnswer)]}},
+            "content": {"application/json": {"schema": schemas[ErrorAnswer]}},
         }
     return result
 
 
-def _answer(kind: Any, schemas: dict[str, Any]) -> dict[str, Any]:
+def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
     if isinstance(kind, str):
         return {"description": "A stream or text.", "content": {kind: {"schema": {"type": "string"}}}}
-    description = (
-        (kind.__doc__ or "The result.").strip().partition("\n")[0] if isinstance(kind, type) else "The result."
-    )
-    return {"description": description, "content": {"application/json": {"schema": schemas[repr(kind)]}}}
+    members = _members(kind)
+    shown = [schemas[member] for member in members]
+    schema = shown[0] if len(shown) == 1 else {"anyOf": shown}
+    description = " ".join((member.__doc__ or "").strip().partition("\n")[0] for member in members)
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
 def _refusals(operation: Operation) -> dict[int, set[str]]:

@@ -1,4 +1,4 @@
-"""The page at ``/``: what runs, what waits, how the promises stand, and the lines to paste. No script, no extra file."""
+"""The page at ``/``: what runs, what waits, how the promises stand, and lines to paste. No script, no extra file."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ def _sessions(sessions: list[SessionView], everybody: bool) -> str:
     return (
         f"<section><h2>Sessions</h2><table><tr><th>Session</th>{owner}<th>State</th>"
         '<th class="n">Waiting</th><th class="n wide">Events</th><th class="wide">Agent</th>'
-        '<th class="n">Changed</th></tr>'
-        + "".join(rows)
-        + f"</table>{note}</section>"
+        '<th class="n">Changed</th></tr>' + "".join(rows) + f"</table>{note}</section>"
     )
 
 

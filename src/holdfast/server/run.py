@@ -68,7 +68,7 @@ def bind(settings: Settings) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        holder = holder_of(settings.port) if isinstance(error, OSError) and settings.port else None
+        holder = holder_of(settings.port) if settings.port else None
         by = f": {holder} has it" if holder else ""
         raise ConfigurationError(
             f"cannot listen on {where}: {(error.strerror or str(error)).lower()}{by}",
@@ -163,7 +163,7 @@ async def serve(
                 faulthandler.dump_traceback_later(settings.drain_s + _WATCHDOG_S, exit=True)
                 report = await host.drain(deadline_s=settings.drain_s)
                 app.native.close_waits()
-                await host.close_streams()
+                host.close_streams()
                 await _last_frames(app)
                 server.should_exit = True
                 await serving
@@ -177,11 +177,11 @@ async def serve(
 
 async def _last_frames(app: App) -> None:
     """Let the streams write their last frame, and cut those whose readers do not take it."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + _LAST_FRAMES_S
-    while app.native.streams.open and loop.time() < deadline:
-        await asyncio.sleep(0.02)
-    app.native.streams.cut()
+    try:
+        async with asyncio.timeout(_LAST_FRAMES_S):
+            await app.native.streams.all_ended()
+    except TimeoutError:
+        app.native.streams.cut()
 
 
 def _config(app: App) -> uvicorn.Config:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.errors import HoldfastError
-from holdfast.protocol.events import Gap, Stored, format_cursor, wire
-from holdfast.protocol.messages import SessionView
+from holdfast.errors import HoldfastError, InvalidCursor
+from holdfast.protocol.events import Gap, Stored, format_cursor, parse_cursor, wire
+from holdfast.protocol.messages import SessionView, Settlement
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
 from holdfast.server.exchange import Exchange, Receive, encode
 from holdfast.server.limits import StreamLimit
@@ -34,7 +34,7 @@ _SSE_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
 ]
 
-Batch = list[Stored] | Gap | None
+Batch = Sequence[Stored] | Gap | None
 Write = Callable[[Batch], Awaitable[None]]
 
 
@@ -45,7 +45,11 @@ class StreamSource(Protocol):
         """The session. Raises `UnknownSession`."""
         ...
 
-    async def stream(self, *, after: str | None, follow: str | None) -> AsyncGenerator[Batch, None]:
+    async def message(self, message_id: str) -> Settlement:
+        """What became of a message. Raises `UnknownMessage`."""
+        ...
+
+    def stream(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Batch]:
         """Batches of stored events; None when it was idle for a while."""
         ...
 
@@ -84,6 +88,11 @@ class Streams:
     def closing(self) -> None:
         """From now on, a stream that ends is told to come back; the host ends them by its ``close_streams()``."""
         self._closing = True
+
+    async def all_ended(self) -> None:
+        """Wait until no stream is open."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def cut(self) -> int:
         """End the streams whose readers do not take their last frame. Returns how many."""
@@ -149,16 +158,19 @@ class Streams:
                 await send_text(closed.cursor, "closed", encode(closed))
             await send({"type": "websocket.close", "code": 1012 if end.closed else 1000})
 
-    async def _begin(self, exchange: Exchange, session: StreamSource) -> tuple[int, int, AsyncGenerator[Batch, None]]:
+    async def _begin(self, exchange: Exchange, session: StreamSource) -> tuple[int, int, AsyncIterator[Batch]]:
         last_id = exchange.headers.get(b"last-event-id")
         after = last_id.decode("latin-1") if last_id else exchange.query("after")
-        source = await session.stream(after=after, follow=exchange.query("follow"))
-        number = (await session.info()).number
-        return number, int(after.partition("-")[0]) if after else 0, source
+        follow = exchange.query("follow")
+        view = await session.info()
+        position = 0 if after is None else parse_cursor(after, view.number)
+        if position > view.seq:
+            raise InvalidCursor(f"{after!r} is ahead of the session, which is at {view.seq}")
+        if follow is not None:
+            await session.message(follow)
+        return view.number, position, session.stream(after=after, follow=follow)
 
-    async def _pump(
-        self, exchange: Exchange, source: AsyncGenerator[Batch, None], position: int, write: Write
-    ) -> _End | None:
+    async def _pump(self, exchange: Exchange, source: AsyncIterator[Batch], position: int, write: Write) -> _End | None:
         """Write what the source has until it ends; None when the reader went, stalled or was cut."""
         stall_s = exchange.settings.stream_stall_s
         task = asyncio.current_task()
