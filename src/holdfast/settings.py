@@ -106,6 +106,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     principal_streams: Annotated[int, Meta(ge=1, description="open event streams of one principal")] = 10_000
     body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
 
+    loop_block_s: Annotated[
+        float,
+        Meta(ge=0, description="an event loop that does not answer for this long is reported with its stack; 0: never"),
+    ] = 1.0
+
     # HTTP
     keepalive_s: Annotated[float, Meta(gt=0, description="an idle event stream gets a comment line this often")] = 15.0
     stream_stall_s: Annotated[

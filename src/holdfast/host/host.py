@@ -23,6 +23,7 @@ from holdfast.host.session import Session
 from holdfast.host.settlements import Settlements
 from holdfast.host.statistics import DrainReport, HostStatistics, Incident, Incidents, Recovery
 from holdfast.host.tree import scope_nodes
+from holdfast.host.watch import LoopWatch
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Message, SessionView, Settlement, TreeNode
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
@@ -94,6 +95,7 @@ class Host:
         self._all_ended: asyncio.Future[None] | None = None
         self._drain: asyncio.Task[DrainReport] | None = None
         self._sweep: asyncio.TimerHandle | None = None
+        self._watch: LoopWatch | None = None
         self._closed = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -114,6 +116,9 @@ class Host:
             "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
         ).open()
         self._arm_sweep()
+        if self.settings.loop_block_s and not getattr(self.loop, "virtual", False):
+            self._watch = LoopWatch(self.loop, limit_s=self.settings.loop_block_s, report=self._loop_blocked)
+            self._watch.start()
         self.recovered = await self._task(recover(self), "recovery")
 
     async def __aenter__(self) -> Host:
@@ -148,6 +153,8 @@ class Host:
             self.settlements.close()
             if self._sweep is not None:
                 self._sweep.cancel()
+            if self._watch is not None:
+                self._watch.close()
             await self.scope.stop("the host closes", kind="shutdown")
             self._adoption.restore()
             for pool in self._pools.values():
@@ -347,6 +354,14 @@ class Host:
         self.incidents.report(
             Incident(at=self.now(), kind=kind, text=text, session=run.actor.key, run_id=run.run_id, stack=stack)
         )
+
+    def _loop_blocked(self, seconds: float, stack: tuple[str, ...]) -> None:
+        """On the watching thread."""
+        text = (
+            f"the event loop did not answer for {seconds:g} s, and everybody waits: something on it blocks. "
+            "Make it async, or a sync function, which gets a thread"
+        )
+        self.incidents.report(Incident(at=self.now(), kind="loop_blocked", text=text, stack=stack))
 
     def store_failed(self, key: str | None, run_id: str | None, what: str, error: BaseException) -> None:
         """A write did not go through; it is tried again where something depends on it."""

@@ -61,6 +61,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         max_steps: `Livelock` is raised when more handles than this have run.
     """
 
+    virtual = True
+    """Tells code that watches loops by the real clock to leave this one alone."""
+
     if TYPE_CHECKING:  # what asyncio's base class has and its type stubs do not tell
         _asyncgens: set[object]
         _check_closed: Callable[[], None]
