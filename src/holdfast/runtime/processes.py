@@ -754,6 +754,10 @@ class Process:
         """What became of the tree, once nothing of it is left. Strays of the program may keep it for long."""
         return await self._held.gone.wait()
 
+    async def wait_gone(self) -> TreeResult:
+        """As `kill_tree`, but without killing: wait until nothing of the tree is left, strays included."""
+        return await self._held.gone.wait()
+
     def signal(self, signum: int) -> None:
         """Signal the program itself; nothing when it has ended."""
         self._held.tell(("signal", int(signum)))
