@@ -25,6 +25,7 @@ def http_page() -> str:
 
     operations = all_operations()
     out = [table(("method", "address", ""), ((code(o.method), code(o.path), first_line(o.doc)) for o in operations))]
+    out += ["## Operations"]
     for operation in operations:
         out += ["", f"### `{operation.method} {operation.path}`", "", plain(operation.doc), ""]
         if operation.admin:
@@ -113,7 +114,7 @@ def cli_page() -> str:
     rows = []
     for name, command in commands.items():
         rows.append((code(f"holdfast {name}"), first_line(command.help or "")))
-    out += [table(("command", ""), rows), ""]
+    out += [table(("command", ""), rows), "", "## Commands", ""]
     for name, command in commands.items():
         out += list(command_section(f"holdfast {name}", command))
     return "\n".join(out)

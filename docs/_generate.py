@@ -18,6 +18,7 @@ from _diagrams import StateDiagram
 from _faces import cli_page, counters_page, failpoints_page, http_page, metrics_page
 from _text import code, fields_of, plain, table
 
+import holdfast
 from holdfast import errors
 from holdfast.protocol import decisions, events, states
 from holdfast.settings import describe
@@ -130,21 +131,33 @@ MESSAGE_DIAGRAM = StateDiagram(
 
 # Modules whose `__all__` is the public Python interface, in the order of the page.
 API_MODULES = (
+    "holdfast.agents",
+    "holdfast.host",
+    "holdfast.client",
     "holdfast.runtime",
-    "holdfast.errors",
-    "holdfast.settings",
+    "holdfast.testing",
+    "holdfast.protocol.interface",
     "holdfast.protocol.messages",
     "holdfast.protocol.events",
     "holdfast.protocol.stopping",
     "holdfast.protocol.states",
     "holdfast.protocol.decisions",
+    "holdfast.errors",
+    "holdfast.settings",
+    "holdfast.failpoints",
+    "holdfast.clock",
     "holdfast.storage.port",
 )
 
 
 def api_page() -> str:
     """All public names of the public modules."""
-    return "\n".join(module_page(importlib.import_module(name)) for name in API_MODULES)
+    rows = []
+    for name in sorted(holdfast.__all__):
+        home = next(module for module in API_MODULES if name in importlib.import_module(module).__all__)
+        rows.append((code(f"holdfast.{name}"), code(home)))
+    modules = (module_page(importlib.import_module(name)) for name in API_MODULES)
+    return "\n".join((table(("name", "from"), rows), *modules))
 
 
 PAGES: Mapping[str, Page] = {
@@ -157,7 +170,6 @@ PAGES: Mapping[str, Page] = {
     "run-states.svg": RUN_DIAGRAM.svg,
     "message-states.svg": MESSAGE_DIAGRAM.svg,
     "http.md": http_page,
-    "cli.md": cli_page,
     "failpoints.md": failpoints_page,
     "counters.md": counters_page,
     "metrics.md": metrics_page,
