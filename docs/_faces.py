@@ -8,15 +8,12 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from _text import code, fields_of, plain, table
 
 import holdfast
-
-SOURCE = Path(holdfast.__file__).parent
 
 
 def http_page() -> str:
@@ -63,20 +60,20 @@ def answer(kind: Any) -> str:
     return text + (f" with {fields_of(kind)}" if issubclass(kind, msgspec.Struct) else "")
 
 
-def failpoint_names() -> tuple[str, ...]:
-    """All failpoints, with every module imported that could have some."""
-    from holdfast import failpoints
-
-    for module in pkgutil.walk_packages([str(SOURCE)], "holdfast."):
+def import_everything() -> None:
+    """Import every module, so that each has registered what it has."""
+    for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    return failpoints.names()
 
 
 def failpoints_page() -> str:
     """Every failpoint, those of one path in one row."""
+    from holdfast import failpoints
+
+    import_everything()
     paths: dict[str, list[str]] = {}
-    for name in failpoint_names():
+    for name in failpoints.names():
         paths.setdefault(name.rpartition(".")[0], []).append(name)
     return table(("path", "failpoints"), ((code(path), ", ".join(map(code, names))) for path, names in paths.items()))
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from _api import module_page
 from _diagrams import StateDiagram
-from _faces import cli_page, counters_page, failpoints_page, http_page, metrics_page
+from _faces import counters_page, failpoints_page, http_page, import_everything, metrics_page
 from _text import code, fields_of, plain, table
 
 import holdfast
@@ -52,9 +52,9 @@ def errors_page() -> str:
             plain(parent.default_hint),
         )
         for child in parent.__subclasses__():
-            if child.__module__ == errors.__name__:
-                yield from below(child, depth + 1)
+            yield from below(child, depth + 1)
 
+    import_everything()
     return table(("error", "code", "HTTP", "what happened", "what to do next"), below(errors.HoldfastError, 0))
 
 
