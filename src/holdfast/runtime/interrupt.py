@@ -2,8 +2,8 @@
 
 Invariants
 - The first cause wins and is never taken back: `dict.setdefault` on the latch is the compare-and-set.
-- Register, then look again: whoever wants to be woken first enters itself, then looks at the latch, then parks. `trigger`
-  first sets the latch, then wakes whom it finds entered. So nothing is lost between check and park.
+- Register, then look again: whoever wants to be woken first enters itself, then looks at the latch, then parks.
+  `trigger` first sets the latch, then wakes whom it finds entered. So nothing is lost between check and park.
 - A trigger latches the whole tree below it before it wakes anybody: who is woken finds every descendant triggered.
 - No lock is taken on the path of `trigger`; each container is changed by single atomic operations. It is therefore safe
   in a signal handler, in `__del__` and on top of any other method of the same interrupt.
@@ -15,17 +15,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import weakref
 from _thread import LockType, allocate_lock
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Cause, CauseKind
-from holdfast.runtime.interrupt_dispatch import FutureGroup, Hops, Loop, Registration, Timer, dispatcher, start_timer
+from holdfast.runtime.carried import Carried, InGenerator
+from holdfast.runtime.interrupt_dispatch import FileGate, FutureGroup, Hops, Loop, Registration, Timer, start_timer
+
+if TYPE_CHECKING:
+    from holdfast.runtime.shield import Shield
 
 __all__ = [
     "Interrupt",
@@ -38,6 +42,7 @@ __all__ = [
 ]
 
 _CAUSE = "cause"
+_FILE = "file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +76,13 @@ class Interrupt:
             of the monotonic clock where no loop runs). The deadline goes away with the interrupt.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_children", "_latch", "_parents", "_tasks", "_threads", "_timer", "name")
+    __slots__ = ("__weakref__", "_callbacks", "_children", "_gates", "_latch", "_parents", "_tasks", "_timer", "name")
 
     def __init__(self, *, name: str = "", parent: Interrupt | None = None, deadline_s: float | None = None) -> None:
         self.name = name
         self._latch: dict[str, tuple[Cause]] = {}
         self._tasks: dict[Loop, FutureGroup] = {}
-        self._threads: dict[LockType, None] = {}
+        self._gates: dict[LockType | str, LockType | FileGate] = {}
         self._callbacks: dict[Registration, None] = {}
         self._children: set[weakref.ref[Interrupt]] = set()
         self._parents: tuple[Interrupt, ...] = ()
@@ -145,16 +150,30 @@ class Interrupt:
     async def wait(self) -> Cause:
         """Wait until it is triggered, and return the cause. Never raises `Interrupted`."""
         if not self._latch:
-            await self._park(None)
+            loop = asyncio.get_running_loop()
+            group, future = self._enter(loop)
+            try:
+                if not self._latch:
+                    await future
+            finally:
+                self._leave(loop, group, future)
         return self._latch[_CAUSE][0]
 
     async def sleep(self, delay_s: float) -> None:
         """Sleep for `delay_s` seconds; raises `Interrupted` as soon as it is triggered, or if it already was."""
         self.check()
-        if delay_s > 0:
-            await self._park(delay_s)
-        else:
+        if delay_s <= 0:
             await asyncio.sleep(0)
+        else:
+            loop = asyncio.get_running_loop()
+            group, future = self._enter(loop)
+            timer = loop.call_later(delay_s, _release, future)
+            try:
+                if not self._latch:
+                    await future
+            finally:
+                timer.cancel()
+                self._leave(loop, group, future)
         self.check()
 
     def wait_blocking(self, timeout_s: float | None = None) -> Cause | None:
@@ -165,18 +184,41 @@ class Interrupt:
         if not self._latch:
             gate = allocate_lock()
             gate.acquire()
-            self._threads[gate] = None
+            self._gates[gate] = gate
             try:
                 if not self._latch:
                     gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
             finally:
-                self._threads.pop(gate, None)
+                self._gates.pop(gate, None)
         return self.cause
 
     def sleep_blocking(self, delay_s: float) -> None:
         """Block this thread for `delay_s` seconds; raises `Interrupted` as soon as it is triggered."""
         self.wait_blocking(delay_s)
         self.check()
+
+    def fileno(self) -> int:
+        """A file descriptor that is readable once it is triggered, for `select` and `poll`. Always the same one.
+
+        It is opened when first asked for, and closed by `close_fd` or with the interrupt. Only watch it: whoever reads
+        from it takes the byte that others wait for.
+        """
+        gate = self._gates.get(_FILE)
+        if gate is None:
+            fresh = FileGate()
+            gate = self._gates.setdefault(_FILE, fresh)
+            if gate is not fresh:
+                fresh.close()
+            if self._latch:
+                gate.release()
+        assert isinstance(gate, FileGate)
+        return gate.fd
+
+    def close_fd(self) -> None:
+        """Close the descriptor of `fileno`, if there is one. A later `fileno` opens another."""
+        gate = self._gates.pop(_FILE, None)
+        if isinstance(gate, FileGate):
+            gate.close()
 
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None = None) -> Registration:
         """Call `fn(cause)` once when it is triggered; soon, if it already was.
@@ -187,11 +229,7 @@ class Interrupt:
 
         Close the registration when the interrupt outlives the interest in it.
         """
-        if loop is None:
-            loop = asyncio._get_running_loop()
-        if loop is None:
-            dispatcher.start()
-        registration = Registration(self, fn, loop)
+        registration = Registration(self, fn, loop or asyncio._get_running_loop())
         self._callbacks[registration] = None
         if self._latch:
             hops = Hops()
@@ -222,31 +260,36 @@ class Interrupt:
         return InterruptStatistics(
             triggered=bool(self._latch),
             waiting_tasks=sum(map(len, self._tasks.copy().values())),
-            waiting_threads=len(self._threads),
+            waiting_threads=sum(key is not _FILE for key in self._gates.copy()),
             callbacks=len(self._callbacks),
             children=len(self._children),
         )
 
-    def make_current(self) -> Token[Interrupt | None]:
-        """Make it the current interrupt of this context; give the token to `restore_current`. Prefer `use`."""
-        return _current.set(self)
+    def shield(self, timeout_s: float | None = None) -> Shield:
+        """``async with interrupt.shield(timeout_s=2):`` what is awaited inside is not hit by the delivery of a scope.
 
-    async def _park(self, delay_s: float | None) -> None:
-        loop = asyncio.get_running_loop()
+        The delivery comes when the block ends, when `timeout_s` seconds have passed since it was entered, or when the
+        grace of the stop is over, whichever is first. See `Shield`.
+        """
+        from holdfast.runtime.shield import Shield
+
+        return Shield(self, timeout_s)
+
+    def make_current(self) -> Token[Interrupt | InGenerator[Interrupt] | None]:
+        """Make it the current interrupt of this context, which was made for it. Elsewhere prefer `use`."""
+        return current.variable.set(self)
+
+    def _enter(self, loop: Loop) -> tuple[FutureGroup, asyncio.Future[None]]:
         future: asyncio.Future[None] = loop.create_future()
         group = self._tasks.setdefault(loop, {})
         group[future] = None
-        timer = None if delay_s is None else loop.call_later(delay_s, _release, future)
-        try:
-            if not self._latch:
-                await future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            group.pop(future, None)
-            # Only this loop's thread enters or removes its group, so this check and act cannot be parted.
-            if not group and self._tasks.get(loop) is group:
-                del self._tasks[loop]
+        return group, future
+
+    def _leave(self, loop: Loop, group: FutureGroup, future: asyncio.Future[None]) -> None:
+        group.pop(future, None)
+        # Only this loop's thread enters or removes its group, so this check and act cannot be parted.
+        if not group and self._tasks.get(loop) is group:
+            del self._tasks[loop]
 
     def _follow(self, parent: Interrupt) -> None:
         self._parents = (*self._parents, parent)
@@ -257,30 +300,35 @@ class Interrupt:
 
     def _spread(self, cause: Cause) -> None:
         """Latch everything below, then wake everybody. Harmless when it is done twice."""
-        reached = [self]
+        below = self._latch_below(cause) if self._children else ()
+        hops = Hops()
+        self._wake(hops)
+        for interrupt in below:
+            interrupt._wake(hops)
+        hops.go()
+
+    def _latch_below(self, cause: Cause) -> list[Interrupt]:
+        reached: list[Interrupt] = []
         edge: list[tuple[Interrupt, Cause]] = [(self, cause)]
         while edge:
             parent, parent_cause = edge.pop()
             if not parent._children:
                 continue
-            child_cause = _inherited(parent_cause)
+            entry = (_inherited(parent_cause),)
             for reference in parent._children.copy():
                 child = reference()
                 if child is None:
                     continue
-                winner = child._latch.setdefault(_CAUSE, (child_cause,))[0]
-                if winner.parent is parent_cause:
+                child_cause = child._latch.setdefault(_CAUSE, entry)[0]
+                if child_cause.parent is parent_cause:
                     reached.append(child)
-                    edge.append((child, winner))
-        hops = Hops()
-        for interrupt in reached:
-            interrupt._wake(hops)
-        hops.go()
+                    edge.append((child, child_cause))
+        return reached
 
     def _wake(self, hops: Hops) -> None:
-        if self._threads:
-            for gate in self._threads.copy():
-                # Releasing a gate that is open already raises; that is what makes this harmless when done twice.
+        if self._gates:
+            for gate in self._gates.copy().values():
+                # A gate that is open raises; that is what makes it harmless to come twice.
                 with contextlib.suppress(RuntimeError):
                     gate.release()
         if self._tasks:
@@ -309,32 +357,54 @@ def _release(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-_current: ContextVar[Interrupt | None] = ContextVar("holdfast_interrupt", default=None)
+class _InGenerator(InGenerator[Interrupt]):
+    """Lets `check_interrupt` look at the latch without asking first what the context holds."""
+
+    __slots__ = ()
+
+    @property
+    def _latch(self) -> dict[str, tuple[Cause]]:
+        interrupt = self.value()
+        return interrupt._latch if interrupt is not None else {}
+
+
+current: Carried[Interrupt] = Carried("holdfast_interrupt", _InGenerator)
+_visible = cast(ContextVar[Interrupt | _InGenerator | None], current.variable)
 
 
 def current_interrupt() -> Interrupt | None:
     """The interrupt of the scope that this code runs in, or None outside any scope."""
-    return _current.get()
+    return current.get()
 
 
 def is_interrupted() -> bool:
     """Whether the scope that this code runs in was interrupted."""
-    interrupt = _current.get()
-    return interrupt is not None and bool(interrupt._latch)
+    interrupt = current.get()
+    return interrupt is not None and interrupt.triggered
 
 
 def check_interrupt() -> None:
     """Raise `Interrupted` when the scope that this code runs in was interrupted."""
-    interrupt = _current.get()
-    if interrupt is not None and interrupt._latch:
-        raise Interrupted(interrupt._latch[_CAUSE][0])
+    value = _visible.get()
+    if value is not None and value._latch:
+        raise Interrupted(value._latch[_CAUSE][0])
 
 
-@contextlib.contextmanager
-def use(interrupt: Interrupt | None) -> Iterator[Interrupt | None]:
-    """Make `interrupt` the current one for the body; None hides the surrounding one."""
-    token = _current.set(interrupt)
-    try:
-        yield interrupt
-    finally:
-        _current.reset(token)
+class use:
+    """``with use(interrupt):`` makes it the current one for the body, and for what the body starts or calls.
+    None hides the surrounding one.
+
+    In a generator it is current while the generator runs, and not for the code that iterates over it.
+    """
+
+    __slots__ = ("_entered", "_interrupt")
+
+    def __init__(self, interrupt: Interrupt | None) -> None:
+        self._interrupt = interrupt
+
+    def __enter__(self) -> Interrupt | None:
+        self._entered = current.enter(self._interrupt)
+        return self._interrupt
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._entered.leave()

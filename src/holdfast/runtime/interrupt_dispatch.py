@@ -1,4 +1,4 @@
-"""Carries an interrupt to those who cannot be woken in place: event loops, callbacks and timers.
+"""Carries an interrupt to those who cannot be woken in place: event loops, callbacks, timers and file descriptors.
 
 Invariants
 - Everything that `Interrupt.trigger` calls here is free of locks: it may run in a signal handler, in `__del__` or in a
@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import heapq
 import itertools
@@ -22,22 +23,22 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from holdfast.protocol.stopping import Cause
 
 if TYPE_CHECKING:
     from holdfast.runtime.interrupt import Interrupt
 
-__all__ = ["CHUNK", "Hops", "LoopTimer", "Registration", "ThreadTimer", "Timer", "dispatcher", "start_timer"]
+__all__ = ["CHUNK", "FileGate", "FutureGroup", "Hops", "Loop", "Registration", "Timer", "dispatcher", "start_timer"]
 
-CHUNK = 2_000
-"""How many waiters of a loop are woken in one tick."""
-
-_log = logging.getLogger("holdfast.runtime")
+CHUNK = 500
+"""How many waiters of a loop are woken in one tick: too few to set off a garbage collection by themselves."""
 
 Loop = asyncio.AbstractEventLoop
 FutureGroup = dict[asyncio.Future[None], None]
+
+_log = logging.getLogger("holdfast.runtime")
 
 
 class Registration:
@@ -53,6 +54,8 @@ class Registration:
         self._fn = fn
         self._context = contextvars.copy_context()
         self.loop = loop
+        if loop is None:
+            dispatcher.start()
 
     def close(self) -> None:
         """Take the callback back: it does not start any more. Does nothing when it has run or was closed before."""
@@ -72,7 +75,9 @@ class Registration:
         assert cause is not None
         try:
             self._context.run(self._fn, cause)
-        except Exception as error:
+        except BaseException as error:
+            if self.loop is not None and isinstance(error, (SystemExit, KeyboardInterrupt)):
+                raise
             message = f"the callback {self._fn!r} of interrupt {self._interrupt.name!r} raised"
             if self.loop is None:
                 _log.error(message, exc_info=error)
@@ -80,7 +85,7 @@ class Registration:
                 self.loop.call_exception_handler({"message": message, "exception": error})
 
 
-def wake(futures: Iterable[asyncio.Future[None]]) -> None:
+def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
     """Let the tasks go that wait on these futures. Only on their loop's thread."""
     for future in futures:
         if not future.done():
@@ -98,210 +103,230 @@ class _Visit:
         self._registrations = iter(registrations)
 
     def __call__(self) -> None:
-        done = 0
-        for registration in itertools.islice(self._registrations, CHUNK):
-            registration.run()
-            done += 1
-        chunk = list(itertools.islice(self._futures, CHUNK - done))
-        wake(chunk)
-        if done + len(chunk) == CHUNK:
-            self._loop.call_soon(self, context=contextvars.Context())
+        more = True
+        try:
+            room = CHUNK
+            for registration in itertools.islice(self._registrations, CHUNK):
+                room -= 1
+                registration.run()
+            futures = list(itertools.islice(self._futures, room))
+            _wake(futures)
+            more = len(futures) == room
+        finally:
+            if more:
+                self._loop.call_soon(self, context=contextvars.Context())
 
 
 class Hops:
-    """What one trigger has to wake, sorted by where it lives."""
+    """Whom one trigger has to wake by a visit to where they live."""
 
-    __slots__ = ("_groups", "_registrations", "_threads")
+    __slots__ = ("_groups", "_here", "_posts", "_registrations", "_room")
 
     def __init__(self) -> None:
         self._groups: dict[Loop, list[FutureGroup]] = {}
         self._registrations: dict[Loop, list[Registration]] = {}
-        self._threads: list[Registration] = []
+        self._posts: list[Registration] = []
+        # Inside the step of a task the loop is certain to look at its ready queue again before it sleeps, so a few of
+        # its waiters can be woken in place. Anywhere else on the loop's thread this may be a signal handler that came
+        # just before the loop's `select`: then only `call_soon_threadsafe` wakes it.
+        loop = asyncio._get_running_loop()
+        self._here = loop if loop is not None and asyncio.current_task(loop) is not None else None
+        self._room = CHUNK
 
     def add_group(self, loop: Loop, group: FutureGroup) -> None:
         """Wake the waiting tasks of `group`, all of which live on `loop`."""
-        self._groups.setdefault(loop, []).append(group)
+        if loop is self._here and len(group) <= self._room:
+            self._room -= len(group)
+            _wake(list(group))
+        else:
+            self._groups.setdefault(loop, []).append(group)
 
     def add_registration(self, registration: Registration) -> None:
         """Run the callback on its loop, or on the dispatcher thread."""
         if registration.loop is None:
-            self._threads.append(registration)
+            self._posts.append(registration)
         else:
             self._registrations.setdefault(registration.loop, []).append(registration)
 
     def go(self) -> None:
-        """Set everybody going and return at once."""
-        for registration in self._threads:
+        """Set off; returns at once."""
+        for registration in self._posts:
             dispatcher.post(registration.run)
-        self._wake_in_place()
-        for loop in self._groups.keys() | self._registrations.keys():
+        for loop in {**self._groups, **self._registrations}:
             visit = _Visit(loop, self._groups.get(loop, []), self._registrations.get(loop, []))
-            try:
+            # A loop that is closed raises: whoever waited there is gone with it.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(visit, context=contextvars.Context())
-            except RuntimeError:
-                # The loop is closed: whoever waited there is gone with it.
-                continue
-
-    def _wake_in_place(self) -> None:
-        """Wake a few waiters of the running loop without a hop.
-
-        Only inside the step of a task: there the loop is certain to look at its ready queue again before it sleeps.
-        Anywhere else on its thread this may be a signal handler that came just before the loop's `select`.
-        """
-        loop = asyncio._get_running_loop()
-        if loop is None or loop not in self._groups or asyncio.current_task(loop) is None:
-            return
-        groups = self._groups[loop]
-        if sum(map(len, groups)) > CHUNK:
-            return
-        for group in groups:
-            wake(list(group))
-        del self._groups[loop]
 
 
-class Timer:
-    """A deadline that is running for an interrupt; it does not keep the interrupt alive."""
+class FileGate:
+    """A file descriptor that becomes readable when the gate is released.
 
-    __slots__ = ()
+    Each end of the pipe is closed by whoever takes it out of its list: no descriptor is closed or written twice.
+    """
+
+    __slots__ = ("_readers", "_writers", "fd")
+
+    def __init__(self) -> None:
+        self.fd, writer = os.pipe()
+        self._readers = [self.fd]
+        self._writers = [writer]
+
+    def release(self) -> None:
+        """Make the descriptor readable, for good: there is a byte, and then the end of the file."""
+        with contextlib.suppress(IndexError):
+            writer = self._writers.pop()
+            os.write(writer, b"!")
+            os.close(writer)
+
+    def close(self) -> None:
+        """Close both ends."""
+        for ends in (self._writers, self._readers):
+            with contextlib.suppress(IndexError):
+                os.close(ends.pop())
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Timer(weakref.ref["Interrupt"]):
+    """A deadline that runs for an interrupt. It does not keep it alive, and is cancelled when it is released."""
+
+    __slots__ = ("delay_s",)
+
+    delay_s: float
+
+    def __new__(cls, interrupt: Interrupt, delay_s: float, *_: object) -> Self:
+        """Make the reference that cancels itself when the interrupt is released."""
+        return super().__new__(cls, interrupt, cls.cancel)
+
+    def __init__(self, _: Interrupt, delay_s: float) -> None:
+        self.delay_s = delay_s
+
+    def fire(self) -> None:
+        """The time has come."""
+        interrupt = self()
+        if interrupt is not None:
+            interrupt.trigger(f"the deadline of {self.delay_s:g} s is over", kind="deadline")
 
     def cancel(self) -> None:
         """Stop it, from any thread. Does nothing when it has fired."""
         raise NotImplementedError
 
 
-class LoopTimer(Timer):
+class _LoopTimer(Timer):
     """A deadline on an event loop's clock."""
 
     __slots__ = ("_handle", "_loop")
 
-    def __init__(self, loop: Loop, delay_s: float, target: weakref.ref[Interrupt]) -> None:
+    def __init__(self, interrupt: Interrupt, delay_s: float, loop: Loop) -> None:
+        super().__init__(interrupt, delay_s)
         self._loop = loop
-        self._handle = loop.call_later(delay_s, _expire, target, delay_s, context=contextvars.Context())
+        self._handle: asyncio.TimerHandle | None = loop.call_later(delay_s, self.fire, context=contextvars.Context())
+
+    def fire(self) -> None:
+        self._handle = None
+        super().fire()
 
     def cancel(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
         if asyncio._get_running_loop() is self._loop:
-            self._handle.cancel()
+            handle.cancel()
             return
-        try:
-            self._loop.call_soon_threadsafe(self._handle.cancel, context=contextvars.Context())
-        except RuntimeError:
-            # The loop is closed: its timers will never fire.
-            return
+        # A loop that is closed raises: its timers never fire.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(handle.cancel, context=contextvars.Context())
 
 
-class ThreadTimer(Timer):
+class _ThreadTimer(Timer):
     """A deadline on the dispatcher thread, for interrupts that are made where no loop runs."""
 
-    __slots__ = ("at", "cancelled", "delay_s", "target")
+    __slots__ = ("at", "over")
 
-    def __init__(self, delay_s: float, target: weakref.ref[Interrupt]) -> None:
+    def __init__(self, interrupt: Interrupt, delay_s: float) -> None:
+        super().__init__(interrupt, delay_s)
         self.at = time.monotonic() + delay_s
-        self.delay_s = delay_s
-        self.target = target
-        self.cancelled = False
+        self.over = False
+        dispatcher.start()
+        dispatcher.post(self.enter)
 
-    def __lt__(self, other: ThreadTimer) -> bool:
-        return self.at < other.at
+    def enter(self) -> None:
+        """Start to run, on the dispatcher thread."""
+        if not self.over:
+            heapq.heappush(dispatcher.timers, (self.at, next(dispatcher.serial), self))
+
+    def fire(self) -> None:
+        self.over = True
+        super().fire()
 
     def cancel(self) -> None:
-        self.cancelled = True
-        dispatcher.post(dispatcher.forget)
-
-
-def _expire(target: weakref.ref[Interrupt], delay_s: float) -> None:
-    interrupt = target()
-    if interrupt is not None:
-        interrupt.trigger(f"the deadline of {delay_s:g} s is over", kind="deadline")
+        if not self.over:
+            self.over = True
+            dispatcher.post(dispatcher.tidy)
 
 
 def start_timer(delay_s: float, interrupt: Interrupt) -> Timer:
-    """Trigger `interrupt` in `delay_s` seconds, unless the timer is cancelled or the interrupt is released before."""
-    timers: list[Timer] = []
-
-    def released(_: weakref.ref[Interrupt]) -> None:
-        for timer in timers:
-            timer.cancel()
-
-    target = weakref.ref(interrupt, released)
+    """Trigger `interrupt` in `delay_s` seconds, by the clock of the loop that runs here, or else of the dispatcher."""
     loop = asyncio._get_running_loop()
-    timer: Timer
-    if loop is None:
-        timer = ThreadTimer(delay_s, target)
-        dispatcher.start()
-        dispatcher.post_timer(timer)
-    else:
-        timer = LoopTimer(loop, delay_s, target)
-    timers.append(timer)
-    return timer
+    return _ThreadTimer(interrupt, delay_s) if loop is None else _LoopTimer(interrupt, delay_s, loop)
 
 
 class _Dispatcher:
-    """The one thread that runs callbacks and deadlines which belong to no loop; started when first needed."""
+    """The one thread that runs callbacks and deadlines which belong to no loop; started when first needed.
+
+    `timers` is touched by the thread only.
+    """
 
     def __init__(self) -> None:
-        self._inbox: queue.SimpleQueue[Callable[[], object] | ThreadTimer] = queue.SimpleQueue()
+        self.timers: list[tuple[float, int, _ThreadTimer]] = []
+        self.serial = itertools.count()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._starter: dict[str, object] = {}
-        self._timers: list[ThreadTimer] = []
         self._cancelled = 0
 
     def start(self) -> None:
         """Start the thread, once."""
         me = object()
         if not self._starter and self._starter.setdefault("thread", me) is me:
-            threading.Thread(target=self._loop, name="holdfast-dispatcher", daemon=True).start()
+            threading.Thread(target=self._serve, name="holdfast-dispatcher", daemon=True).start()
 
     def post(self, call: Callable[[], object]) -> None:
         """Run `call` on the thread. Free of locks; the thread must have been started."""
         self._inbox.put(call)
 
-    def post_timer(self, timer: ThreadTimer) -> None:
-        """Fire `timer` when its time has come, unless it is cancelled before."""
-        self._inbox.put(timer)
-
-    def forget(self) -> None:
-        """Note that a timer was cancelled, and drop those that were once they are many. Runs on the thread."""
+    def tidy(self) -> None:
+        """A timer was cancelled: drop those that were, once they are many."""
         self._cancelled += 1
-        if self._cancelled > 64 and self._cancelled * 2 > len(self._timers):
-            self._timers = [timer for timer in self._timers if not timer.cancelled]
-            heapq.heapify(self._timers)
+        if self._cancelled > 64 and self._cancelled * 2 > len(self.timers):
+            self.timers = [entry for entry in self.timers if not entry[2].over]
+            heapq.heapify(self.timers)
             self._cancelled = 0
 
-    def pending_timers(self) -> int:
-        """How many timers run that nobody has cancelled."""
-        return sum(not timer.cancelled for timer in tuple(self._timers))
-
-    def _loop(self) -> None:
+    def _serve(self) -> None:
         while True:
-            item = self._next()
-            if isinstance(item, ThreadTimer):
-                heapq.heappush(self._timers, item)
-            elif item is not None:
-                item()
-            # Nothing of what was handled may stay alive in this frame while the thread waits.
-            del item
-            self._fire_due()
+            self._run_next()
 
-    def _next(self) -> Callable[[], object] | ThreadTimer | None:
-        try:
-            if not self._timers:
-                return self._inbox.get()
-            return self._inbox.get(timeout=max(0.0, self._timers[0].at - time.monotonic()))
-        except queue.Empty:
-            return None
-
-    def _fire_due(self) -> None:
-        while self._timers and (self._timers[0].cancelled or self._timers[0].at <= time.monotonic()):
-            timer = heapq.heappop(self._timers)
-            if not timer.cancelled:
-                _expire(timer.target, timer.delay_s)
+    def _run_next(self) -> None:
+        """Fire what is due, then run the next call. A frame of its own: a thread that waits keeps nothing alive."""
+        while self.timers and self.timers[0][0] <= time.monotonic():
+            timer = heapq.heappop(self.timers)[2]
+            if not timer.over:
+                timer.fire()
+        idle_s = max(0.0, self.timers[0][0] - time.monotonic()) if self.timers else None
+        with contextlib.suppress(queue.Empty):
+            self._inbox.get(timeout=idle_s)()
 
 
 dispatcher = _Dispatcher()
 
 
-def _forget_dispatcher_after_fork() -> None:
-    dispatcher.__init__()  # type: ignore[misc]  # the thread is not in the child; the object is known everywhere
+def _start_anew_after_fork() -> None:
+    # The thread is not in the child; nor is anything that waited for it.
+    global dispatcher
+    dispatcher = _Dispatcher()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_dispatcher_after_fork)
+    os.register_at_fork(after_in_child=_start_anew_after_fork)

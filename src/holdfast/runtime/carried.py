@@ -1,0 +1,147 @@
+"""Values that follow the flow of a program: carried into tasks and threads, but not out of a generator.
+
+A context variable that is set inside a generator stays set for whoever iterates over it, between two of its items, and
+for ever when the generator is dropped half-way. `Carried` notes in which generator a value was entered, and shows it
+only while that generator runs.
+
+Invariants
+- A value entered in a generator is visible in that generator, in what it calls and awaits, and in the tasks and threads
+  that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
+  the value on to the body of their ``with``, as they must.)
+- A value that was left is visible nowhere in the task that entered it, whatever context it was left in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import sys
+import threading
+from contextvars import Context, ContextVar, Token
+from types import FrameType
+from typing import Generic, TypeVar
+
+__all__ = ["Carried", "Entered", "InGenerator"]
+
+T = TypeVar("T")
+
+_GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_ENTERING = frozenset({"__enter__", "__aenter__"})
+_HERE = (__file__, contextlib.__file__)
+
+
+def _owner() -> object:
+    """Who runs here: the task, or the thread outside any task."""
+    if asyncio._get_running_loop() is not None:
+        task = asyncio.current_task()
+        if task is not None:
+            return task
+    return threading.get_ident()
+
+
+def _iterated_frame() -> FrameType | None:
+    """The frame of the generator whose own code enters a value now, or None if it is no generator's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_flags & _GENERATOR:
+            behind = frame.f_back
+            if behind is None or behind.f_code.co_filename != contextlib.__file__:
+                return frame
+            frame = behind
+        elif code.co_name not in _ENTERING and code.co_filename not in _HERE:
+            return None
+        else:
+            frame = frame.f_back
+    return None
+
+
+class InGenerator(Generic[T]):
+    """A value that a generator entered, and what its surroundings have instead."""
+
+    __slots__ = ("_frame", "_inner", "_outer", "_owner")
+
+    def __init__(self, inner: T | None, outer: T | InGenerator[T] | None, frame: FrameType) -> None:
+        self._inner = inner
+        self._outer = outer
+        self._frame: FrameType | None = frame
+        self._owner: object = _owner()
+
+    def value(self) -> T | None:
+        """What is visible here and now."""
+        frame = self._frame
+        # The frame of a generator that does not run has no caller.
+        if frame is not None and (frame.f_back is not None or _owner() != self._owner):
+            return self._inner
+        outer = self._outer
+        return outer.value() if isinstance(outer, InGenerator) else outer
+
+    def close(self) -> None:
+        """The generator has left the value."""
+        self._frame = None
+        self._owner = None
+
+
+class Entered(Generic[T]):
+    """A value that was entered; ``leave()`` it, in whatever context."""
+
+    __slots__ = ("_bound", "_token", "_variable")
+
+    def __init__(
+        self,
+        variable: ContextVar[T | InGenerator[T] | None],
+        token: Token[T | InGenerator[T] | None],
+        bound: InGenerator[T] | None,
+    ) -> None:
+        self._variable = variable
+        self._token = token
+        self._bound = bound
+
+    @property
+    def frame(self) -> FrameType | None:
+        """The frame of the generator that entered it, or None when no generator did."""
+        return None if self._bound is None else self._bound._frame
+
+    def leave(self) -> None:
+        """Make the value before it visible again."""
+        if self._bound is None:
+            self._variable.reset(self._token)
+            return
+        self._bound.close()
+        # A generator that was dropped half-way is closed by its loop, in a context of its own.
+        with contextlib.suppress(ValueError):
+            self._variable.reset(self._token)
+
+
+class Carried(Generic[T]):
+    """A context variable that does not leak out of generators. All methods from any thread.
+
+    Parameters:
+        name: of the variable.
+        in_generator: what stands for a value that a generator entered.
+    """
+
+    __slots__ = ("_in_generator", "variable")
+
+    def __init__(self, name: str, in_generator: type[InGenerator[T]] = InGenerator) -> None:
+        self._in_generator = in_generator
+        self.variable: ContextVar[T | InGenerator[T] | None] = ContextVar(name, default=None)
+
+    def get(self) -> T | None:
+        """What is visible here, or None."""
+        value = self.variable.get()
+        return value.value() if isinstance(value, InGenerator) else value
+
+    def get_in(self, context: Context) -> T | None:
+        """What is visible to code that runs in `context`, or None."""
+        value = context.get(self.variable)
+        return value.value() if isinstance(value, InGenerator) else value
+
+    def enter(self, value: T | None) -> Entered[T]:
+        """Make `value` visible until it is left; called by the ``__enter__`` or ``__aenter__`` of whoever offers it."""
+        frame = _iterated_frame()
+        if frame is None:
+            return Entered(self.variable, self.variable.set(value), None)
+        bound = self._in_generator(value, self.variable.get(), frame)
+        return Entered(self.variable, self.variable.set(bound), bound)
