@@ -180,7 +180,7 @@ class World:
 
     def drain(self) -> None:
         self.note(DrainRequested, incarnation=self.incarnation, deadline_s=3.0)
-        finished, interrupted, parked = [], [], []
+        interrupted, parked = [], []
         for session in self.sessions.values():
             run = session.run
             if run is None:
@@ -199,7 +199,6 @@ class World:
             Drained,
             incarnation=self.incarnation,
             elapsed_s=0.1,
-            finished=tuple(finished),
             interrupted=tuple(interrupted),
             parked=tuple(parked),
         )

@@ -376,13 +376,14 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
 
     Parameters:
         elapsed_s: what the host says it took.
-        finished, interrupted, parked: run ids: ended by themselves, ended by the drain, left for the next host.
+        finished: how many runs ended by themselves.
+        interrupted, parked: run ids: ended by the drain, left for the next host.
         orphans: names of what is left over, with the pid of each process among them.
     """
 
     incarnation: int
     elapsed_s: float
-    finished: tuple[str, ...] = ()
+    finished: int = 0
     interrupted: tuple[str, ...] = ()
     parked: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()

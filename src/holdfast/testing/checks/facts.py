@@ -45,7 +45,7 @@ from holdfast.testing.history import (
     digest,
 )
 
-__all__ = ["Attempt", "Call", "Connection", "Facts", "LogRun", "SessionLog", "Where", "root_cause"]
+__all__ = ["Attempt", "Call", "Connection", "Facts", "LogRun", "SessionLog", "Where", "root_cause", "run_of"]
 
 Where = tuple[str, str]
 """A session: its principal and its key."""
@@ -59,6 +59,14 @@ def root_cause(cause: Cause | None) -> Cause | None:
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     return cause
+
+
+def run_of(event: Event) -> str | None:
+    """The run that an event belongs to: of what a child of it does, the run at the root. Settlements belong to none."""
+    if isinstance(event, MessageSettled):
+        return None
+    run_id: str | None = getattr(event, "run_id", None)
+    return None if run_id is None else run_id.partition(".")[0]
 
 
 @dataclass(slots=True)
@@ -111,7 +119,7 @@ class SessionLog:
             if isinstance(event, MessageSettled):
                 self.settled.setdefault(event.message_id, []).append(event)
                 continue
-            run_id = getattr(event, "run_id", None)
+            run_id = run_of(event)
             if run_id is None:
                 continue
             run = self.runs.get(run_id)

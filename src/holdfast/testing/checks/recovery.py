@@ -126,7 +126,7 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
 
     *Observations*: each drain that was asked for, if its host was not killed meanwhile. *Violations*: it was not
     answered; it took longer than its deadline plus the slack; the host's exit code is not 0; a message was accepted
-    after the report; a run that the report calls finished, interrupted or parked is otherwise in the log; code of a
+    after the report; a run that the report calls interrupted or parked is otherwise in the log; code of a
     run works on after the report, or a process of the host is in a list taken after it, and the orphans do not name
     it; a reader that was connected when the drain began lost its connection without a final frame.
     """
@@ -163,7 +163,6 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
 
 def _judge_report(facts: Facts, ledger: Ledger, report: Drained, killed: HostKilled | None) -> None:
     for run_id, expected in [
-        *((run_id, "finished") for run_id in report.finished),
         *((run_id, "interrupted") for run_id in report.interrupted),
         *((run_id, "parked") for run_id in report.parked),
     ]:
@@ -172,9 +171,7 @@ def _judge_report(facts: Facts, ledger: Ledger, report: Drained, killed: HostKil
             ledger.broken(f"a drain calls a run {expected} that the log does not have", report, run_id)
             continue
         end = run.finished[0] if run.finished else None
-        if expected == "finished" and end is None:
-            ledger.broken("a drain calls a run finished that is not", report, run_id)
-        elif expected == "interrupted" and (end is None or end.status != "interrupted"):
+        if expected == "interrupted" and (end is None or end.status != "interrupted"):
             ledger.broken("a drain calls a run interrupted that was not", report, run_id, end)
         elif expected == "parked" and killed is None and not _resumed(run, end):
             ledger.broken("a drain calls a run parked, but no host went on with it", report, run_id)

@@ -30,7 +30,7 @@ from holdfast.protocol.states import (
     next_message_state,
     next_run_state,
 )
-from holdfast.testing.checks.facts import Attempt, Facts, LogRun, SessionLog, Where, root_cause
+from holdfast.testing.checks.facts import Attempt, Facts, LogRun, SessionLog, Where, root_cause, run_of
 from holdfast.testing.checks.ledger import Ledger
 from holdfast.testing.history import (
     Refused,
@@ -58,8 +58,8 @@ def one_run(facts: Facts, ledger: Ledger) -> None:
     for log in facts.logs.values():
         holder: str | None = None
         for event in log.events:
-            run_id = getattr(event, "run_id", None)
-            if run_id is None or isinstance(event, MessageSettled):
+            run_id = run_of(event)
+            if run_id is None:
                 continue
             if isinstance(event, RunStarted):
                 ledger.saw()
@@ -396,7 +396,7 @@ _MESSAGE_INPUTS: dict[str, MessageInput] = {
     "withdrawn": "withdraw",
 }
 _RANK: dict[MessageState, int] = {"accepted": 0, "taken": 1}
-_STATE_ERRORS = frozenset(("illegal_transition", "error", "stale_fence"))
+_STATE_ERRORS = frozenset(("illegal_transition", "error", "internal_error", "stale_fence"))
 
 
 def atomic_state(facts: Facts, ledger: Ledger) -> None:
@@ -405,7 +405,7 @@ def atomic_state(facts: Facts, ledger: Ledger) -> None:
     *Observations*: each run and each message in a log, and each message whose state was read twice. *Violations*: the
     events of a run or a message are not a path of the table (a run: begin with ``run.started``; be interrupted by a
     request only after ``run.stopping``; end in one terminal state and stay there); a call or child that finishes
-    without having started, or twice, restarts included; a state that is read later lies before one that was read
+    without having started, or twice; a state that is read later lies before one that was read
     earlier, or is another end; a session that is read as idle names a run, or one that is on does not; an error about
     states, or an unnamed one, reaches a client.
     """
@@ -480,17 +480,28 @@ def _judge_run_path(ledger: Ledger, where: Where, run: LogRun) -> None:
 
 def _judge_call_path(ledger: Ledger, where: Where, run: LogRun) -> None:
     open_calls: set[str] = set()
+    children: set[str] = set()
     done: set[str] = set()
     for event in run.events:
         match event:
-            case ToolStarted(call_id=name) | ChildStarted(child_id=name):
+            case RunRestarted():
+                children.clear()
+            case ChildStarted(child_id=name):
+                children.add(name)
+            case ToolStarted(call_id=name):
                 open_calls.add(name)
-            case ToolFinished(call_id=name) | ChildFinished(child_id=name):
+            case ChildFinished(child_id=name):
+                if name not in children:
+                    ledger.broken("a child finished that had not started, or twice", where, event)
+                children.discard(name)
+            case ToolFinished(call_id=name, status=status):
                 if name in done:
-                    ledger.broken("a call or child finished twice", where, event)
+                    ledger.broken("a call finished twice", where, event)
                 elif name not in open_calls:
-                    ledger.broken("a call or child finished that had not started", where, event)
-                done.add(name)
+                    ledger.broken("a call finished that had not started", where, event)
+                open_calls.discard(name)
+                if status != "interrupted":
+                    done.add(name)
             case _:
                 pass
 

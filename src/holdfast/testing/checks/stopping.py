@@ -330,7 +330,8 @@ def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attem
 
 
 def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
-    """Whether its host had been killed when the process had to be gone, and it is seen within the time it has to die."""
+    """Whether its host had been killed when the process had to be gone, and it is seen within the time it has to
+    die."""
     killed_at = facts.killed_at.get(host_pid)
     return killed_at is not None and killed_at <= since and at <= killed_at + facts.limits.death_s
 
