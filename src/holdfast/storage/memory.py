@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -188,11 +189,10 @@ class MemoryTables:
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
         self.sessions[row.session].log.append(_Pack(events[-1].seq, run_id, at, tuple(events)))
 
-    def add_entries(self, row: SessionRow, entries: Sequence[Entry]) -> None:
-        self.sessions[row.session].entries.extend(entries)
-
-    def add_run(self, row: SessionRow, run: EndedRun) -> None:
-        self.sessions[row.session].runs[run.view.run_id] = run
+    def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
+        session = self.sessions[row.session]
+        session.runs[run.view.run_id] = run
+        session.entries.extend(entries)
 
     def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
         """See `Store.prune`."""
@@ -227,22 +227,40 @@ class MemoryStore:
     """A `Store` in memory.
 
     Parameters:
-        yielding: let other tasks run before and after each verb, as a real store does; for exploring schedules.
+        yielding: write in a task of its own, one verb after the other, so that other tasks run before and after each,
+            and results come in the order of the writes, as from a real store's writer; for exploring schedules.
     """
 
     def __init__(self, *, yielding: bool = False) -> None:
         self._tables = MemoryTables()
         self._yielding = yielding
         self._node_id: str | None = None
+        self._given: deque[Callable[[], None]] = deque()
+        self._bell: asyncio.Future[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._closing = False
 
     def _write(self, verb: Callable[[MemoryTables], _T]) -> asyncio.Future[_T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_T] = loop.create_future()
-        if self._yielding:
-            loop.call_soon(self._run, verb, future)
-        else:
+        if self._writer is None:
             self._run(verb, future)
+        else:
+            self._given.append(lambda: self._run(verb, future))
+            if self._bell is not None and not self._bell.done():
+                self._bell.set_result(None)
         return future
+
+    async def _write_in_turn(self) -> None:
+        """The writer of a yielding store. Ends when the store is closed and everything is written."""
+        while True:
+            while self._given:
+                self._given.popleft()()
+                await asyncio.sleep(0)
+            if self._closing:
+                return
+            self._bell = asyncio.get_running_loop().create_future()
+            await self._bell
 
     def _run(self, verb: Callable[[MemoryTables], _T], future: asyncio.Future[_T]) -> None:
         try:
@@ -271,10 +289,17 @@ class MemoryStore:
             raise StoreLocked("this memory store is open already")
         self._node_id = node_id
         self._tables.epoch += 1
+        if self._yielding:
+            self._closing = False
+            self._writer = asyncio.get_running_loop().create_task(self._write_in_turn())
 
     async def close(self) -> None:
-        if self._yielding:
-            await asyncio.sleep(0)
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            self._closing = True
+            if self._bell is not None and not self._bell.done():
+                self._bell.set_result(None)
+            await writer
         self._node_id = None
 
     def send(self, request: Send) -> asyncio.Future[SendResult]:
