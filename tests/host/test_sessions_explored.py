@@ -15,7 +15,7 @@ from holdfast.protocol.events import Event, MessageAccepted, MessageSettled, Run
 from holdfast.protocol.messages import Policy, Receipt
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
-from holdfast.testing import explore
+from holdfast.testing import VirtualClock, explore
 
 POLICIES: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
 QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0)
@@ -51,7 +51,7 @@ AGENTS = (ten_awaits, fails, endless)
 
 def host() -> Host:
     """A host whose store yields around each verb, so that schedules differ there too."""
-    return Host(agents=AGENTS, store=MemoryStore(yielding=True), settings=QUICK)
+    return Host(agents=AGENTS, store=MemoryStore(yielding=True), settings=QUICK, clock=VirtualClock())
 
 
 def check_log(events: list[Event]) -> None:
@@ -214,7 +214,7 @@ def test_a_hundred_messages_through_ten_awaits_run_one_at_a_time_in_order() -> N
     async def scenario() -> None:
         nonlocal running
         running = 0
-        async with Host(guarded, store=MemoryStore(yielding=True), settings=QUICK) as one:
+        async with Host(guarded, store=MemoryStore(yielding=True), settings=QUICK, clock=VirtualClock()) as one:
             session = one.session("s")
             answers = [asyncio.ensure_future(session.ask(str(n))) for n in range(100)]
             assert [await answer for answer in answers] == [str(n) for n in range(100)]
