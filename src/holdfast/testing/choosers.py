@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ExhaustiveChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 
-_FAIR_AFTER = 100
+# Busy waiting is no livelock: who was preferred so many times in a row is put last, and who could run for so many steps
+# goes next.
+_IN_A_ROW = 100
+_OVERDUE_STEPS = 1000
 
 
 class ReplayMismatch(Exception):  # noqa: N818
@@ -44,8 +47,7 @@ class PctChooser:
     """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
 
     The actor with the highest priority always goes, so it runs far ahead of the others: that finds orders which a fair
-    dice needs very long for. An actor that was preferred a hundred times in a row loses its priority, so that one which
-    waits in a loop for another does not wait for ever.
+    dice needs very long for. The clock (see ``timers="any"``) gets a new priority each time it was preferred.
 
     Parameters:
         depth: how many orderings the bug needs, at most; 3 finds most.
@@ -76,6 +78,9 @@ class PctChooser:
 
     def pick(self, runnable: Sequence[Step]) -> int:
         """The one with the highest priority; at a moment of change that one is put last."""
+        oldest = runnable[0]
+        if oldest.overdue(_OVERDUE_STEPS):
+            return 0
         priorities = self._priorities
         best, best_priority = 0, -1e9
         for at, step in enumerate(runnable):
@@ -88,10 +93,12 @@ class PctChooser:
         chosen = runnable[best].actor
         self._in_a_row = self._in_a_row + 1 if chosen is self._last else 1
         self._last = chosen
-        if self._made in self._changes or self._in_a_row > _FAIR_AFTER:
+        if self._made in self._changes or self._in_a_row > _IN_A_ROW:
             self._lowest -= 1.0
             priorities[chosen] = self._lowest
             self._in_a_row = 0
+        elif chosen.is_clock:
+            priorities[chosen] = self._random.random()
         self._made += 1
         return best
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import threading
 import time
@@ -121,8 +122,9 @@ def explore(
     began = time.perf_counter()
     count = steps = longest = 0
     seen: set[int] = set()
-    with _real_world_closed():
+    with _real_world_closed(), _garbage_left():
         while count < schedules and picker.begin():
+            _collect_some_garbage()
             outcome = _run_one(make_loop(picker), test, picker)
             count += 1
             steps += outcome.steps
@@ -307,6 +309,29 @@ def _busiest(loop: ExploredLoop | None) -> str:
     names = [actor.name for actor in loop.recent]
     ranked = sorted(dict.fromkeys(names), key=names.count, reverse=True)[:5]
     return f" (the last {len(names)} were taken by {', '.join(ranked)})"
+
+
+# Keeping the garbage collector out: what it frees in the middle of a schedule may cancel timers or run callbacks
+
+_MUCH_GARBAGE = 20_000
+
+
+@contextmanager
+def _garbage_left() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.freeze()  # what was there before need not be looked at between schedules
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+def _collect_some_garbage() -> None:
+    if gc.get_count()[0] > _MUCH_GARBAGE:
+        gc.collect()
 
 
 # Keeping real threads, processes and sockets out

@@ -332,12 +332,13 @@ class Actor:
         scheduled_by: for callbacks, the actor that scheduled them.
     """
 
-    __slots__ = ("callbacks", "number", "queue", "runnable", "scheduled_by", "task")
+    __slots__ = ("callbacks", "is_clock", "number", "queue", "runnable", "scheduled_by", "task")
 
     def __init__(self, number: int, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> None:
         self.number = number
         self.task = task
         self.scheduled_by = scheduled_by
+        self.is_clock = False
         self.callbacks: Actor | None = None
         self.queue: deque[Step] = deque()
         self.runnable = False
@@ -349,7 +350,7 @@ class Actor:
             return self.task.get_name()
         if self.scheduled_by is not None:
             return f"callbacks of {self.scheduled_by.name}"
-        return "outside"
+        return "the clock" if self.is_clock else "outside"
 
 
 class Step(asyncio.TimerHandle):
@@ -388,6 +389,10 @@ class Step(asyncio.TimerHandle):
             self._cancelled = True
             self._callback = _nothing
             self._args = ()
+
+    def overdue(self, steps: int) -> bool:
+        """Whether it could have run for more than so many steps."""
+        return self._loop.steps - self.born > steps
 
     def __repr__(self) -> str:
         return f"<Step of {self.actor.name!r}>"
@@ -444,6 +449,7 @@ class ExploredLoop(VirtualLoop):
         self._clock: Step | None = None
         if timers == "any":
             self._clock = Step(0.0, self._pass_time, (), self, None, self._new_actor(None, None))
+            self._clock.actor.is_clock = True
         if tasks == "eager":
             if sys.version_info >= (3, 12):
                 self.set_task_factory(asyncio.eager_task_factory)
