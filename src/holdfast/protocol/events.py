@@ -259,13 +259,14 @@ class Stored(NamedTuple):
 
 EVENT_KINDS: tuple[str, ...] = tuple(str(member.__struct_config__.tag) for member in Event.__args__)
 
+_kinds: dict[type, str] = {member: str(member.__struct_config__.tag) for member in Event.__args__}
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def encode_event(event: Event) -> tuple[str, bytes]:
     """The kind and the JSON of an event that has no number yet."""
-    return event.kind, _encoder.encode(event)
+    return _kinds[type(event)], _encoder.encode(event)
 
 
 def wire(stored: Stored) -> bytes:

@@ -11,8 +11,9 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from holdfast.errors import StorageError, StoreLocked
 from holdfast.protocol.events import Stored
@@ -455,7 +456,7 @@ class MemoryStore:
             record = tables.keys.get(key_id)
             if record is None or record.revoked_at is not None:
                 return False
-            tables.keys[key_id] = replace(record, revoked_at=at)
+            tables.keys[key_id] = msgspec.structs.replace(record, revoked_at=at)
             return True
 
         return await self._do(write)

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal, Protocol
+
+import msgspec
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
@@ -57,8 +58,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(msgspec.Struct, frozen=True):
     """The right to write for one run of one session."""
 
     session: int
@@ -66,8 +66,7 @@ class Lease:
     fence: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A run that this node holds, with the messages it took.
 
     Parameters:
@@ -93,8 +92,7 @@ class Claim:
     events: tuple[Stored, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(msgspec.Struct, frozen=True, kw_only=True):
     """A message to be accepted.
 
     Parameters:
@@ -127,8 +125,7 @@ class Send:
     session_limit: int = 10_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a send.
 
     Parameters:
@@ -154,8 +151,7 @@ class SendResult:
     events: tuple[Stored, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NotReady:
+class NotReady(msgspec.Struct, frozen=True, kw_only=True):
     """A claim found nothing to run: nothing waits, a run is on, or nothing is due before ``not_before``."""
 
     waiting: int
@@ -163,15 +159,13 @@ class NotReady:
     busy: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True, kw_only=True):
     """Events as they were numbered."""
 
     events: tuple[Stored, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunCommit:
+class RunCommit(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a run.
 
     Parameters:
@@ -192,14 +186,13 @@ class RunCommit:
     cause: Cause | None = None
     error: str | None = None
     receipt: StopReceipt | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = Usage()
     entries: Sequence[Entry] = ()
     events: Sequence[tuple[str, bytes]] = ()
     next_run_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
+class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """A run has ended and its slot is free, or taken by ``claim``.
 
     Parameters:
@@ -216,8 +209,7 @@ class Committed:
     not_before: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupt:
+class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
     """An interrupt of the run that is on, or of exactly `run_id`."""
 
     principal: str
@@ -227,8 +219,7 @@ class Interrupt:
     run_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interrupted:
+class Interrupted(msgspec.Struct, frozen=True, kw_only=True):
     """What an interrupt met: ``run_id`` is None when the session was idle or that run had ended already."""
 
     session: int
@@ -237,8 +228,7 @@ class Interrupted:
     events: tuple[Stored, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     """What a session's stop met: the run to stop, and the messages that were withdrawn."""
 
     session: int
@@ -248,8 +238,7 @@ class Stopped:
     events: tuple[Stored, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True, kw_only=True):
     """A session without a run whose mailbox is not empty."""
 
     session: int
@@ -259,8 +248,7 @@ class Ready:
     not_before: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyRecord:
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     """An API key as it is stored: hashed. ``role`` is ``user``, ``admin`` or ``trusted`` (may forward users)."""
 
     key_id: str
@@ -272,8 +260,7 @@ class KeyRecord:
     revoked_at: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreInfo:
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a store says of itself, for ``doctor`` and the statistics."""
 
     engine: str

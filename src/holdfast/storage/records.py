@@ -62,6 +62,7 @@ class SessionRow:
         run_id … cause: the run that is on; ``started_seq`` is the seq of its ``run.started``.
         append_nth, append_seq: the last numbered append under this lease, and the seq it began at.
         sweep: the next run takes everything that waits up to this seq.
+        last_run_id: the run that ended last.
         waiting: the mailbox, in order.
         taken: the messages of the run that is on.
     """
@@ -86,6 +87,7 @@ class SessionRow:
     append_nth: int = 0
     append_seq: int = 0
     sweep: int = 0
+    last_run_id: str | None = None
     deleted_at: float | None = None
     waiting: tuple[Mail, ...] = ()
     taken: tuple[Mail, ...] = ()
@@ -110,6 +112,7 @@ class EndedRun(NamedTuple):
     commit_seq: int
     end_seq: int
     next_run_id: str | None
+    previous_run_id: str | None
 
 
 @dataclass(slots=True)
@@ -196,12 +199,8 @@ class Tables(Protocol):
         """Write one pack of numbered events."""
         ...
 
-    def add_entries(self, row: SessionRow, entries: Sequence[Entry]) -> None:
-        """Write one pack of numbered transcript entries."""
-        ...
-
-    def add_run(self, row: SessionRow, run: EndedRun) -> None:
-        """Write a run that has ended."""
+    def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
+        """Write a run that has ended, with its numbered transcript entries."""
         ...
 
 

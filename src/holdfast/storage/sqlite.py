@@ -121,6 +121,7 @@ def _connect(path: str) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16384")
+    connection.execute("PRAGMA wal_autocheckpoint = 4000")
     return connection
 
 

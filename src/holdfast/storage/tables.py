@@ -39,6 +39,7 @@ from holdfast.storage.records import (
 __all__ = ["Database", "SessionChanged", "SqlReads", "SqlTables"]
 
 _KEPT_SESSIONS = 2048
+_ALL = 2**62
 
 
 class SessionChanged(Exception):
@@ -101,7 +102,7 @@ def _ended(rows: list[tuple[Any, ...]]) -> EndedRun | None:
 def _row(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
     """A session without its messages; how many wait; the ids of those of the run that is on."""
     row = SessionRow(*columns[:11])
-    _, row.append_nth, row.append_seq, row.sweep, row.deleted_at, waiting = columns[11:]
+    _, row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, waiting = columns[11:]
     if row.run_id is None:
         return row, waiting, ()
     live = _decode_live(columns[11])
@@ -151,6 +152,7 @@ def _state_columns(row: SessionRow) -> tuple[object, ...]:
         row.append_nth,
         row.append_seq,
         row.sweep,
+        row.last_run_id,
         len(waiting),
         waiting[0].message.accepted_at if waiting else None,
         due_at(row),
@@ -186,14 +188,13 @@ class SqlTables:
         self._taken: list[tuple[object, ...]] = []
         self._withdrawn: list[tuple[object, ...]] = []
         self._events: list[tuple[object, ...]] = []
-        self._entries: list[tuple[object, ...]] = []
         self._runs: list[tuple[object, ...]] = []
 
     def forget(self) -> None:
         """Drop what was kept and collected; numbers that were given out stay used."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
-        for collected in (self._taken, self._withdrawn, self._events, self._entries, self._runs):
+        for collected in (self._taken, self._withdrawn, self._events, self._runs):
             collected.clear()
 
     def trim(self) -> None:
@@ -235,11 +236,7 @@ class SqlTables:
                 if self._database.write(name, *parameters) != 1:
                     raise SessionChanged
             collected.clear()
-        for name, collected in (
-            ("add_events", self._events),
-            ("add_runs", self._runs),
-            ("add_entries", self._entries),
-        ):
+        for name, collected in (("add_events", self._events), ("add_runs", self._runs)):
             if collected:
                 write(name, collected)
                 collected.clear()
@@ -354,21 +351,21 @@ class SqlTables:
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
         self._events.append((row.session, events[-1].seq, events[0].seq, run_id, at, pack_events(events)))
 
-    def add_entries(self, row: SessionRow, entries: Sequence[Entry]) -> None:
-        self._entries.append((row.session, entries[-1].n, entries[0].n, pack_entries(entries)))
-
-    def add_run(self, row: SessionRow, run: EndedRun) -> None:
+    def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
         view = run.view
         self._runs.append(
             (
-                row.session,
                 view.run_id,
+                row.session,
+                run.previous_run_id,
+                run.next_run_id,
                 run.fence,
                 run.started_seq,
                 run.commit_seq,
                 run.end_seq,
-                run.next_run_id,
+                row.next_n - 1,
                 _encode(view),
+                pack_entries(entries) if entries else None,
             )
         )
 
@@ -379,7 +376,12 @@ class SqlTables:
         database = self._database
         dropped = 0
         for (session,) in database.query("tombstones", tombstones_before):
-            for name in ("purge_messages", "purge_events", "purge_entries", "purge_runs", "purge_session"):
+            for (body,) in database.query("ended_runs", session, session, _ALL, session):
+                run = _decode_run(body)
+                database.write("purge_run", run.run_id, session)
+                for message_id in run.messages:
+                    database.write("purge_message", message_id, session)
+            for name in ("purge_withdrawn_messages", "purge_events", "purge_session"):
                 database.write(name, session)
             dropped += 1
             row = self._rows.pop(session, None)
@@ -457,7 +459,7 @@ class SqlReads:
 
     def transcript(self, session: int, *, after: int, limit: int) -> tuple[Entry, ...]:
         out: list[Entry] = []
-        for (body,) in self._query("entries_after", session, after, limit):
+        for (body,) in self._query("entries_after", session, after, session, after, session, limit):
             out.extend(entry for entry in unpack_entries(body) if entry.n > after)
             if len(out) >= limit:
                 break
@@ -511,7 +513,7 @@ class SqlReads:
 
     def runs(self, session: int, *, limit: int) -> tuple[RunView, ...]:
         live = self._live(session)
-        ended = [_decode_run(body) for (body,) in self._query("ended_runs", session, limit)]
+        ended = [_decode_run(body) for (body,) in self._query("ended_runs", session, session, limit, session)]
         if live is not None and all(run.run_id != live[0].run_id for run in ended):
             ended.insert(0, live[0])
         return tuple(ended[:limit])

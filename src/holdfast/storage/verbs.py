@@ -396,6 +396,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     )
     end_seq = row.next_seq - 1
     entries = _number_entries(row, commit.entries)
+    previous_run_id, row.last_run_id = row.last_run_id, lease.run_id
     row.run_id = None
     row.run_state = "running"
     row.cause = None
@@ -412,9 +413,9 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
             _start(tables, row, next_log, chosen, commit.next_run_id, at)
     next_run_id = commit.next_run_id if chosen else None
     tables.save(row)
-    tables.add_run(row, EndedRun(view, lease.fence, started_seq, commit_seq, end_seq, next_run_id))
-    if entries:
-        tables.add_entries(row, entries)
+    tables.add_run(
+        row, EndedRun(view, lease.fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id), entries
+    )
     events = log.write(tables, lease.run_id, at)
     next_claim = None
     if next_run_id is not None:
