@@ -44,6 +44,7 @@ class Client:
         retry_s: how long a request that is safe to repeat is repeated while the server does not answer, in seconds.
         reconnect_s: how long `RemoteSession.events` tries to come back after a cut connection, in seconds.
         on_cut: called with the error when a connection of events was cut, before it is made again.
+        on_back: called when it was made again.
 
     Raises:
         ConfigurationError: `url` is not an http or https address.
@@ -58,6 +59,7 @@ class Client:
         retry_s: float = 10.0,
         reconnect_s: float = 60.0,
         on_cut: Callable[[HoldfastError], None] | None = None,
+        on_back: Callable[[], None] | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         parts = urlsplit(url)
@@ -67,6 +69,7 @@ class Client:
         self.retry_s = retry_s
         self.reconnect_s = reconnect_s
         self.on_cut = on_cut
+        self.on_back = on_back
         headers = {"accept": "application/json"}
         if key is not None:
             headers["authorization"] = f"Bearer {key}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
@@ -179,7 +179,7 @@ class RemoteSession:
 
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Event | Gap]:
+    async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
         """See `SessionLike.events`. After a cut connection it comes back by itself, without loss or repeat.
 
         Raises:
@@ -307,8 +307,11 @@ class _Patience:
 
     def renew(self) -> None:
         """The connection lives."""
-        self._attempt = 0
-        self._cut_at = None
+        if self._cut_at is not None:
+            self._attempt = 0
+            self._cut_at = None
+            if self._client.on_back is not None:
+                self._client.on_back()
 
     async def wait(self, failure: HoldfastError) -> None:
         """Pause before the next attempt. Raises `failure` when the time is over."""

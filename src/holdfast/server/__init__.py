@@ -1,1 +1,7 @@
-"""server"""
+"""The HTTP server: the native API, event streams, keys, the page, and an orderly shutdown."""
+
+from holdfast.server.app import App
+from holdfast.server.auth import KeyRing
+from holdfast.server.run import Running, bind, holder_of, serve
+
+__all__ = ["App", "KeyRing", "Running", "bind", "holder_of", "serve"]

@@ -1,0 +1,302 @@
+"""Every command with its arguments and options. What a command does stands in a module that is loaded when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="holdfast",
+    help="Host AI agents for many users at once, and keep them under control.",
+    epilog=(
+        "Exit codes: 0 done · 1 failed, or something is left · 2 usage · 3 unreachable · 4 refused · 5 interrupted · "
+        "6 wait expired · 7 store"
+    ),
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+
+Url = Annotated[str | None, typer.Option("--url", envvar="HOLDFAST_URL", help="The server's address.")]
+Key = Annotated[str | None, typer.Option("--key", envvar="HOLDFAST_KEY", help="An API key.", show_envvar=True)]
+User = Annotated[str | None, typer.Option("--user", help="Act for this principal (trusted and admin keys).")]
+Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, one value a line.")]
+Session = Annotated[str, typer.Option("--session", "-s", envvar="HOLDFAST_SESSION", help="The session's key.")]
+Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; it is kept with the run.")]
+Grace = Annotated[float | None, typer.Option("--grace", help="Seconds that what runs has for its clean-up.")]
+Store = Annotated[str | None, typer.Option("--store", help="Where sessions are kept: sqlite:///file or memory://.")]
+
+
+def main() -> None:
+    """Entry point of the ``holdfast`` command."""
+    app(prog_name="holdfast")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Host AI agents for many users at once, and keep them under control."""
+    if version:
+        from holdfast import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    agents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MODULE:AGENT]...", help="Agents; the first is the default. Without any: the demo."),
+    ] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 takes a free one.")] = None,
+    store: Store = None,
+    grace: Grace = None,
+    drain: Annotated[float | None, typer.Option("--drain", help="Seconds that runs have to finish at the end.")] = None,
+    log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")] = None,
+    json: Json = False,
+) -> None:
+    """Start a server. Every setting can also come from holdfast.toml or HOLDFAST_<NAME>."""
+    from holdfast.cli.serving import serve as serving
+
+    flags = {
+        "host": host,
+        "port": port,
+        "store": store,
+        "grace_s": grace,
+        "drain_s": drain,
+        "log_level": log_level,
+    }
+    sys.exit(serving(agents or [], flags, as_json=json))
+
+
+@app.command()
+def chat(
+    session: Session = "main",
+    agent: Annotated[str | None, typer.Option("--agent", help="The agent to talk to.")] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Annotated[bool, typer.Option("--json", help="Write the events as JSON lines.")] = False,
+) -> None:
+    """Talk to an agent. Ctrl-C interrupts the answer, twice stops the session, Ctrl-D leaves."""
+    from holdfast.cli.chatting import chat as chatting
+    from holdfast.cli.connection import Target
+
+    sys.exit(chatting(Target(url=url, key=key, user=user, as_json=json), session, agent=agent))
+
+
+@app.command()
+def send(
+    text: Annotated[str | None, typer.Argument(help="The message; read from stdin if it is - or missing.")] = None,
+    session: Session = "main",
+    wait: Annotated[
+        float | None, typer.Option("--wait", "-w", help="Wait for the answer, at most this many seconds.")
+    ] = None,
+    policy: Annotated[str, typer.Option("--policy", help="queue, collect, interrupt or reject.")] = "queue",
+    agent: Annotated[str | None, typer.Option("--agent", help="The agent that answers.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="The same key is accepted once.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Send a message; print its receipt, or its answer with --wait."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.sending import send as sending
+
+    sys.exit(
+        sending(
+            Target(url=url, key=key, user=user, as_json=json),
+            session,
+            text,
+            wait_s=wait,
+            policy=policy,
+            agent=agent,
+            idempotency_key=idempotency_key,
+        )
+    )
+
+
+@app.command()
+def ps(
+    everybody: Annotated[bool, typer.Option("--all", "-a", help="All principals' sessions (admin).")] = False,
+    limit: Annotated[int, typer.Option("--limit", help="At most this many.", min=1, max=1000)] = 100,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """List sessions: what runs, what waits."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.looking import ps as looking
+
+    sys.exit(looking(Target(url=url, key=key, user=user, as_json=json), everybody=everybody, limit=limit))
+
+
+@app.command()
+def tree(
+    session: Annotated[str | None, typer.Option("--session", "-s", help="Only this session.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", "-a", help="All principals' (admin).")] = False,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Show the tasks, threads and processes that are alive."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.looking import tree as looking
+
+    sys.exit(looking(Target(url=url, key=key, user=user, as_json=json), session, everybody=everybody))
+
+
+@app.command()
+def interrupt(
+    session: Session = "main",
+    reason: Reason = "",
+    run_id: Annotated[str | None, typer.Option("--run", help="Only this run, not a later one.")] = None,
+    grace: Grace = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """End the run that is on; what waits runs afterwards. Exit 1 if something could not be ended."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.ending import interrupt as ending
+
+    sys.exit(ending(Target(url=url, key=key, user=user, as_json=json), session, reason, run_id=run_id, grace_s=grace))
+
+
+@app.command()
+def stop(
+    session: Session = "main",
+    reason: Reason = "",
+    grace: Grace = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """End a session's run and background work, and withdraw what waits."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.ending import stop as ending
+
+    sys.exit(ending(Target(url=url, key=key, user=user, as_json=json), session, reason, grace_s=grace))
+
+
+@app.command()
+def tail(
+    session: Session = "main",
+    after: Annotated[str | None, typer.Option("--after", help="A cursor: only what comes after it.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Begin with this many of the newest events.", min=0)] = 20,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with what comes.")] = True,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Follow a session's events; comes back by itself after a cut connection."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.looking import tail as looking
+
+    target = Target(url=url, key=key, user=user, as_json=json)
+    sys.exit(looking(target, session, after=after, lines=lines, follow=follow))
+
+
+@app.command()
+def export(
+    session: Session = "main",
+    events: Annotated[bool, typer.Option("--events", help="The event log instead of the transcript.")] = False,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Annotated[bool, typer.Option("--json", help="JSON lines instead of Markdown.")] = False,
+) -> None:
+    """Write a session's transcript as Markdown, or as JSON lines."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.looking import export as looking
+
+    sys.exit(looking(Target(url=url, key=key, user=user, as_json=json), session, events=events, output=output))
+
+
+@app.command()
+def drain(
+    deadline: Annotated[float | None, typer.Option("--deadline", help="Seconds that runs have to finish.")] = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Let a server take no new work, wait until it is idle, and name what is left (exit 1). Needs an admin key."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.ending import drain as ending
+
+    sys.exit(ending(Target(url=url, key=key, as_json=json), deadline_s=deadline))
+
+
+@app.command()
+def doctor(
+    store: Store = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Check the store, disk, process control, ports, versions and orphans, and say what to do. Exit 1 on a fault."""
+    from holdfast.cli.checking import doctor as checking
+    from holdfast.cli.connection import Target
+
+    sys.exit(checking(Target(url=url, key=key, as_json=json), store=store))
+
+
+@keys.command("create")
+def create_key(
+    principal: Annotated[str, typer.Argument(help="Whose key: the owner of the sessions.")],
+    role: Annotated[str, typer.Option("--role", help="user, trusted (may act for others) or admin.")] = "user",
+    label: Annotated[str, typer.Option("--label", help="A note for people.")] = "",
+    store: Store = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Make a key. It is shown once; the store has its hash. From the first key on, every request needs one."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.keyring import create
+
+    sys.exit(create(Target(url=url, key=key, as_json=json), store, principal=principal, role=role, label=label))
+
+
+@keys.command("list")
+def list_keys(store: Store = None, url: Url = None, key: Key = None, json: Json = False) -> None:
+    """List keys, revoked ones included."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.keyring import show
+
+    sys.exit(show(Target(url=url, key=key, as_json=json), store))
+
+
+@keys.command("revoke")
+def revoke_key(
+    key_id: Annotated[str, typer.Argument(help="The key's id, k_…")],
+    store: Store = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> None:
+    """Make a key invalid at once."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.keyring import revoke
+
+    sys.exit(revoke(Target(url=url, key=key, as_json=json), store, key_id))

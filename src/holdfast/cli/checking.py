@@ -1,0 +1,326 @@
+"""``holdfast doctor``: look at everything that Holdfast depends on, and say what to do about each."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from holdfast import ids
+from holdfast.cli.connection import Target, run
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import note, say, say_json
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, ServerUnreachable, StoreLocked
+from holdfast.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Check", "doctor"]
+
+State = Literal["ok", "advice", "fault"]
+
+_PACKAGES = ("holdfast", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "httpx2")
+_SLOW_DISK_S = 0.02
+_LITTLE_SPACE_BYTES = 1 << 30
+_FEW_FILES = 4096
+_NAMESPACES = "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x20000000) != 0)"
+_SUBREAPER = "import ctypes, sys; sys.exit(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0)"
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that was looked at: how it is, and what to do about it."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+def doctor(target: Target, *, store: str | None) -> Exit:
+    """Check everything and report. Exit 1 if something is at fault."""
+
+    async def work() -> Exit:
+        settings = load_settings({"store": store})
+        checks: list[Check] = []
+        for name, look in (
+            ("versions", _versions),
+            ("limits", _limits),
+            ("process control", _process_control),
+            ("namespaces", _namespaces),
+            ("orphans", _orphans),
+        ):
+            if not target.as_json and sys.stderr.isatty():
+                note(f"… {name}")
+            checks += look()
+        checks += await _store(settings)
+        checks += _disk(settings)
+        checks += await _server(target)
+        faults = sum(check.state == "fault" for check in checks)
+        if target.as_json:
+            say_json({"checks": checks, "faults": faults})
+        else:
+            _say(checks)
+        return Exit.FAILED if faults else Exit.OK
+
+    return run(work, as_json=target.as_json)
+
+
+def _say(checks: list[Check]) -> None:
+    marks = {"ok": "ok    ", "advice": "advice", "fault": "FAULT "}
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        say(f"{marks[check.state]}  {check.name:<{width}}  {check.found}")
+        if check.advice:
+            say(f"{'':<8}{'':<{width}}  → {check.advice}")
+
+
+def _versions() -> Iterator[Check]:
+    found = [f"Python {platform.python_version()}"]
+    missing = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            if package != "uvloop" or sys.platform == "linux":
+                missing.append(package)
+    yield Check(name="versions", state="ok", found=", ".join(found))
+    if missing:
+        yield Check(
+            name="packages",
+            state="fault",
+            found=f"missing: {', '.join(missing)}",
+            advice="install Holdfast again, with what it needs",
+        )
+
+
+def _limits() -> Iterator[Check]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    few = soft < _FEW_FILES
+    yield Check(
+        name="open files",
+        state="advice" if few else "ok",
+        found=f"at most {soft} (may be raised to {hard})",
+        advice=f"each reader and client takes one: raise it with 'ulimit -n {min(hard, 65536)}'" if few else "",
+    )
+
+
+def _process_control() -> Iterator[Check]:
+    if sys.platform != "linux":
+        yield Check(
+            name="process control",
+            state="advice",
+            found=f"{sys.platform}: process groups only",
+            advice="a program that leaves its group may outlive a stop; the receipt says so. Linux proves it",
+        )
+        return
+    works = _succeeds(_SUBREAPER) and os.path.isdir("/proc/self/task")
+    yield Check(
+        name="process control",
+        state="ok" if works else "fault",
+        found="subreaper, parent-death signal and /proc are there" if works else "no subreaper or no /proc",
+        advice="" if works else "mount /proc and allow prctl, or stops cannot prove that process trees are gone",
+    )
+
+
+def _namespaces() -> Iterator[Check]:
+    if sys.platform != "linux":
+        return
+    works = _succeeds(_NAMESPACES)
+    yield Check(
+        name="namespaces",
+        state="ok" if works else "advice",
+        found="user and pid namespaces can be made" if works else "user and pid namespaces cannot be made here",
+        advice="" if works else "nothing needs them: the reaper follows process trees without",
+    )
+
+
+def _succeeds(program: str) -> bool:
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, timeout=10, check=False)
+    return done.returncode == 0
+
+
+def _orphans() -> Iterator[Check]:
+    from holdfast.runtime.processes import orphans
+
+    found = orphans()
+    if not found:
+        yield Check(name="orphans", state="ok", found="no process outlived its host")
+    for orphan in found:
+        yield Check(
+            name="orphans",
+            state="fault",
+            found=f"pid {orphan.pid} outlived its host {orphan.host}: {orphan.command}",
+            advice=f"look at it, then: kill -9 {orphan.pid}",
+        )
+
+
+def _file_of(settings: Settings) -> Path | None:
+    return Path(settings.store.removeprefix("sqlite:///")) if settings.store.startswith("sqlite:///") else None
+
+
+async def _store(settings: Settings) -> list[Check]:
+    from holdfast.storage import open_store
+
+    path = _file_of(settings)
+    if path is None:
+        return [
+            Check(
+                name="store",
+                state="advice",
+                found=settings.store,
+                advice="nothing is kept after the end; use sqlite:///",
+            )
+        ]
+    if not path.exists():
+        if path.parent.is_dir() and os.access(path.parent, os.W_OK):
+            return [Check(name="store", state="ok", found=f"{path} is not there yet; the first start makes it")]
+        return [
+            Check(
+                name="store",
+                state="fault",
+                found=f"{path.parent} is not a folder that can be written",
+                advice="make it, or name another file with --store",
+            )
+        ]
+    store = open_store(settings.store)
+    try:
+        await store.open(node_id=ids.node_id(), at=system_clock.now())
+        info = await store.info()
+    except StoreLocked as error:
+        return [Check(name="store", state="ok", found=error.message)]
+    except HoldfastError as error:
+        return [Check(name="store", state="fault", found=error.message, advice=error.hint)]
+    finally:
+        await store.close()
+    size = path.stat().st_size
+    return [Check(name="store", state="ok", found=f"{path}: {info.version}, {info.sessions} sessions, {size:,} bytes")]
+
+
+def _disk(settings: Settings) -> Iterator[Check]:
+    path = _file_of(settings)
+    folder = path.parent if path is not None else Path()
+    if not folder.is_dir():
+        return
+    free = shutil.disk_usage(folder).free
+    little = free < _LITTLE_SPACE_BYTES
+    yield Check(
+        name="disk space",
+        state="advice" if little else "ok",
+        found=f"{free / 1e9:.1f} GB free in {folder.resolve()}",
+        advice="free some: a full disk refuses messages (nothing accepted is lost)" if little else "",
+    )
+    try:
+        latency_s = _sync_latency(folder)
+    except OSError as error:
+        yield Check(
+            name="disk latency",
+            state="fault",
+            found=f"cannot write in {folder}: {error.strerror}",
+            advice="check its owner and mode",
+        )
+        return
+    slow = latency_s > _SLOW_DISK_S
+    yield Check(
+        name="disk latency",
+        state="advice" if slow else "ok",
+        found=f"fdatasync takes {latency_s * 1000:.2f} ms (median of 20)",
+        advice="each accepted message waits for it: a local SSD would be quicker" if slow else "",
+    )
+
+
+def _sync_latency(folder: Path) -> float:
+    sync = getattr(os, "fdatasync", os.fsync)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".holdfast-doctor-") as file:
+        times = []
+        for _ in range(20):
+            began = system_clock.monotonic()
+            os.write(file.fileno(), b"\0" * 4096)
+            sync(file.fileno())
+            times.append(system_clock.monotonic() - began)
+    return statistics.median(times)
+
+
+async def _server(target: Target) -> list[Check]:
+    address = target.address
+    try:
+        async with target.client(retry_s=0.0) as client:
+            response = await client.request("GET", "/v1/server", reply_s=5.0)
+    except ServerUnreachable:
+        return [_port(address)]
+    except HoldfastError as error:
+        return [Check(name="server", state="advice", found=f"{address}: {error.message}", advice=error.hint)]
+    view: dict[str, Any] = msgspec.json.decode(response.content)
+    from holdfast import __version__
+
+    checks = []
+    statistics_ = view["statistics"]
+    state = "draining" if statistics_["draining"] else "ready"
+    checks.append(
+        Check(
+            name="server",
+            state="ok",
+            found=f"{address} is {state}: pid {statistics_['pid']}, {statistics_['running']} runs, "
+            f"{statistics_['sessions_live']} sessions in memory, agents {', '.join(view['agents'])}",
+        )
+    )
+    if view["version"] != __version__:
+        checks.append(
+            Check(
+                name="server version",
+                state="advice",
+                found=f"the server is {view['version']}, this is {__version__}",
+                advice="start the server again with this version",
+            )
+        )
+    broken = [f"{number} {count['name']}" for number, count in statistics_["promises"].items() if count["broken"]]
+    if broken:
+        checks.append(
+            Check(
+                name="promises",
+                state="fault",
+                found=f"broken since the start: {', '.join(broken)}",
+                advice="the page at / and /metrics have the counters; please report it",
+            )
+        )
+    for incident in view["incidents"][-5:]:
+        checks.append(Check(name="incident", state="advice", found=f"{incident['kind']}: {incident['text']}"))
+    return checks
+
+
+def _port(address: str) -> Check:
+    from holdfast.server import holder_of
+
+    parts = urlsplit(address)
+    port = parts.port or 80
+    try:
+        with socket.create_connection((parts.hostname or "127.0.0.1", port), timeout=2):
+            pass
+    except OSError:
+        return Check(
+            name="server",
+            state="ok",
+            found=f"nothing runs at {address}; the port is free",
+            advice="start one: holdfast serve",
+        )
+    holder = holder_of(port) or "a program that cannot be seen"
+    return Check(
+        name="server",
+        state="fault",
+        found=f"port {port} is taken by {holder}, which does not answer as Holdfast",
+        advice="stop it, or set HOLDFAST_PORT to another port",
+    )

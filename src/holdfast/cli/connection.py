@@ -1,0 +1,82 @@
+"""From a command's flags to a client, and from what happens to an exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.output import note, say_error
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.client import Client
+
+__all__ = ["Target", "run", "run_with_client"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The server that a command speaks to, and how it answers.
+
+    Parameters:
+        url: its address; by default ``HOLDFAST_URL``, or this machine with the port of the settings.
+        key: an API key; by default ``HOLDFAST_KEY``.
+        user: the principal to act for.
+        as_json: answer in JSON.
+    """
+
+    url: str | None = None
+    key: str | None = None
+    user: str | None = None
+    as_json: bool = False
+
+    def client(self, *, retry_s: float = 1.0, on_cut: Callable[[HoldfastError], None] | None = None) -> Client:
+        """A client for it. Raises `ConfigurationError`."""
+        from holdfast.client import Client
+
+        return Client(self.address, self.key, user=self.user, retry_s=retry_s, on_cut=on_cut)
+
+    @property
+    def address(self) -> str:
+        """The server's address. Raises `ConfigurationError`."""
+        if self.url:
+            return self.url
+        from holdfast.settings import load_settings
+
+        settings = load_settings()
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+        return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
+
+
+def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | None]], *, retry_s: float = 1.0) -> Exit:
+    """Run `work` with a client of `target`; errors become a message on stderr and an exit code."""
+
+    async def with_client() -> Exit | None:
+        async with target.client(retry_s=retry_s) as client:
+            return await work(client)
+
+    return run(with_client, as_json=target.as_json)
+
+
+def run(work: Callable[[], Awaitable[Exit | None]], *, as_json: bool) -> Exit:
+    """Run `work` on a loop of its own; errors become a message on stderr and an exit code."""
+
+    async def guarded() -> Exit:
+        try:
+            return await work() or Exit.OK
+        except HoldfastError as error:
+            say_error(error, as_json=as_json)
+            return exit_of(error)
+
+    try:
+        return asyncio.run(guarded())
+    except KeyboardInterrupt:
+        note("")
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more; the flush at exit must not fail again
+        return Exit.OK

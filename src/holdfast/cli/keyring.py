@@ -1,0 +1,150 @@
+"""``holdfast keys``: through the server where one runs, else in the store itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+import msgspec
+
+from holdfast import ids
+from holdfast.cli.connection import Target, run
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import age, note, say, say_json, say_table
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, StoreLocked
+
+if TYPE_CHECKING:
+    from holdfast.client import Client
+    from holdfast.server import KeyRing
+    from holdfast.server.exchange import Role
+
+__all__ = ["create", "revoke", "show"]
+
+_ROLES = ("user", "trusted", "admin")
+
+
+def create(target: Target, store: str | None, *, principal: str, role: str, label: str) -> Exit:
+    """Make a key and show its secret this once."""
+
+    async def in_store(ring: KeyRing) -> dict[str, Any]:
+        record, secret = await ring.create(principal=principal, role=cast("Role", role), label=label)
+        return {"key": _plain(record), "secret": secret}
+
+    async def on_server(client: Client) -> dict[str, Any]:
+        body = {"principal": principal, "role": role, "label": label}
+        return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
+
+    async def work() -> None:
+        if role not in _ROLES:
+            raise ConfigurationError(f"there is no role {role!r}", hint=f"use {', '.join(_ROLES)}")
+        made = await _either(target, store, in_store, on_server)
+        if target.as_json:
+            say_json(made)
+            return
+        say(made["secret"])
+        note(f"This is the key {made['key']['key_id']} of {principal} with role {role}. It is shown only now: keep it.")
+        note("From the first key on, every request needs one: export HOLDFAST_KEY=…")
+
+    return run(work, as_json=target.as_json)
+
+
+def show(target: Target, store: str | None) -> Exit:
+    """List the keys."""
+
+    async def in_store(ring: KeyRing) -> dict[str, Any]:
+        return {"keys": [_plain(record) for record in await ring.records()]}
+
+    async def on_server(client: Client) -> dict[str, Any]:
+        return _decoded((await client.request("GET", "/v1/keys", repeatable=True)).content)
+
+    async def work() -> None:
+        _say_keys(await _either(target, store, in_store, on_server), as_json=target.as_json)
+
+    return run(work, as_json=target.as_json)
+
+
+def revoke(target: Target, store: str | None, key_id: str) -> Exit:
+    """Revoke a key."""
+
+    async def in_store(ring: KeyRing) -> dict[str, Any]:
+        await ring.revoke(key_id)
+        return {"keys": [_plain(record) for record in await ring.records()]}
+
+    async def on_server(client: Client) -> dict[str, Any]:
+        return _decoded((await client.request("DELETE", f"/v1/keys/{quote(key_id, safe='')}")).content)
+
+    async def work() -> None:
+        _say_keys(await _either(target, store, in_store, on_server), as_json=target.as_json)
+
+    return run(work, as_json=target.as_json)
+
+
+async def _either(
+    target: Target,
+    store: str | None,
+    in_store: Callable[[KeyRing], Awaitable[dict[str, Any]]],
+    on_server: Callable[[Client], Awaitable[dict[str, Any]]],
+) -> dict[str, Any]:
+    """Work in the store if nobody has it open and no server was named; else through the server."""
+    from holdfast.settings import load_settings
+
+    chosen = load_settings({"store": store}).store
+    if not target.url and chosen != "memory://":
+        try:
+            async with _ring(chosen) as ring:
+                return await in_store(ring)
+        except StoreLocked:
+            pass  # a server has it: ask that one
+    async with target.client() as client:
+        return await on_server(client)
+
+
+@asynccontextmanager
+async def _ring(url: str) -> AsyncIterator[KeyRing]:
+    from holdfast.server import KeyRing
+    from holdfast.storage import open_store
+
+    store = open_store(url)
+    await store.open(node_id=ids.node_id(), at=system_clock.now())
+    try:
+        ring = KeyRing(store)
+        await ring.load()
+        yield ring
+    finally:
+        await store.close()
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    from holdfast.server.native import key_view
+
+    return _decoded(msgspec.json.encode(key_view(record)))
+
+
+def _decoded(content: bytes) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(content)
+    return decoded
+
+
+def _say_keys(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        say_json(found)
+        return
+    if not found["keys"]:
+        note("no keys: everybody on this machine is 'local'; make one with 'holdfast keys create'")
+    say_table(
+        ("key", "principal", "role", "made", "state", "label"),
+        (
+            (
+                key["key_id"],
+                key["principal"],
+                key["role"],
+                age(key["created_at"]),
+                "valid" if key["revoked_at"] is None else f"revoked {age(key['revoked_at'])}",
+                key["label"],
+            )
+            for key in found["keys"]
+        ),
+    )

@@ -1,0 +1,122 @@
+"""What commands write: JSON for programs, tables and lines for people, notes and errors on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.protocol.messages import TreeNode
+    from holdfast.protocol.stopping import StopReceipt
+
+__all__ = ["Table", "age", "note", "say", "say_error", "say_json", "say_receipt", "say_table", "say_tree"]
+
+Table = Iterable[Sequence[str]]
+
+
+def say(text: str = "") -> None:
+    """A line on stdout."""
+    print(text, flush=True)
+
+
+def say_json(value: Any) -> None:
+    """One line of JSON on stdout."""
+    print(msgspec.json.encode(value).decode(), flush=True)
+
+
+def note(text: str) -> None:
+    """A line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_error(error: HoldfastError, *, as_json: bool) -> None:
+    """An error on stderr: what happened, and what to do next."""
+    if as_json:
+        body = {"code": error.code, "message": error.message, "hint": error.hint}
+        note(msgspec.json.encode({"error": body}).decode())
+        return
+    note(f"holdfast: {error.message}")
+    if error.hint:
+        note(f"  {error.hint}")
+
+
+def say_table(titles: Sequence[str], rows: Table) -> None:
+    """A table whose columns are as wide as they need to be."""
+    shown = [[_clean(cell) for cell in row] for row in rows]
+    widths = [max(len(title), *(len(row[n]) for row in shown)) for n, title in enumerate(titles)] if shown else []
+    if not shown:
+        return
+    for row in [[title.upper() for title in titles], *shown]:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def say_tree(node: TreeNode) -> None:
+    """A task tree with one line for each branch."""
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    def label(node: TreeNode) -> Text:
+        parts = [
+            node.state,
+            f"pid {node.pid}" if node.pid is not None else "",
+            f"{node.age_s:.1f} s" if node.age_s else "",
+        ]
+        text = Text(f"{node.kind} ")
+        text.append(_clean(node.name), style="bold")
+        return text.append("  " + "  ".join(part for part in parts if part), style="dim")
+
+    def grow(branch: Tree, node: TreeNode) -> None:
+        for child in node.children:
+            grow(branch.add(label(child)), child)
+
+    root = Tree(label(node))
+    grow(root, node)
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(root)
+
+
+def say_receipt(receipt: StopReceipt) -> None:
+    """A stop's receipt in a few lines."""
+    stopped = receipt.stopped
+    counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
+    ended = (
+        ", ".join(f"{count} {name}{_plural(name, count)}" for count, name in counts if count) or "nothing was running"
+    )
+    say(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended}")
+    if receipt.forced:
+        say(f"forced: {', '.join(map(_clean, receipt.forced))}")
+    for left in receipt.abandoned:
+        say(f"abandoned: {left.kind} {_clean(left.name)}; its output no longer counts")
+    if receipt.survivors:
+        say(f"not proven dead: pid {', '.join(map(str, receipt.survivors))}")
+
+
+def _plural(name: str, count: int) -> str:
+    return "" if count == 1 else "es" if name.endswith("s") else "s"
+
+
+def age(at: float) -> str:
+    """How long ago a time is, in one short word."""
+    seconds = max(0.0, system_clock.now() - at)
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def clock_time(at: float) -> str:
+    """A time of day in this machine's zone."""
+    return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
+
+
+def _clean(text: str) -> str:
+    """Without control characters: what agents and users write must not steer the terminal."""
+    return "".join(character if character.isprintable() else "·" for character in text)

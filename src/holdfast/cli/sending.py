@@ -1,0 +1,96 @@
+"""``holdfast send``: one message, and its answer if that is waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, cast
+
+from holdfast.cli.connection import Target, run_with_client
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import note, say, say_json
+from holdfast.errors import WaitExpired
+
+if TYPE_CHECKING:
+    from holdfast.client import Client, RemoteSession
+    from holdfast.protocol.messages import Policy, Receipt, Settlement
+
+__all__ = ["send"]
+
+_PROGRESS_AFTER_S = 2.0
+
+
+def send(
+    target: Target,
+    session: str,
+    text: str | None,
+    *,
+    wait_s: float | None,
+    policy: str,
+    agent: str | None,
+    idempotency_key: str | None,
+) -> Exit:
+    """Send `text`, or what stdin has; with `wait_s` print the answer, else the receipt."""
+    content = sys.stdin.read() if text in (None, "-") else text
+
+    async def work(client: Client) -> Exit:
+        remote = client.session(session)
+        receipt = await remote.send(
+            content or "", policy=cast("Policy", policy), agent=agent, idempotency_key=idempotency_key
+        )
+        if wait_s is None:
+            _say_receipt(receipt, as_json=target.as_json)
+            return Exit.OK
+        try:
+            settlement = await _settled(remote, receipt, wait_s)
+        except WaitExpired:
+            _say_receipt(receipt, as_json=target.as_json)
+            raise
+        return _say_settlement(settlement, as_json=target.as_json)
+
+    return run_with_client(target, work)
+
+
+async def _settled(remote: RemoteSession, receipt: Receipt, wait_s: float) -> Settlement:
+    """Wait, and show on a terminal that something is going on."""
+    if not sys.stderr.isatty():
+        return await remote.wait(receipt.message_id, timeout_s=wait_s)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    timer: asyncio.TimerHandle | None = None
+
+    def tick() -> None:
+        nonlocal timer
+        print(f"\r… {loop.time() - began:.0f} s", end="", file=sys.stderr, flush=True)
+        timer = loop.call_later(1.0, tick)
+
+    timer = loop.call_later(_PROGRESS_AFTER_S, tick)
+    try:
+        return await remote.wait(receipt.message_id, timeout_s=wait_s)
+    finally:
+        timer.cancel()
+        if loop.time() - began > _PROGRESS_AFTER_S:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _say_receipt(receipt: Receipt, *, as_json: bool) -> None:
+    if as_json:
+        say_json(receipt)
+    else:
+        say(f"{receipt.disposition}: message {receipt.message_id} of session {receipt.session}")
+        if receipt.run_id:
+            say(f"  run     {receipt.run_id}")
+        say(f"  cursor  {receipt.cursor}")
+
+
+def _say_settlement(settlement: Settlement, *, as_json: bool) -> Exit:
+    if as_json:
+        say_json(settlement)
+    else:
+        if settlement.text:
+            say(settlement.text.removesuffix("\n"))
+        if settlement.state != "completed":
+            cause = settlement.cause
+            why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.error or ""
+            note(f"holdfast: {settlement.state}{f' ({why})' if why else ''}")
+    return {"completed": Exit.OK, "failed": Exit.FAILED}.get(settlement.state, Exit.INTERRUPTED)

@@ -1,0 +1,191 @@
+"""``holdfast serve``: load the agents, take the port, run the server, and say what a person needs to know."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.output import note, say, say_error, say_json
+from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.settings import Settings, load_settings
+from holdfast.telemetry import configure_logging
+
+if TYPE_CHECKING:
+    from holdfast.agents import Agent
+    from holdfast.host import DrainReport, Host, Recovery
+    from holdfast.server import Running
+
+__all__ = ["load_agent", "serve"]
+
+
+def serve(specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool) -> Exit:
+    """Run a server until a signal ends it.
+
+    Parameters:
+        specs: agents as ``module:name``; none takes the one of the settings.
+        flags: settings from the command line; None stands for one that was not given.
+        as_json: write what happens as JSON lines.
+    """
+    from holdfast.host import Host
+    from holdfast.server import bind
+
+    try:
+        settings = load_settings(flags)
+        configure_logging(settings.log_level)
+        agents = [load_agent(spec) for spec in (specs or [settings.agent])]
+        host = Host(agents=agents, settings=settings)
+        with bind(settings) as listener:
+            report = _run(_serve(host, listener, settings, as_json=as_json))
+    except HoldfastError as error:
+        say_error(error, as_json=as_json)
+        return exit_of(error)
+    _say_report(report, as_json=as_json)
+    return Exit.FAILED if report.orphans else Exit.OK
+
+
+def load_agent(spec: str) -> Agent:
+    """The agent that ``module:name`` names; the current folder is searched too.
+
+    Raises:
+        ConfigurationError: there is no such module or name, its import fails, or it is not an agent.
+    """
+    from holdfast.agents import as_agent
+
+    module_name, _, name = spec.partition(":")
+    if not module_name or not name:
+        raise ConfigurationError(
+            f"{spec!r} does not name an agent", hint="write it as module:name, such as hello:agent"
+        )
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"{module_name} cannot be imported: {error}", hint="install what it needs"
+            ) from error
+        raise ConfigurationError(
+            f"there is no module {module_name!r}", hint="start in the folder that has it, or install it"
+        ) from None
+    except Exception as error:
+        raise ConfigurationError(
+            f"{module_name} cannot be imported: {type(error).__name__}: {error}", hint="correct that module"
+        ) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigurationError(
+                f"{module_name} has no {name!r}", hint=f"it has: {', '.join(_public(found)) or 'nothing public'}"
+            )
+        found = getattr(found, part)
+    return as_agent(found)
+
+
+def _public(thing: object) -> list[str]:
+    return [name for name in vars(thing) if not name.startswith("_")][:20]
+
+
+def _run(work: object) -> DrainReport:
+    factory = None
+    if sys.platform == "linux":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)  # type: ignore[arg-type]
+
+
+async def _serve(host: Host, listener: object, settings: Settings, *, as_json: bool) -> DrainReport:
+    from holdfast.server import serve as serving
+
+    def ready(running: Running) -> None:
+        if as_json:
+            say_json(
+                {
+                    "event": "ready",
+                    "url": running.url,
+                    "pid": os.getpid(),
+                    "agents": sorted(host.agents),
+                    "store": settings.store,
+                    "keys_required": running.keys_required,
+                    "recovered": host.recovered,
+                }
+            )
+        else:
+            _say_ready(running, settings)
+
+    def at_step(text: str) -> None:
+        if as_json:
+            say_json({"event": "stopping", "text": text})
+        else:
+            note(text)
+
+    return await serving(host, listener, ready=ready, note=at_step)  # type: ignore[arg-type]
+
+
+def _say_ready(running: Running, settings: Settings) -> None:
+    from holdfast import __version__
+    from holdfast.server.page import paste_lines
+
+    host = running.host
+    curl, python = paste_lines(running.url, with_key=running.keys_required)
+    names = ", ".join(sorted(host.agents))
+    say(f"Holdfast {__version__} answers on {running.url} (pid {os.getpid()})")
+    say(f"  agents  {names}")
+    kept = " (nothing is kept after the end)" if settings.store == "memory://" else ""
+    say(f"  store   {settings.store}{kept}")
+    say(
+        f"  keys    {'every request needs one' if running.keys_required else 'none: everybody on this machine is local'}"
+    )
+    for line in _recovered(host.recovered):
+        say(f"  {line}")
+    say()
+    say("Talk to it from another terminal:")
+    say(f"  {_chat_line(settings)}")
+    say()
+    say(_indented(curl))
+    say()
+    say(_indented(python))
+    say()
+    say(f"{running.url}/ shows what runs. Ctrl-C drains and ends, twice ends at once.")
+
+
+def _chat_line(settings: Settings) -> str:
+    return "holdfast chat" if settings.port == Settings().port else f"HOLDFAST_PORT={settings.port} holdfast chat"
+
+
+def _recovered(recovery: Recovery) -> list[str]:
+    """What a start found left by a crash, in lines."""
+    lines = []
+    if recovery.restarted:
+        lines.append(f"recovered: {len(recovery.restarted)} go on: {', '.join(recovery.restarted[:5])}")
+    if recovery.interrupted:
+        lines.append(f"recovered: {len(recovery.interrupted)} were interrupted: {', '.join(recovery.interrupted[:5])}")
+    if recovery.waiting:
+        lines.append(f"recovered: {recovery.waiting} messages wait and run now")
+    return lines
+
+
+def _say_report(report: DrainReport, *, as_json: bool) -> None:
+    if as_json:
+        say_json({"event": "stopped", "report": report})
+        return
+    parts = [f"{report.finished} runs finished"]
+    if report.parked:
+        parts.append(f"{len(report.parked)} go on at the next start")
+    if report.interrupted:
+        parts.append(f"{len(report.interrupted)} were interrupted")
+    if report.waiting:
+        parts.append(f"{report.waiting} sessions have messages waiting")
+    note(f"ended after {report.elapsed_s:.1f} s: {', '.join(parts)}")
+    for orphan in report.orphans:
+        note(f"  left: {orphan}")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
