@@ -166,14 +166,15 @@ class Scope(Membership):
         if error is not None:
             self._body_failed(error)
         cancelled = await self._end()
-        cancelled = body.settle() or cancelled
+        if body.settle() and cancelled is None:
+            cancelled = asyncio.CancelledError()
         self._body = None
         if isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
             return
-        if cancelled:
+        if cancelled is not None:
             if isinstance(error, asyncio.CancelledError):
                 return
-            raise asyncio.CancelledError from self._failure()
+            raise cancelled from self._failure()
         if self._failed:
             failure = self._failure()
             if failure is error:
@@ -204,8 +205,9 @@ class Scope(Membership):
             Exception: what a member raised; several as an exception group.
         """
         self._loop_here()
-        if await self._end():
-            raise asyncio.CancelledError
+        cancelled = await self._end()
+        if cancelled is not None:
+            raise cancelled
         failure = self._failure()
         if self._failed and failure is not None:
             raise failure
@@ -223,10 +225,10 @@ class Scope(Membership):
         self._leaving = True
         self._look()
 
-    async def _end(self) -> bool:
-        """Wait until the scope is closed; True if the waiting task was cancelled meanwhile."""
+    async def _end(self) -> asyncio.CancelledError | None:
+        """Wait until the scope is closed; answers the first cancellation that the waiting task got meanwhile."""
         self._leaving = True
-        cancelled = False
+        cancelled: asyncio.CancelledError | None = None
         if self.interrupt.triggered:
             self._stop_here(self.grace_s, self.kill_after_s)
         else:
@@ -234,8 +236,8 @@ class Scope(Membership):
         while self._state != "closed":
             try:
                 await self._until_closed()
-            except asyncio.CancelledError:
-                cancelled = True
+            except asyncio.CancelledError as error:
+                cancelled = cancelled or error
                 self.interrupt.trigger("the task that waits for it was cancelled", kind="stop")
                 self._stop_here(self.grace_s, self.kill_after_s)
         return cancelled
