@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import functools
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime.enclosure import current_place, inside
+from holdfast.runtime.membership import Membership
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.owned_threads import ThreadHandle
 from holdfast.runtime.scope import current_scope
@@ -55,11 +57,12 @@ class TaskAdopter:
             )
         scope = place.scope
         name = str(options.get("name") or getattr(coroutine, "__qualname__", "task"))
-        depth = place.depth + 1 if isinstance(place, TaskHandle) else 1
-        handle: TaskHandle[T] = TaskHandle(scope, name, None, adopted=True, depth=depth)
-        handle._context = context = contextvars.copy_context() if context is None else context
-        context.run(current_place.variable.set, handle)
-        options["context"] = context
+        handle: TaskHandle[T] = TaskHandle(scope, name, None, adopted=True, starter=place)
+        if context is None:
+            options["context"] = context = contextvars.copy_context()
+            context.run(current_place.variable.set, handle)
+        # A context that was given may be shared by several tasks, and may be the current one: it is left as it is.
+        handle._context = context
         adopted = scope._adopt(handle)
         try:
             task = self._make(loop, coroutine, options)
@@ -124,11 +127,11 @@ class PoolExecutor(ThreadPoolExecutor):
             else:
                 future.set_result(result)
 
-        name = getattr(fn, "__qualname__", type(fn).__name__)
+        name = _name_of(fn)
         if scope is None or scope._loop is None:
             self.pool.submit(call, on_done=_ignore, name=name)
             return future
-        handle: ThreadHandle[None] = ThreadHandle(scope, name, adopted=True)
+        handle = _AdoptedCall(scope, name, future)
         handle._context = inside(handle, scope.interrupt)
         if not scope._adopt(handle):
             raise ScopeClosed(f"scope {scope.name!r} is {scope.state} and starts no thread for {name!r}")
@@ -141,6 +144,28 @@ class PoolExecutor(ThreadPoolExecutor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Refuse nothing and wait for nothing: the pool outlives the loop, and its threads are daemons."""
+
+
+class _AdoptedCall(ThreadHandle[None]):
+    """A call of foreign code; when it is taken back before it began, its future is cancelled."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, scope: Membership, name: str, future: concurrent.futures.Future[Any]) -> None:
+        super().__init__(scope, name, adopted=True)
+        self._future = future
+
+    def _withdrawn(self) -> None:
+        self._future.cancel()
+        self._future.set_running_or_notify_cancel()
+
+
+def _name_of(fn: Callable[..., object]) -> str:
+    while isinstance(fn, functools.partial):
+        # asyncio.to_thread makes partial(context.run, fn, …).
+        carried = fn.args[0] if fn.args and getattr(fn.func, "__name__", "") == "run" else fn.func
+        fn = carried if callable(carried) else fn.func
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _ignore(result: object, error: BaseException | None) -> None:

@@ -36,7 +36,7 @@ _RESUMED_S = 0.05
 class Enclosure:
     """One claim on a task: the handle it was started with, or the body of a scope that it entered."""
 
-    __slots__ = ("cancels", "inner", "live", "outer", "scope", "task")
+    __slots__ = ("__weakref__", "cancels", "inner", "live", "outer", "scope", "task")
 
     def __init__(self, scope: Membership, task: asyncio.Task[Any] | None, outer: Enclosure | None) -> None:
         self.scope = scope

@@ -57,7 +57,6 @@ class Handle(Enclosure, Generic[T]):
     """
 
     __slots__ = (
-        "__weakref__",
         "_context",
         "_done",
         "_error",
@@ -66,14 +65,13 @@ class Handle(Enclosure, Generic[T]):
         "_result",
         "_waiters",
         "adopted",
-        "depth",
         "name",
         "started_at",
     )
 
     kind: MemberKind = "task"
 
-    def __init__(self, scope: Membership, name: str, *, adopted: bool = False, depth: int = 0) -> None:
+    def __init__(self, scope: Membership, name: str, *, adopted: bool = False) -> None:
         # Flat, without super(): one is made for each task.
         self.scope = scope
         self.task = None
@@ -83,7 +81,6 @@ class Handle(Enclosure, Generic[T]):
         self.live = True
         self.name = name
         self.adopted = adopted
-        self.depth = depth
         self.started_at = time.monotonic()
         self._context: contextvars.Context | None = None
         self._interrupt: Interrupt | None = None

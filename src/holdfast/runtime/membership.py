@@ -301,13 +301,15 @@ class Membership:
     def _stop_here(self, grace_s: float, kill_after_s: float) -> None:
         if self._state == "closed":
             return
-        if self._stopping is None:
+        stopping = self._stopping
+        if stopping is None:
             with self._gate:
                 self._state = "stopping"
-            self._stopping = Stopping(self)
-            self._stopping.begin(grace_s, kill_after_s)
-        self._stopping.tighten(grace_s, kill_after_s)
-        self._stopping.look()
+            self._stopping = stopping = Stopping(self)
+            stopping.begin(grace_s, kill_after_s)
+        # Members may end while they are asked, and the scope with them; the rest does nothing then.
+        stopping.tighten(grace_s, kill_after_s)
+        stopping.look()
 
     def _give_up(self) -> None:
         """The parent's time is over, so this scope's is."""
@@ -353,8 +355,10 @@ class Membership:
             self.receipt = stopping.receipt
         if self._registration is not None:
             self._registration.close()
+            self._registration = None
         if self._deadline is not None:
             self._deadline.cancel()
+            self._deadline = None
         self._closers.clear()
         wake(list(self._waiters))
         if self._on_closed is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.protocol.stopping import Abandoned, Cause
-from holdfast.runtime.enclosure import current_place, task_stack
+from holdfast.runtime.enclosure import Enclosure, current_place, task_stack
 from holdfast.runtime.interrupt import Interrupt
 from holdfast.runtime.members import Handle, Member
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 class TaskHandle(Handle[T]):
     """A member that is a task on the scope's loop."""
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_coroutine", "_starter")
 
     def __init__(
         self,
@@ -31,10 +32,15 @@ class TaskHandle(Handle[T]):
         coroutine: Coroutine[Any, Any, T] | None,
         *,
         adopted: bool = False,
-        depth: int = 0,
+        starter: Enclosure | None = None,
     ) -> None:
-        super().__init__(scope, name, adopted=adopted, depth=depth)
+        super().__init__(scope, name, adopted=adopted)
         self._coroutine = coroutine
+        self._starter = None if starter is None else weakref.ref(starter)
+
+    def starter(self) -> Enclosure | None:
+        """Where an adopted task was started, if that is still there."""
+        return None if self._starter is None else self._starter()
 
     def _start(self) -> None:
         """Make the task. On the scope's loop, after the member was entered."""
@@ -59,7 +65,7 @@ class TaskHandle(Handle[T]):
             self._on_done(task)
             return
         task.add_done_callback(self._on_done, context=self._context)
-        if self.due:
+        if self.due and not self.adopted:
             self.scope._tell(self)
 
     def _on_done(self, task: asyncio.Task[T]) -> None:
@@ -94,17 +100,25 @@ class TaskHandle(Handle[T]):
     def _own_interrupt(self, _: Cause) -> None:
         self.deliver()
 
+    def _take_name(self) -> None:
+        """A name that foreign code gives its task is set after the task was made."""
+        if self.adopted and self.task is not None and not self.task.get_name().startswith("Task-"):
+            self.name = self.task.get_name()
+
     def _ask(self) -> None:
+        self._take_name()
         self.deliver()
 
     def _press(self) -> None:
         self.redeliver()
 
     def _abandon(self) -> Abandoned:
+        self._take_name()
         stack = task_stack(self.task)
         self._settle(None, self._stopped("it did not end and was abandoned"))
         return Abandoned(kind="task", name=self.name, stack=stack)
 
     def _snapshot(self) -> Member:
+        self._take_name()
         state = "starting" if self.task is None else "stopping" if self.cancels else "running"
         return Member(kind="task", name=self.name, started_at=self.started_at, state=state, adopted=self.adopted)

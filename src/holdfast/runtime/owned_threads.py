@@ -46,7 +46,7 @@ class ThreadHandle(Handle[T]):
         )
         if self._done:
             self.call = None
-        elif self.due:
+        elif self.due and not self.adopted:
             self.scope._on_loop(self._ask)
 
     def _on_done(self, result: T | None, error: BaseException | None) -> None:
@@ -66,7 +66,11 @@ class ThreadHandle(Handle[T]):
     def _ask(self) -> None:
         call = self.call
         if call is not None and call.cancel():
+            self._withdrawn()
             self._finish(None, self._stopped("its scope was stopped before it began"))
+
+    def _withdrawn(self) -> None:
+        """The call was taken back before it began."""
 
     def _press(self) -> None:
         self._ask()

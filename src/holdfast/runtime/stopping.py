@@ -4,7 +4,9 @@ It is driven by the loop's timers and by the members that leave, not by a task: 
 ``end_at`` whatever the members do.
 
 Phases
-- ``grace``: each member was asked once; nothing is repeated, so that honest clean-up finishes.
+- ``grace``: each member is asked once; nothing is repeated, so that honest clean-up finishes. What foreign code started
+  is left to its owner first: a task group, say, cancels its children itself once its body has cleaned up. It is asked
+  when whoever started it has ended, at the latest at half of the grace.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
 - ``ended``: every member is gone or abandoned, and the receipt stands.
 """
@@ -19,6 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
+from holdfast.runtime.enclosure import Enclosure
 from holdfast.runtime.members import Handle, MemberKind
 from holdfast.runtime.owned_processes import ProcessHandle
 from holdfast.runtime.owned_tasks import TaskHandle
@@ -32,7 +35,7 @@ __all__ = ["Stopping"]
 
 _FIRST_PRESS_S = 0.001
 _LAST_PRESS_S = 0.1
-_TICKS_PER_WAVE = 2
+_OWNERS_TICKS = 2
 _CHUNK = 1_000
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
@@ -52,7 +55,9 @@ class Stopping:
         self._timer: asyncio.TimerHandle | None = None
         self._press_in_s = _FIRST_PRESS_S
         self._press_at = 0.0
-        self._pressed: dict[object, str] = {}
+        self._pressed: dict[Enclosure, str] = {}
+        self._followers: dict[Enclosure | None, list[TaskHandle[object]]] = {}
+        self._rest_at = float("inf")
         self._stopped: Counter[str] = Counter()
         self._forced: list[str] = []
         self._abandoned: list[Abandoned] = []
@@ -65,6 +70,7 @@ class Stopping:
             return
         now = self._loop.time()
         self._force_at = min(self._force_at, now + max(0.0, grace_s))
+        self._rest_at = min(self._rest_at, now + max(0.0, grace_s) / 2)
         self._end_at = min(self._end_at, now + max(0.0, grace_s) + max(0.0, kill_after_s))
         self._tell_scopes()
         if self.phase == "grace" and self._force_at <= now:
@@ -79,47 +85,57 @@ class Stopping:
         self.ask()
 
     def ask(self) -> None:
-        """Tell every member once; what foreign code started comes after those who started it."""
+        """Tell every member, but a task that foreign code started only after the one that started it has ended."""
         body = self.scope._body
         if body is not None:
             body.deliver()
-        waves: dict[int, list[Handle[object]]] = {}
         first: list[Handle[object]] = []
         for member in self.scope._handles():
             if member.adopted and isinstance(member, TaskHandle):
-                waves.setdefault(member.depth, []).append(member)
+                starter = member.starter()
+                self._followers.setdefault(starter if starter is not None and starter.live else None, []).append(member)
             else:
                 first.append(member)
-        self._ask_all(iter(first), waves)
+        self._ask_all(iter(first))
+        self._follow(None)
 
-    def _ask_all(self, members: Iterator[Handle[object]], waves: dict[int, list[Handle[object]]]) -> None:
+    def _ask_all(self, members: Iterator[Handle[object]]) -> None:
         """Ask in chunks, so that many members do not stall the loop."""
         count = 0
         for member in itertools.islice(members, _CHUNK):
             member._ask()
             count += 1
         if count == _CHUNK:
-            self._loop.call_soon(self._ask_all, members, waves, context=contextvars.Context())
-        elif waves:
-            self._later(_TICKS_PER_WAVE, waves)
+            self._loop.call_soon(self._ask_all, members, context=contextvars.Context())
 
-    def _later(self, ticks: int, waves: dict[int, list[Handle[object]]]) -> None:
+    def _follow(self, starter: Enclosure | None) -> None:
+        """Whoever started these has ended: tell them, but leave their owner, as a task group, the time to do so."""
+        followers = self._followers.pop(starter, None)
+        if followers is not None:
+            self._tell_later(_OWNERS_TICKS, followers)
+
+    def _tell_later(self, ticks: int, members: list[TaskHandle[object]]) -> None:
         if ticks:
-            self._loop.call_soon(self._later, ticks - 1, waves, context=contextvars.Context())
+            self._loop.call_soon(self._tell_later, ticks - 1, members, context=contextvars.Context())
             return
-        for member in waves.pop(min(waves)):
-            # Its owner may have cancelled it by now, as a task group does: once is enough.
+        for member in members:
             if member.task is not None and not member.task.cancelling():
                 member._ask()
-        if waves:
-            self._later(_TICKS_PER_WAVE, waves)
 
-    def left(self, kind: MemberKind, name: str, member: object) -> None:
+    def _tell_rest(self) -> None:
+        """Those who started the rest had their time to end it."""
+        followers, self._followers = self._followers, {}
+        for members in followers.values():
+            self._tell_later(0, members)
+
+    def left(self, kind: MemberKind, name: str, member: Enclosure) -> None:
         """A member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
         if self._pressed.pop(member, None) is not None:
             self._forced.append(name)
+        if member in self._followers:
+            self._follow(member)
 
     def take_over(self, receipt: StopReceipt) -> None:
         """A child scope has ended with this receipt."""
@@ -145,6 +161,9 @@ class Stopping:
         """End if nothing is left."""
         if self.phase == "ended":
             return
+        body = self.scope._body
+        if body in self._followers and body is not None and not body.live:
+            self._follow(body)
         threads = self.scope._unowned_threads()
         if threads and self._loop.time() < min(self._began + _UNOWNED_S, self._end_at):
             # They may be about to end, and nobody tells when they do.
@@ -158,7 +177,10 @@ class Stopping:
     def _arm(self) -> None:
         if self.phase == "ended":
             return
-        at = self._force_at if self.phase == "grace" else min(self._press_at, self._end_at)
+        if self.phase == "force":
+            at = min(self._press_at, self._end_at)
+        else:
+            at = min(self._rest_at, self._force_at) if self._followers else self._force_at
         if self._timer is not None:
             if self._timer.when() == at:
                 return
@@ -169,7 +191,10 @@ class Stopping:
         self._timer = None
         now = self._loop.time()
         if self.phase == "grace":
-            self._force()
+            if now < self._force_at:
+                self._tell_rest()
+            else:
+                self._force()
         elif now >= self._end_at:
             self._give_up()
         else:
@@ -185,6 +210,7 @@ class Stopping:
 
     def _force(self) -> None:
         self.phase = "force"
+        self._tell_rest()
         for member in self.scope._handles():
             self._pressed[member] = member.name
         body = self.scope._body
