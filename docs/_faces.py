@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import itertools
 import pkgutil
 import re
 import types
@@ -115,6 +118,20 @@ def cli_page() -> str:
     for name, command in commands.items():
         out += list(command_section(f"holdfast {name}", command))
     return "\n".join(out)
+
+
+def exits_page() -> str:
+    """The exit codes, with the words that stand beside them."""
+    from holdfast.cli import exits
+
+    tree = ast.parse(inspect.getsource(exits.Exit))
+    body = tree.body[0].body  # type: ignore[attr-defined]
+    words = {}
+    for before, after in itertools.pairwise(body):
+        match before, after:
+            case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=text)):
+                words[name] = str(text)
+    return table(("exit code", "meaning"), ((code(member.value), words[member.name]) for member in exits.Exit))
 
 
 def command_section(path: str, command: Any) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from _api import module_page
 from _diagrams import StateDiagram
-from _faces import counters_page, failpoints_page, http_page, import_everything, metrics_page
+from _faces import cli_page, counters_page, exits_page, failpoints_page, http_page, import_everything, metrics_page
 from _text import code, fields_of, plain, table
 
 import holdfast
@@ -170,6 +170,8 @@ PAGES: Mapping[str, Page] = {
     "run-states.svg": RUN_DIAGRAM.svg,
     "message-states.svg": MESSAGE_DIAGRAM.svg,
     "http.md": http_page,
+    "cli.md": cli_page,
+    "exits.md": exits_page,
     "failpoints.md": failpoints_page,
     "counters.md": counters_page,
     "metrics.md": metrics_page,

@@ -7,12 +7,17 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 import holdfast
 from holdfast import errors, failpoints
+from holdfast.cli import app
+from holdfast.cli.exits import Exit
 from holdfast.host import PROMISES
 from holdfast.protocol.events import EVENT_KINDS
 from holdfast.server.app import operations
@@ -67,6 +72,28 @@ def test_every_operation_of_the_server_is_documented() -> None:
     assert len(found) > 20
     assert [o.path for o in found if f"### `{o.method} {o.path}`" not in text] == []
     assert [q.name for o in found for q in o.query if f"`{q.name}`" not in text] == []
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for name, below in getattr(command, "commands", {}).items():
+        yield f"{path} {name}", below
+        yield from commands(below, f"{path} {name}")
+
+
+def test_every_command_and_option_is_documented() -> None:
+    text = page("reference/cli.md")
+    found = list(commands(typer.main.get_command(app), "holdfast"))
+    assert {"holdfast serve", "holdfast chat", "holdfast doctor", "holdfast keys create"} <= {path for path, _ in found}
+    for path, command in found:
+        start = text.index(f"### `{path}`\n")
+        section = text[start : text.find("### `", start + 1)]
+        options = [option for p in command.params if p.name != "help" for option in (*p.opts, *p.secondary_opts)]
+        assert [option for option in options if option.startswith("-") and f"{option}" not in section] == [], path
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = page("reference/cli.md")
+    assert [member.value for member in Exit if f"| `{member.value}` |" not in text] == []
 
 
 def test_every_failpoint_is_documented() -> None:
