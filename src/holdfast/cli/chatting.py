@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -244,8 +244,8 @@ class _Conversation:
             self._screen.line("interrupting … (once more stops the session)")
             self._act(self._interrupt(self._run_id))
 
-    def _act(self, work: object) -> None:
-        task = self._group.create_task(work)  # type: ignore[arg-type]
+    def _act(self, work: Coroutine[object, object, None]) -> None:
+        task = self._group.create_task(work)
         self._actions.add(task)
         task.add_done_callback(self._actions.discard)
 

@@ -297,8 +297,10 @@ async def _server(target: Target) -> list[Check]:
                 advice="the page at / and /metrics have the counters; please report it",
             )
         )
-    for incident in view["incidents"][-5:]:
-        checks.append(Check(name="incident", state="advice", found=f"{incident['kind']}: {incident['text']}"))
+    checks += [
+        Check(name="incident", state="advice", found=f"{incident['kind']}: {incident['text']}")
+        for incident in view["incidents"][-5:]
+    ]
     return checks
 
 

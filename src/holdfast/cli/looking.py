@@ -124,16 +124,18 @@ def export(target: Target, session: str, *, events: bool, output: str | None) ->
         if output is None:
             await _export(remote, sys.stdout, events=events, as_json=target.as_json)
             return
-        try:
-            with Path(output).open("w", encoding="utf-8") as file:
-                count = await _export(remote, file, events=events, as_json=target.as_json)
-        except OSError as error:
-            raise ConfigurationError(
-                f"{output} cannot be written: {error.strerror}", hint="name another file"
-            ) from None
+        with _opened(output) as file:
+            count = await _export(remote, file, events=events, as_json=target.as_json)
         note(f"{count} {'events' if events else 'entries'} written to {output}")
 
     return run_with_client(target, work)
+
+
+def _opened(output: str) -> TextIO:
+    try:
+        return Path(output).open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{output} cannot be written: {error.strerror}", hint="name another file") from None
 
 
 async def _export(remote: RemoteSession, file: TextIO, *, events: bool, as_json: bool) -> int:

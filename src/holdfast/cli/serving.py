@@ -139,18 +139,18 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say(f"  agents  {names}")
     kept = " (nothing is kept after the end)" if settings.store == "memory://" else ""
     say(f"  store   {settings.store}{kept}")
-    say(
-        f"  keys    {'every request needs one' if running.keys_required else 'none: everybody on this machine is local'}"
-    )
+    keys = "every request needs one" if running.keys_required else "none: everybody on this machine is local"
+    say(f"  keys    {keys}")
     for line in _recovered(host.recovered):
         say(f"  {line}")
     say()
     say("Talk to it from another terminal:")
-    say(f"  {_chat_line(settings)}")
     say()
-    say(_indented(curl))
+    say(_chat_line(settings))
     say()
-    say(_indented(python))
+    say(curl)
+    say()
+    say(python)
     say()
     say(f"{running.url}/ shows what runs. Ctrl-C drains and ends, twice ends at once.")
 
@@ -185,7 +185,3 @@ def _say_report(report: DrainReport, *, as_json: bool) -> None:
     note(f"ended after {report.elapsed_s:.1f} s: {', '.join(parts)}")
     for orphan in report.orphans:
         note(f"  left: {orphan}")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" if line else "" for line in text.splitlines())
