@@ -17,7 +17,7 @@ import pytest
 
 from holdfast import Host, Receipt, Run, Session, Settings
 from holdfast.errors import MailboxFull
-from holdfast.testing import ScheduleFailure, explore, run_virtual
+from holdfast.testing import ScheduleFailure, VirtualClock, explore, run_virtual
 from tests.reports.models_r3 import SETUP_AWAITS, ReportedGateway, SentinelGateway
 
 CHOOSERS: list[Literal["random", "pct"]] = ["random", "pct"]
@@ -107,7 +107,7 @@ async def hosted(log: Log, cap: int, *, store: str = "memory://") -> AsyncIterat
             await asyncio.sleep(0)
         await log.agent(run.text)
 
-    async with Host(agent, store=store, settings=Settings(mailbox_limit=cap)) as host:
+    async with Host(agent, store=store, settings=Settings(mailbox_limit=cap), clock=VirtualClock()) as host:
         chat = HostChat(host.session("alice"))
         yield chat
         await chat.settle()

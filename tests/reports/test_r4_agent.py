@@ -14,7 +14,7 @@ from holdfast import Host, Run, RunInterrupted, Settings, WaitExpired
 from holdfast.errors import QueueClosed
 from holdfast.protocol.events import MessageSettled, RunFinished, TextDelta
 from holdfast.runtime import FairQueue
-from holdfast.testing import ScheduleFailure, explore, run_virtual
+from holdfast.testing import ScheduleFailure, VirtualClock, explore, run_virtual
 from tests.reports.models_r4 import BaseAgent
 
 CHOOSERS: list[Literal["random", "pct"]] = ["random", "pct"]
@@ -133,7 +133,7 @@ def test_the_explorer_finds_the_faults_of_the_model(
 async def four_callers(store: str = "memory://") -> None:
     """Four simultaneous sends to one session: each gets its own answer, one run at a time."""
     thinker = Thinker()
-    async with Host(thinker.agent, store=store) as host:
+    async with Host(thinker.agent, store=store, clock=VirtualClock()) as host:
         session = host.session("alice")
         answers = await asyncio.gather(*(session.ask(f"question {number}", timeout_s=30) for number in range(4)))
     assert answers == [f"re question {number}" for number in range(4)]
@@ -143,7 +143,7 @@ async def four_callers(store: str = "memory://") -> None:
 async def overlapping_state_changes() -> None:
     """Sends, interrupts and stops that overlap: the session comes to rest, and the next message is answered."""
     thinker = Thinker()
-    async with Host(thinker.agent, store="memory://") as host:
+    async with Host(thinker.agent, store="memory://", clock=VirtualClock()) as host:
         session = host.session("alice")
 
         async def ask(text: str) -> None:
@@ -167,7 +167,7 @@ async def overlapping_state_changes() -> None:
 async def each_reader_sees_the_whole_stream() -> None:
     """Two readers and a late one: each sees every event in order, and the end."""
     thinker = Thinker()
-    async with Host(thinker.agent, store="memory://") as host:
+    async with Host(thinker.agent, store="memory://", clock=VirtualClock()) as host:
         session = host.session("alice")
         receipt = await session.send("a")
 
@@ -202,7 +202,7 @@ async def agents_that_ask_each_other() -> None:
             waits.append(run.session_key)
         await run.emit("gave up")
 
-    async with Host(agent, store="memory://", settings=Settings(run_s=60)) as host:
+    async with Host(agent, store="memory://", settings=Settings(run_s=60), clock=VirtualClock()) as host:
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
             asking = [group.create_task(host.session(key).ask("?", timeout_s=60)) for key in ("anna", "bert")]
             third = group.create_task(host.session("carol").ask("?", timeout_s=1))
@@ -230,7 +230,7 @@ def test_the_host_holds_in_every_schedule(
 async def many_appends(store: str) -> None:
     """150 concurrent messages: the transcript has every one, whole, with its answer, in order."""
     thinker = Thinker()
-    async with Host(thinker.agent, store=store, settings=Settings(mailbox_limit=200)) as host:
+    async with Host(thinker.agent, store=store, settings=Settings(mailbox_limit=200), clock=VirtualClock()) as host:
         session = host.session("alice")
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             sending = [group.create_task(session.send(f"{number} " + "x" * 500)) for number in range(150)]

@@ -289,16 +289,35 @@ def test_timers_of_one_instant_may_fire_in_any_order() -> None:
     assert orders == {("a", "b"), ("b", "a")}
 
 
-def test_timers_any_lets_a_deadline_overtake_work() -> None:
+def test_late_steps_let_a_deadline_overtake_work() -> None:
     async def test() -> None:
         async with asyncio.timeout(60):
             for _ in range(3):
                 await asyncio.sleep(0)
 
     assert explore(test, chooser="exhaustive").exhausted
-    failure = failure_of(lambda: explore(test, chooser="exhaustive", timers="any"))
+    assert explore(test, chooser="exhaustive", late_s=59.0).exhausted
+    failure = failure_of(lambda: explore(test, chooser="exhaustive", late_s=60.0))
     assert isinstance(failure.__cause__, TimeoutError)
-    assert failure_of(lambda: explore(test, replay=failure.replay, timers="any")).replay == failure.replay
+    assert failure_of(lambda: explore(test, replay=failure.replay, late_s=60.0)).replay == failure.replay
+
+
+@pytest.mark.parametrize("chooser", ["random", "pct"])
+def test_late_steps_and_a_ticking_timer_are_no_livelock(chooser: Literal["random", "pct"]) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        ended = False
+
+        def tick() -> None:
+            if not ended:
+                loop.call_later(0.1, tick)
+
+        tick()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        ended = True
+
+    explore(test, chooser=chooser, late_s=1.0, max_steps=5_000)
 
 
 def test_an_eager_task_begins_inside_its_creation() -> None:

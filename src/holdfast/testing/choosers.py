@@ -47,7 +47,7 @@ class PctChooser:
     """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
 
     The actor with the highest priority always goes, so it runs far ahead of the others: that finds orders which a fair
-    dice needs very long for. The clock (see ``timers="any"``) gets a new priority each time it was preferred.
+    dice needs very long for. The clock (see ``late_s``) gets a new priority each time it was preferred.
 
     Parameters:
         depth: how many orderings the bug needs, at most; 3 finds most.

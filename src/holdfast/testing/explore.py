@@ -71,7 +71,7 @@ def explore(
     depth: int = 3,
     replay: Sequence[int] | None = None,
     max_steps: int = 20_000,
-    timers: Literal["idle", "any"] = "idle",
+    late_s: float = 0.0,
     tasks: Literal["ordinary", "eager"] = "ordinary",
 ) -> Report:
     """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails.
@@ -89,8 +89,8 @@ def explore(
         depth: for ``pct``: how many orderings the bug needs.
         replay: the numbers of a `ScheduleFailure`; runs this one schedule only.
         max_steps: a longer schedule fails as a livelock.
-        timers: ``idle``: time passes only when nothing can run. ``any``: a timer may fire before anything that could
-            still run, as if that had been slow.
+        late_s: how late a step may be, in virtual seconds after it could run. With 0, time passes only when nothing
+            can run; with more, deadlines up to so long may overtake work that could still be done.
         tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`.
 
     Raises:
@@ -101,7 +101,7 @@ def explore(
         raise ValueError(f"schedules is {schedules}; it must be at least 1")
 
     def make_loop(picker: Chooser) -> ExploredLoop:
-        return ExploredLoop(picker, max_steps=max_steps, timers=timers, tasks=tasks)
+        return ExploredLoop(picker, max_steps=max_steps, late_s=late_s, tasks=tasks)
 
     exhaustive: ExhaustiveChooser | None = None
     picker: Chooser
@@ -231,7 +231,7 @@ class _Outcome:
 
 _NONDETERMINISM_HINT = (
     "Look for state kept between runs, the real clock, randomness, or walking a set of objects; "
-    "make everything inside the test function, take time from the loop, and use lists or dicts"
+    "make everything inside the test function, take time from the loop or a VirtualClock, and use lists or dicts"
 )
 
 

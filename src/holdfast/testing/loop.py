@@ -354,9 +354,9 @@ class Actor:
 
 
 class Step(asyncio.TimerHandle):
-    """A handle that knows its actor. ``born`` is the step in which it became runnable."""
+    """A handle that knows its actor, and in which step (``born``) and when (``since``) it became runnable."""
 
-    __slots__ = ("actor", "born")
+    __slots__ = ("actor", "born", "since")
 
     def __init__(
         self,
@@ -378,6 +378,7 @@ class Step(asyncio.TimerHandle):
         self._scheduled = False
         self.actor = actor
         self.born = 0
+        self.since = when
 
     def cancel(self) -> None:
         """Like asyncio's; the chooser is not offered the step any more."""
@@ -420,8 +421,8 @@ class ExploredLoop(VirtualLoop):
     Parameters:
         chooser: who picks.
         max_steps: `Livelock` is raised when more steps than this were taken.
-        timers: ``idle``: time passes only when nothing can run. ``any``: whenever a timer is set, letting the time pass
-            to it is one more choice, as if the steps before it had been slow.
+        late_s: how late a step may be, in virtual seconds after it could run. While none would be later than that,
+            letting the time pass to the next timer is one more choice.
         tasks: ``eager``: a new task takes its first step inside ``create_task``.
     """
 
@@ -430,7 +431,7 @@ class ExploredLoop(VirtualLoop):
         chooser: Chooser,
         *,
         max_steps: int,
-        timers: Literal["idle", "any"] = "idle",
+        late_s: float = 0.0,
         tasks: Literal["ordinary", "eager"] = "ordinary",
     ) -> None:
         super().__init__(max_steps=max_steps)
@@ -447,7 +448,8 @@ class ExploredLoop(VirtualLoop):
         self._runnable: list[Step] = []
         self._running_actor = self._new_actor(None, None)
         self._clock: Step | None = None
-        if timers == "any":
+        self._late_s = late_s
+        if late_s > 0:
             self._clock = Step(0.0, self._pass_time, (), self, None, self._new_actor(None, None))
             self._clock.actor.is_clock = True
         if tasks == "eager":
@@ -518,6 +520,7 @@ class ExploredLoop(VirtualLoop):
             return
         actor.runnable = True
         handle.born = now = self.steps
+        handle.since = self._now
         runnable = self._runnable
         at = len(runnable)
         number = actor.number
@@ -552,8 +555,10 @@ class ExploredLoop(VirtualLoop):
         if not runnable and not self._pass_time():
             raise Deadlock
         offered: Sequence[Step] = runnable
-        if self._clock is not None and self._next_timer() is not None:
-            offered = [*runnable, self._clock]
+        if self._clock is not None:
+            when = self._next_timer()
+            if when is not None and when <= runnable[0].since + self._late_s:
+                offered = [*runnable, self._clock]
         width = len(offered)
         if width == 1:
             step = self._take(0)
