@@ -173,11 +173,21 @@ def _enter(place: Enclosure, interrupt: Interrupt) -> None:
 
 
 def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
-    """Where a suspended task stands, outermost frame first."""
-    if task is None:
-        return ()
-    lines = []
-    for frame in task.get_stack():
-        entry = traceback.extract_stack(frame, limit=1)[0]
-        lines.append(f"{entry.filename}:{entry.lineno} in {entry.name}")
-    return tuple(lines)
+    """Where a task waits, outermost call first: the chain of what it awaits, which ``Task.get_stack`` leaves out."""
+    stack: list[str] = []
+    awaited: object = None if task is None or task.done() else task.get_coro()
+    while awaited is not None:
+        frame = (
+            getattr(awaited, "cr_frame", None)
+            or getattr(awaited, "ag_frame", None)
+            or getattr(awaited, "gi_frame", None)
+        )
+        if frame is not None:
+            entry = traceback.extract_stack(frame, limit=1)[0]
+            stack.append(f"{entry.filename}:{entry.lineno} in {entry.name}")
+        awaited = (
+            getattr(awaited, "cr_await", None)
+            or getattr(awaited, "ag_await", None)
+            or getattr(awaited, "gi_yieldfrom", None)
+        )
+    return tuple(stack)
