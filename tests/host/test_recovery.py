@@ -160,7 +160,8 @@ def check_interrupted(name: str, why: str, *, kind: str = "crash", events: Seque
             session = host.session("s")
             settlement = await session.wait("m_1")
             assert settlement.state == "interrupted"
-            assert settlement.cause is not None and settlement.cause.kind == kind
+            assert settlement.cause is not None
+            assert settlement.cause.kind == kind
             assert why in settlement.cause.reason
             for number in range(2):
                 assert (await session.wait(f"m_w{number}")).state in ("completed", "failed")
@@ -169,7 +170,7 @@ def check_interrupted(name: str, why: str, *, kind: str = "crash", events: Seque
             assert calls == [e.call_id for e in entries if e.role == "tool_result"]
             run = await session.run("r_1")
             assert run.state == "interrupted"
-            assert [e.run_id for e in await log(host) if isinstance(e, RunFinished)][0] == "r_1"
+            assert next(e.run_id for e in await log(host) if isinstance(e, RunFinished)) == "r_1"
 
     run_virtual(scenario())
 
@@ -207,7 +208,7 @@ def test_a_crash_during_the_recovery_is_recovered_too() -> None:
 def test_a_drain_parks_replayable_runs_and_the_next_start_goes_on_with_them() -> None:
     @agent(name="workbench", replayable=True)
     async def slow(run: Run) -> str:
-        first = await run.call(effect, "one")
+        first: str = await run.call(effect, "one")
         await asyncio.sleep(100 if run.attempt == 1 else 0)
         return first
 
