@@ -186,7 +186,8 @@ class Membership:
 
     def _fail(self, error: BaseException, name: str) -> None:
         """A member or the body raised."""
-        self.errors.append(error)
+        if not any(known is error for known in self.errors):  # the body awaited the member that raised
+            self.errors.append(error)
         if self.interrupt.trigger(f"{name} failed: {type(error).__name__}: {error}", kind="stop"):
             self._failed = True
 
