@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any
 
-import frontrun
+import frontrun  # type: ignore[import-untyped]
 import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
@@ -202,7 +202,7 @@ async def _flood(
         alive[0] += 1
         try:
             await asyncio.sleep(1000 if until_refused else 0)
-            assert payload
+            assert payload is not None
         finally:
             alive[0] -= 1
 

@@ -83,6 +83,7 @@ def test_an_error_in_an_adopted_task_stays_with_who_awaits_it(installed: Callabl
 def test_a_task_started_below_an_adopted_one_is_adopted_too(installed: Callable[[Main], None]) -> None:
     async def main() -> None:
         ended: list[str] = []
+        kept: list[asyncio.Task[None]] = []
 
         async def leaf(name: str) -> None:
             try:
@@ -91,11 +92,11 @@ def test_a_task_started_below_an_adopted_one_is_adopted_too(installed: Callable[
                 ended.append(name)
 
         async def branch() -> None:
-            asyncio.create_task(leaf("leaf"))
+            kept.append(asyncio.create_task(leaf("leaf")))
             await leaf("branch")
 
         async with Scope("run") as scope:
-            asyncio.create_task(branch())
+            kept.append(asyncio.create_task(branch()))
             while scope.statistics().adopted < 2:
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -162,20 +163,24 @@ def test_executor_calls_carry_the_context_and_belong_to_the_scope(installed: Cal
 
 
 def test_an_executor_call_that_blocks_is_abandoned_and_named(installed: Callable[[Main], None]) -> None:
-    release = threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     async def main() -> None:
         scope = Scope("run", parent=None).open()
 
+        def block() -> None:
+            begun.set()
+            release.wait(20)
+
         async def tool() -> None:
-            await asyncio.to_thread(release.wait, 20)
+            await asyncio.to_thread(block)
 
         scope.spawn(tool())
-        while not any(member.thread for member in scope.members()):
-            await asyncio.sleep(0)
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
         receipt = await scope.stop(grace_s=0, kill_after_s=0.02)
         assert receipt.outcome == "quarantined"
-        assert [(left.kind, left.name) for left in receipt.abandoned] == [("thread", "Event.wait")]
+        assert [(left.kind, left.name) for left in receipt.abandoned] == [("thread", block.__qualname__)]
         release.set()
 
     try:
@@ -306,7 +311,7 @@ def test_nothing_of_adopted_work_is_kept(installed: Callable[[Main], None]) -> N
 
         async def work(payload: Payload) -> None:
             await asyncio.sleep(0)
-            assert payload
+            assert payload is not None
 
         async with Scope("run") as scope:
             for _ in range(50):
@@ -327,7 +332,7 @@ def test_an_interrupt_of_one_scope_is_not_seen_in_threads_of_another(installed: 
     async def main() -> None:
         async def run(scope: Scope, seen: list[bool]) -> None:
             async with scope:
-                for _ in range(20):
+                while len(seen) < 20:
                     seen.append(await asyncio.to_thread(is_interrupted))
 
         one: list[bool] = []
@@ -342,9 +347,10 @@ def test_an_interrupt_of_one_scope_is_not_seen_in_threads_of_another(installed: 
                 await first.stop("only this")
                 await asyncio.wait([task, other])
                 assert isinstance(task.exception(), Interrupted)
+                assert len(two) == 20
+                assert not any(two)
                 one.clear()
-        assert len(two) == 100
-        assert not any(two)
+                two.clear()
 
     async def guarded() -> None:
         # The interrupted run's task ends with Interrupted, which its task group passes on.

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.runtime.enclosure import Body, Enclosure, current_place
 from holdfast.runtime.interrupt import current_interrupt
-from holdfast.runtime.enclosure import Body, Enclosure
 from holdfast.runtime.owned_tasks import TaskHandle
-from holdfast.runtime.scope import Scope, current_scope
+from holdfast.runtime.scope import Scope, current_scope, detached
 from holdfast.runtime.stopping import Stopping
 from holdfast.testing import ScheduleFailure, explore
 
@@ -161,7 +161,7 @@ async def error_and_stop() -> None:
             assert scope.errors == [error]
         except Interrupted as interrupted:
             assert interrupted.cause.reason == "enough"
-            assert [interrupted.__cause__] == (scope.errors or [None])
+            assert interrupted.__cause__ is (scope.errors[0] if scope.errors else None)
             if not scope.errors:
                 with pytest.raises(Interrupted):
                     handle.result()
@@ -268,7 +268,7 @@ async def slow_clean_up() -> None:
         with pytest.raises(Interrupted):
             async with outer:
                 inner = Scope("inner")
-                with detached_tasks():
+                with detached():
                     group.create_task(stopper())
                     group.create_task(late_stopper())
                 outer.spawn(connection("outer member"))
@@ -286,10 +286,9 @@ async def slow_clean_up() -> None:
     await asyncio.sleep(0.1)
 
 
-def detached_tasks() -> Any:
-    from holdfast.runtime.scope import detached
-
-    return detached()
+def press_all(stopping: Stopping) -> None:
+    for member in stopping.scope._handles():
+        member._press()
 
 
 def told_again_in_the_grace(patch: pytest.MonkeyPatch) -> None:
@@ -298,7 +297,7 @@ def told_again_in_the_grace(patch: pytest.MonkeyPatch) -> None:
     def impatient(self: Stopping) -> None:
         ask(self)
         for delay_s in (0.001, 0.003, 0.007, 0.015):
-            self._loop.call_later(delay_s, lambda: [member._press() for member in self.scope._handles()])
+            self._loop.call_later(delay_s, press_all, self)
 
     patch.setattr(Stopping, "ask", impatient)
 
@@ -452,14 +451,12 @@ async def no_context_leaks() -> None:
 
 
 def stays_current(patch: pytest.MonkeyPatch) -> None:
-    from holdfast.runtime import scope as module
-
     enter = Scope.__aenter__
 
     async def leaky(self: Scope) -> Scope:
         await enter(self)
-        module.current_place.enter(self._body)
-        self._entered = (module.current_place.enter(self._body), self._entered[1])
+        current_place.enter(self._body)
+        self._entered = (current_place.enter(self._body), self._entered[1])
         return self
 
     patch.setattr(Scope, "__aenter__", leaky)
