@@ -84,6 +84,7 @@ def test_a_lost_update_is_found_by_each_chooser_and_task_kind(
     failure = failure_of(lambda: explore(lost_update, chooser=chooser, tasks=tasks, schedules=50))
     assert failure.kind == "error"
     assert isinstance(failure.__cause__, AssertionError)
+    assert "assert 1 == 2" in str(failure)
 
 
 @pytest.mark.parametrize("chooser", CHOOSERS)
@@ -142,6 +143,22 @@ def test_the_same_seed_gives_the_same_schedules() -> None:
 
     assert once(1) == once(1)
     assert once(1) != once(2)
+
+
+def test_an_error_in_a_group_is_told() -> None:
+    async def test() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.open_connection("nowhere", 1))
+
+    async def fail() -> None:
+        raise KeyError("the cause")
+
+    async def grouped() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fail())
+
+    assert "first KeyError: 'the cause'" in str(failure_of(lambda: explore(grouped)))
+    assert failure_of(lambda: explore(test)).kind == "not_explorable"
 
 
 def test_a_deadlock_names_the_tasks_and_where_they_wait() -> None:
@@ -299,6 +316,7 @@ def test_late_steps_let_a_deadline_overtake_work() -> None:
     assert explore(test, chooser="exhaustive", late_s=59.0).exhausted
     failure = failure_of(lambda: explore(test, chooser="exhaustive", late_s=60.0))
     assert isinstance(failure.__cause__, TimeoutError)
+    assert "explore(..., late_s=60.0, replay=" in str(failure)
     assert failure_of(lambda: explore(test, replay=failure.replay, late_s=60.0)).replay == failure.replay
 
 

@@ -136,7 +136,12 @@ def explore(
                 again = _run_one(make_loop(repeat := ReplayChooser(outcome.choices)), test, repeat)
                 outcome = outcome.compared_with(again)
             if outcome.failed:
-                raise outcome.failure(schedules=count, label=label) from outcome.error
+                again_with = "".join(
+                    f"{name}={value!r}, "
+                    for name, value, usual in (("late_s", late_s, 0.0), ("tasks", tasks, "ordinary"))
+                    if value != usual
+                )
+                raise outcome.failure(schedules=count, label=label, again_with=again_with) from outcome.error
     return Report(
         schedules=count,
         distinct=len(seen) if exhaustive is None else count,
@@ -166,7 +171,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
         assert outcome.error is not None
         raise outcome.error
     if outcome.failed:
-        raise outcome.failure(schedules=1, label="") from outcome.error
+        raise outcome.failure() from outcome.error
     result: T = outcome.result
     return result
 
@@ -190,12 +195,12 @@ class _Outcome:
     def failed(self) -> bool:
         return bool(self.kind)
 
-    def failure(self, *, schedules: int, label: str) -> ScheduleFailure:
+    def failure(self, *, schedules: int = 1, label: str = "", again_with: str = "") -> ScheduleFailure:
         origin = ""
         if label:
             origin = (
                 f"  schedule {schedules} ({label}), {self.steps} steps; to see it again: "
-                f"explore(..., replay={show_replay(self.choices)})"
+                f"explore(..., {again_with}replay={show_replay(self.choices)})"
             )
         return ScheduleFailure(
             self.kind, self.text, replay=self.choices, schedules=schedules, tasks=self.tasks, origin=origin
@@ -288,7 +293,7 @@ def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: _Outcome) -> Non
     error = main.exception()
     if error is not None:
         outcome.kind, outcome.error = "error", error
-        outcome.text = f"{type(error).__name__}: {error}"
+        outcome.text = _told(error)
         return
     outcome.result = main.result()
     left = loop.unfinished()
@@ -301,6 +306,15 @@ def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: _Outcome) -> Non
         outcome.error = first.get("exception")
         outcome.kind = "callback" if "handle" in first else "unretrieved"
         outcome.text = str(first.get("message", "")) + (f": {outcome.error!r}" if outcome.error is not None else "")
+
+
+def _told(error: BaseException) -> str:
+    """The error in one line; of a group, its first leaf as well."""
+    text = f"{type(error).__name__}: {error}"
+    leaf = error
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return text if leaf is error else f"{text}, first {type(leaf).__name__}: {leaf}"
 
 
 def _busiest(loop: ExploredLoop | None) -> str:

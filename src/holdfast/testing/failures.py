@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Literal
 
-__all__ = ["FailureKind", "NotExplorable", "ScheduleFailure", "describe_task"]
+__all__ = ["FailureKind", "NotExplorable", "ScheduleFailure", "describe_task", "show_replay"]
 
 FailureKind = Literal[
     "error", "callback", "deadlock", "livelock", "leak", "unretrieved", "not_explorable", "nondeterminism"
@@ -53,10 +53,6 @@ class ScheduleFailure(AssertionError):
         if origin:
             lines.append(origin)
         super().__init__("\n".join(lines))
-
-    def shown_replay(self) -> str:
-        """The replay numbers as they stand in the message: all of them, unless there are very many."""
-        return show_replay(self.replay)
 
 
 def show_replay(choices: Sequence[int]) -> str:
