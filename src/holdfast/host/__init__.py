@@ -1,7 +1,18 @@
 """The host: sessions, runs and what keeps them under control."""
 
 from holdfast.host.host import Host
+from holdfast.host.readers import LogReader
 from holdfast.host.session import Session
 from holdfast.host.statistics import PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
 
-__all__ = ["PROMISES", "DrainReport", "Host", "HostStatistics", "Incident", "PromiseCount", "Recovery", "Session"]
+__all__ = [
+    "PROMISES",
+    "DrainReport",
+    "Host",
+    "HostStatistics",
+    "Incident",
+    "LogReader",
+    "PromiseCount",
+    "Recovery",
+    "Session",
+]

@@ -7,7 +7,7 @@ without a `Gap`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,10 +17,11 @@ from holdfast.protocol.events import Gap, Stored, parse_cursor
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 
 if TYPE_CHECKING:
+    from holdfast.host.actor import SessionActor
     from holdfast.host.host import Host
     from holdfast.protocol.messages import SessionView
 
-__all__ = ["read_log"]
+__all__ = ["LogReader", "open_log"]
 
 PAGE = 1024
 """Events that are taken at a time."""
@@ -35,12 +36,115 @@ class _Settled(msgspec.Struct):
 _settled = msgspec.json.Decoder(_Settled)
 
 
-async def read_log(
-    host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
-) -> AsyncIterator[Sequence[Stored] | Gap | None]:
-    """Batches of events in order, `Gap` frames, and None after each `keepalive_s` without an event.
+class LogReader:
+    """A place in a session's log. Made by `open_log`, used by one task, and to be closed.
 
-    It ends after ``session.deleted``, after the event that settles `follow`, and when the host closes its streams.
+    Iterating gives batches of events in order, `Gap` frames, and None after each `keepalive_s` without an event. It
+    ends after ``session.deleted``, after the event that settles `follow`, and when the host closes its streams.
+
+    Parameters:
+        number: the session's public number.
+        cursor: the seq up to which events were given out.
+    """
+
+    __slots__ = (
+        "_actor",
+        "_closed",
+        "_done",
+        "_ended",
+        "_follow",
+        "_host",
+        "_keepalive_s",
+        "_reader",
+        "_stored",
+        "cursor",
+        "number",
+    )
+
+    def __init__(
+        self,
+        host: Host,
+        actor: SessionActor,
+        *,
+        number: int,
+        cursor: int,
+        follow: str | None,
+        keepalive_s: float,
+    ) -> None:
+        self.number = number
+        self.cursor = cursor
+        self._host = host
+        self._actor = actor
+        self._follow = follow
+        self._keepalive_s = keepalive_s
+        self._reader = actor.log.reader(after=cursor)
+        self._stored = 0
+        self._ended = False
+        self._done = False
+        self._closed = False
+        actor.readers += 1
+        host.readers += 1
+
+    def __aiter__(self) -> LogReader:
+        return self
+
+    async def __anext__(self) -> Sequence[Stored] | Gap | None:
+        while not self._done:
+            if self.cursor < self._stored:
+                batch = await _from_store(self._host, self._actor.session, self.cursor, self._stored)
+            elif self._ended or self._actor.deleted:
+                break
+            else:
+                try:
+                    async with asyncio.timeout(self._keepalive_s):
+                        shown = await self._reader.read(PAGE)
+                except TimeoutError:
+                    return None
+                if shown is None:
+                    break
+                if not isinstance(shown, list):
+                    self._stored = shown.until
+                    continue
+                batch = [event for seq, event in shown if seq > self.cursor]
+            if isinstance(batch, Gap):
+                self.cursor = batch.until
+                self._host.incidents.counts["gaps"] += 1
+                return batch
+            if batch:
+                ending = _ending(batch, self._follow)
+                if ending is not None:
+                    batch = batch[: ending + 1]
+                    self._done = True
+                self.cursor = batch[-1].seq
+                self._host.incidents.kept["P7"] += len(batch)
+                return batch
+        self._done = True
+        raise StopAsyncIteration
+
+    async def look(self, principal: str, key: str) -> None:
+        """Find out what was stored before this reader was shown anything. Raises `InvalidCursor`, `UnknownMessage`."""
+        session, view = await _found(self._host, principal, key)
+        if self.cursor > max(view.seq, self._actor.log.next_seq - 1):
+            raise InvalidCursor(f"seq {self.cursor} is ahead of the session, which is at {view.seq}")
+        self._stored = view.seq
+        self._ended = view.state == "deleted"
+        if self._follow is not None and await _is_settled(self._host, session, key, self._follow):
+            self._ended = True  # it may be settled before the cursor
+
+    async def aclose(self) -> None:
+        """Give the place up. May be called twice."""
+        if not self._closed:
+            self._closed = self._done = True
+            self._reader.close()
+            self._actor.readers -= 1
+            self._host.readers -= 1
+            self._actor.idle_since = self._host.loop.time()
+
+
+async def open_log(
+    host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
+) -> LogReader:
+    """A reader behind the cursor `after`; None begins with the first event.
 
     Raises:
         UnknownSession, UnknownMessage, InvalidCursor.
@@ -48,50 +152,14 @@ async def read_log(
     session, view = await _found(host, principal, key)
     cursor = 0 if after is None else parse_cursor(after, view.number)
     actor = host.actor(session=session, number=view.number, principal=principal, key=key, seq=view.seq)
-    actor.readers += 1
-    host.readers += 1
+    reader = LogReader(host, actor, number=view.number, cursor=cursor, follow=follow, keepalive_s=keepalive_s)
     try:
-        # From now on what is stored is shown to this reader too: whatever was stored before is at or below `stored`.
-        with actor.log.reader(after=cursor) as reader:
-            view = (await _found(host, principal, key))[1]
-            stored = view.seq
-            if cursor > max(stored, actor.log.next_seq - 1):
-                raise InvalidCursor(f"{after!r} is ahead of the session, which is at {stored}")
-            settled = follow is not None and await _is_settled(host, session, key, follow)
-            while True:
-                batch: Sequence[Stored] | Gap
-                if cursor < stored:
-                    batch = await _from_store(host, session, cursor, stored)
-                elif settled or actor.deleted or view.state == "deleted":
-                    return  # nothing comes any more, or what it follows was settled before its cursor
-                else:
-                    try:
-                        async with asyncio.timeout(keepalive_s):
-                            shown = await reader.read(PAGE)
-                    except TimeoutError:
-                        yield None
-                        continue
-                    if shown is None:
-                        return
-                    if not isinstance(shown, list):
-                        stored = shown.until
-                        continue
-                    batch = [event for seq, event in shown if seq > cursor]
-                if isinstance(batch, Gap):
-                    cursor = batch.until
-                    host.incidents.counts["gaps"] += 1
-                    yield batch
-                elif batch:
-                    ending = _ending(batch, follow)
-                    cursor = batch[-1].seq
-                    host.incidents.kept["P7"] += len(batch)
-                    yield batch if ending is None else batch[: ending + 1]
-                    if ending is not None:
-                        return
-    finally:
-        actor.readers -= 1
-        host.readers -= 1
-        actor.idle_since = host.loop.time()
+        # From now on what is stored is shown to this reader too: whatever was stored before is what `look` finds.
+        await reader.look(principal, key)
+    except BaseException:
+        await reader.aclose()
+        raise
+    return reader
 
 
 async def _found(host: Host, principal: str, key: str) -> tuple[int, SessionView]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,14 @@ from holdfast.errors import (
     Draining,
     InvalidKey,
     InvalidRequest,
-    MessageWithdrawn,
-    RunFailed,
-    RunInterrupted,
     UnknownMessage,
     UnknownRun,
     UnknownSession,
     WaitExpired,
 )
-from holdfast.host.readers import read_log
+from holdfast.host.readers import LogReader, open_log
 from holdfast.protocol.events import Event, Gap, Stored, decode_event, format_cursor
+from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
     Entry,
     MailboxItem,
@@ -42,7 +40,7 @@ from holdfast.storage.port import Interrupt, Send
 if TYPE_CHECKING:
     from holdfast.host.host import Host
 
-__all__ = ["Session", "answer"]
+__all__ = ["Session"]
 
 KEY_LENGTH = 200
 
@@ -143,14 +141,25 @@ class Session:
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
         """See `SessionLike.wait`."""
-        future = self._host.settlements.expect(message_id)
+        return await self._settled(await self.expect(message_id), timeout_s)
+
+    async def expect(self, message_id: str) -> asyncio.Future[Settlement]:
+        """A future of what becomes of a message. Cancel it when nobody waits any more. Raises `UnknownMessage`."""
+        future = self._expect(message_id)
         try:
-            settlement = await self.message(message_id)  # after `expect`, so nothing is missed between
-            if settlement.state in TERMINAL_MESSAGE_STATES:
-                return settlement
-            return await self._settled(future, timeout_s)
-        finally:
-            self._host.settlements.forget(message_id, future)
+            settlement = await self.message(message_id)  # after `_expect`, so nothing is missed between
+        except BaseException:
+            future.cancel()
+            raise
+        if settlement.state in TERMINAL_MESSAGE_STATES and not future.done():
+            future.set_result(settlement)
+        return future
+
+    def _expect(self, message_id: str) -> asyncio.Future[Settlement]:
+        settlements = self._host.settlements
+        future = settlements.expect(message_id)
+        future.add_done_callback(lambda done: settlements.forget(message_id, done))
+        return future
 
     async def _settled(self, future: asyncio.Future[Settlement], timeout_s: float | None) -> Settlement:
         if timeout_s is None:
@@ -173,39 +182,38 @@ class Session:
         max_wait_s: float | None = None,
     ) -> str:
         """See `SessionLike.ask`."""
-        return answer(
-            await self.exchange(
-                content,
-                timeout_s=timeout_s,
-                policy=policy,
-                idempotency_key=idempotency_key,
-                agent=agent,
-                quiet_s=quiet_s,
-                max_wait_s=max_wait_s,
-            )
+        _, future = await self.send_expecting(
+            content,
+            policy=policy,
+            idempotency_key=idempotency_key,
+            agent=agent,
+            quiet_s=quiet_s,
+            max_wait_s=max_wait_s,
         )
+        return answer(await self._settled(future, timeout_s))
 
-    async def exchange(
+    async def send_expecting(
         self,
         content: str,
         *,
-        timeout_s: float | None = None,
         policy: Policy = "queue",
         idempotency_key: str | None = None,
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
-    ) -> Settlement:
-        """Send and wait: as `ask`, but returns what became of the message, whatever that is."""
+    ) -> tuple[Receipt, asyncio.Future[Settlement]]:
+        """Send, and get a future of what becomes of the message too. Cancel it when nobody waits any more."""
         message_id = ids.message_id()
-        future = self._host.settlements.expect(message_id)
+        future = self._expect(message_id)
         try:
             receipt = await self._send(message_id, content, policy, idempotency_key, agent, quiet_s, max_wait_s)
-            if receipt.message_id != message_id:
-                return await self.wait(receipt.message_id, timeout_s=timeout_s)
-            return await self._settled(future, timeout_s)
-        finally:
-            self._host.settlements.forget(message_id, future)
+        except BaseException:
+            future.cancel()
+            raise
+        if receipt.message_id != message_id:  # a duplicate: the first one may be settled already
+            future.cancel()
+            future = await self.expect(receipt.message_id)
+        return receipt, future
 
     async def withdraw(self, message_id: str) -> Settlement:
         """See `SessionLike.withdraw`."""
@@ -261,17 +269,20 @@ class Session:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def stream(
+    async def open_log(
         self, *, after: str | None = None, follow: str | None = None, keepalive_s: float | None = None
-    ) -> AsyncIterator[Sequence[Stored] | Gap | None]:
-        """The log in batches of stored rows, for servers; None after each `keepalive_s` seconds without an event."""
-        seconds = self._host.settings.keepalive_s if keepalive_s is None else keepalive_s
-        return read_log(self._host, self.principal, self.key, after=after, follow=follow, keepalive_s=seconds)
+    ) -> LogReader:
+        """The log in batches of stored rows, for servers; None after each `keepalive_s` seconds without an event.
 
-    async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Event | Gap]:
+        Raises what `events` raises, before the first batch. The reader must be closed.
+        """
+        seconds = self._host.settings.keepalive_s if keepalive_s is None else keepalive_s
+        return await open_log(self._host, self.principal, self.key, after=after, follow=follow, keepalive_s=seconds)
+
+    async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
         """See `SessionLike.events`."""
-        async with aclosing(self.stream(after=after, follow=follow)) as batches:  # type: ignore[type-var]
-            async for batch in batches:
+        async with aclosing(await self.open_log(after=after, follow=follow)) as reader:
+            async for batch in reader:
                 if isinstance(batch, Gap):
                     yield batch
                 else:
@@ -313,18 +324,3 @@ class Session:
 
     async def _row(self) -> int:
         return (await self._found())[0]
-
-
-def answer(settlement: Settlement) -> str:
-    """The text of a completed message. Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` for any other."""
-    match settlement.state:
-        case "completed":
-            return settlement.text
-        case "failed":
-            raise RunFailed(settlement.error or "the agent failed", hint="its events and the host's log say more")
-        case "withdrawn":
-            raise MessageWithdrawn("the message was withdrawn before a run took it")
-        case _:
-            cause = settlement.cause
-            why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.state
-            raise RunInterrupted(f"the run was interrupted ({why})", hint="its partial answer is in the transcript")

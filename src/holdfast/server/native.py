@@ -195,15 +195,16 @@ class Native:
         self.settings: Settings = host.settings
         self.streams = Streams(StreamLimit(host.settings.principal_streams))
         self.stops = Stops()
-        self._waiting: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._waiting: set[asyncio.Future[Settlement]] = set()
         self._closing = False
 
     def close_waits(self) -> None:
         """Answer every request that waits for a settlement with what is known now; the server shuts down."""
         self._closing = True
         self.streams.closing()
-        for task in self._waiting:
-            task.cancel()
+        for settling in self._waiting:
+            settling.cancel()
 
     def _session(self, exchange: Exchange) -> Session:
         return self.host.session(exchange.path["key"], principal=exchange.caller.principal)
@@ -236,8 +237,7 @@ class Native:
         """
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         body = await exchange.body(_send_body)
-        session = self._session(exchange)
-        receipt = await session.send(
+        receipt, settling = await self._session(exchange).send_expecting(
             body.content,
             policy=cast(Policy, body.policy),  # the store refuses any other word by name
             idempotency_key=body.idempotency_key,
@@ -245,20 +245,19 @@ class Native:
             quiet_s=body.quiet_s,
             max_wait_s=body.max_wait_s,
         )
-        if wait_s:
-            settled = await self._settled(session, receipt.message_id, wait_s)
-            if settled is not None:
-                outcome = Outcome(
-                    status=settled.state,
-                    text=settled.text,
-                    cause=settled.cause,
-                    error=settled.error,
-                    message_id=settled.message_id,
-                    run_id=settled.run_id,
-                    receipt=receipt,
-                )
-                return Answer(200, encode(outcome))
-        return Answer(202, encode(receipt))
+        settled = await self._settled(settling, wait_s)
+        if settled is None:
+            return Answer(202, encode(receipt))
+        outcome = Outcome(
+            status=settled.state,
+            text=settled.text,
+            cause=settled.cause,
+            error=settled.error,
+            message_id=settled.message_id,
+            run_id=settled.run_id,
+            receipt=receipt,
+        )
+        return Answer(200, encode(outcome))
 
     @TABLE.enter(
         "GET",
@@ -272,7 +271,7 @@ class Native:
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         session = self._session(exchange)
         message_id = exchange.path["message_id"]
-        settled = await self._settled(session, message_id, wait_s) if wait_s else None
+        settled = await self._settled(await session.expect(message_id), wait_s) if wait_s else None
         return Answer(200, encode(settled or await session.message(message_id)))
 
     @TABLE.enter(
@@ -285,21 +284,23 @@ class Native:
         """Take a waiting message back."""
         return Answer(200, encode(await self._session(exchange).withdraw(exchange.path["message_id"])))
 
-    async def _settled(self, session: Session, message_id: str, wait_s: float) -> Settlement | None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._waiting.add(task)
-        try:
-            return await session.wait(message_id, timeout_s=wait_s)
-        except errors.WaitExpired:
+    async def _settled(self, settling: asyncio.Future[Settlement], wait_s: float | None) -> Settlement | None:
+        """Wait at most `wait_s` seconds, or until the server closes. None: it is not settled."""
+        if not wait_s or self._closing:
+            settling.cancel()
             return None
+        timer = self._loop.call_later(wait_s, settling.cancel)
+        self._waiting.add(settling)
+        try:
+            return await settling
         except asyncio.CancelledError:
-            if not self._closing:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
                 raise
-            task.uncancel()
             return None
         finally:
-            self._waiting.discard(task)
+            timer.cancel()
+            self._waiting.discard(settling)
 
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
