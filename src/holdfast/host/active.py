@@ -28,12 +28,14 @@ if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.host.actor import SessionActor
     from holdfast.host.host import Host
-    from holdfast.runtime import Handle
+    from holdfast.runtime import Handle, Registration
 
 __all__ = ["ActiveRun"]
 
 FIRST_FLUSH_S = 0.0005
-"""Lets what a short run says go with its commit."""
+FIRST_FLUSH_TICKS = 4
+"""A run that says something first waits so long and so many rounds of the loop, so that a short one's goes with its
+commit, also when the rounds are long."""
 FLUSH_EVERY_S = 0.02
 BEHIND_AT = 1024
 """Events in the buffer from which on the run waits for the log."""
@@ -61,6 +63,7 @@ class ActiveRun:
         "_retries",
         "_stored",
         "_taken",
+        "_trigger",
         "_waiting",
         "actor",
         "lost",
@@ -111,6 +114,7 @@ class ActiveRun:
             branch=Branch(claim.lease.run_id),
         )
         self._handle: Handle[None] | None = None
+        self._trigger: Registration | None = None
 
     @property
     def run_id(self) -> str:
@@ -128,7 +132,7 @@ class ActiveRun:
             cause = refusal.cause if isinstance(refusal, Interrupted) else Cause(kind="shutdown", at=self._host.now())
             self._commit("interrupted", cause=cause)
             return
-        self.scope.interrupt.on_trigger(self._on_trigger)
+        self._trigger = self.scope.interrupt.on_trigger(self._on_trigger)
         self.scope.close_when_done(self._closed)
 
     def stop(
@@ -196,9 +200,12 @@ class ActiveRun:
         if self._flush_timer is None and self._inflight is None and not self._committing:
             loop = self._host.loop
             wait_s = self._last_flush + FLUSH_EVERY_S - loop.time()
-            self._flush_timer = loop.call_later(
-                wait_s if wait_s > FIRST_FLUSH_S else FIRST_FLUSH_S, self._flush, context=self._host.context
-            )
+            if wait_s > FIRST_FLUSH_S:
+                self._flush_timer = loop.call_later(wait_s, self._flush, context=self._host.context)
+            else:
+                self._flush_timer = loop.call_later(
+                    FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=self._host.context
+                )
 
     async def written(self) -> None:
         """Wait until all that was taken is stored."""
@@ -227,6 +234,12 @@ class ActiveRun:
         for future in waiting:
             if not future.done():
                 future.set_result(None)
+
+    def _flush_in(self, ticks: int) -> None:
+        if ticks:
+            self._host.loop.call_soon(self._flush_in, ticks - 1, context=self._host.context)
+        elif self._inflight is None:
+            self._flush()
 
     def _flush(self) -> None:
         if self._flush_timer is not None:
@@ -334,10 +347,14 @@ class ActiveRun:
 
     def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:
         self._host.dispatch.ended(self, self._claim, committed)
+        if self._trigger is not None:
+            self._trigger.close()
+            self._trigger = None
         for future in self._receipts:
             if not future.done():
                 future.set_result(receipt or nothing_to_stop(self.run_id, self._host.now()))
         self._wake()
+        del self.run, self._handle  # they refer back to this; without the circle they are freed at once
 
 
 def nothing_to_stop(name: str, at: float) -> StopReceipt:
