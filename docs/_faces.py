@@ -113,7 +113,7 @@ def cli_page() -> str:
     commands = getattr(group, "commands", {})
     rows = []
     for name, command in commands.items():
-        rows.append((code(f"holdfast {name}"), first_line(command.help or "")))
+        rows.append((code(f"holdfast {name}"), first_line(paragraphs(command.help or ""))))
     out += [table(("command", ""), rows), "", "## Commands", ""]
     for name, command in commands.items():
         out += list(command_section(f"holdfast {name}", command))
@@ -157,4 +157,4 @@ def command_section(path: str, command: Any) -> Iterator[str]:
 
 def paragraphs(text: str) -> str:
     """A help text as Markdown."""
-    return re.sub(r"\[/?\w*\]|\f|\x08", "", text).strip()
+    return text.replace("<", "\\<").strip()
