@@ -79,8 +79,8 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
                 if _first_listing_after(facts, known_end) is not None:
                     ledger.saw()
                     for listing, seen in _alive_after(facts, run.run_id, known_end):
-                        if seen.pid == first_stamp.pid and seen.pid not in survivors:
-                            ledger.broken("a process of an interrupted run lives on", first_stamp, listing)
+                        if seen.pid not in survivors:
+                            ledger.broken("a process of an interrupted run lives on", seen, listing)
                             break
                 continue
             if not first_stamp.cooperative:
@@ -110,9 +110,9 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
 
     *Observations*: every run that was on while another session was being stopped, every run that the log shows
     stopping or interrupted, and every branch that was told. *Violations*: a run was stopped, or a branch told, though
-    nobody had asked for it in that session (and no host was drained or killed); the cause names a request or a message
-    of another session; a withdrawal took a message of another session; ambient context named another session than the
-    code was started for.
+    nobody had asked for it in that session (and no host was drained or killed, and its own run did not fail); the
+    cause names a request or a message of another session; a withdrawal took a message of another session; ambient
+    context named another session than the code was started for.
     """
     asked: dict[Where, list[tuple[float, str | None]]] = {}
     reasons: dict[str, StopRequested] = {}
@@ -123,6 +123,7 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
         if sent.policy == "interrupt":
             asked.setdefault((sent.principal, sent.session), []).append((sent.at, None))
     first_break = min((r.at for r in (*facts.drain_requests, *facts.kills, *facts.exits)), default=float("inf"))
+    failed = {run.run_id for run in facts.run_logs.values() if any(event.status == "failed" for event in run.finished)}
     leaving = dict(facts.ended_at)
     leaving.update((facts.pid_of[r.incarnation], r.at) for r in facts.drain_requests if r.incarnation in facts.pid_of)
     stop_times = sorted((request.at, (request.principal, request.session)) for request, _ in facts.stops())
@@ -176,6 +177,7 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
         elif (
             not any(at < stamp.at for at, _ in asked.get(home, ()))
             and leaving.get(stamp.host_pid, stamp.at) >= stamp.at
+            and stamp.run_id not in failed
         ):
             ledger.broken("a branch was told, but nobody had asked for a stop in this session", stamp)
     for call in facts.calls.values():
@@ -271,7 +273,7 @@ def no_leaks(facts: Facts, ledger: Ledger) -> None:
 
     *Observations*: each ended run with stamps (its own code would show that it lives on), or before a reading of the
     process list; each killed or ended host before a reading of the list; each quiet reading of a host's statistics
-    that has a baseline. *Violations*: code of a run shows a sign of life after the run's end was known, beyond the
+    (compared with the baseline of its host, or else with the first one). *Violations*: code of a run shows a sign of life after the run's end was known, beyond the
     number that its receipt names; a process of it is in the list (or stamps) and is not named; a process outlives its
     host by more than ``death_s``; a quiet host counts a run, something in its task tree, a process, or more tasks,
     threads or descriptors than at its baseline (plus the declared slack).
@@ -339,7 +341,7 @@ def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
 def _judge_statistics(facts: Facts, ledger: Ledger) -> None:
     baselines = {read.incarnation: read for read in facts.statistics if read.moment == "baseline"}
     for read in facts.statistics:
-        baseline = baselines.get(read.incarnation)
+        baseline = baselines.get(read.incarnation, next(iter(baselines.values()), None))
         if read.moment != "quiet" or baseline is None:
             continue
         ledger.saw()

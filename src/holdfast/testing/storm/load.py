@@ -1,0 +1,552 @@
+"""The load: drivers that double-text, repeat themselves, interrupt, stop, withdraw, read and pry, and never lose
+count."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, ServerUnreachable, UnknownSession
+from holdfast.protocol.events import Event, Gap
+from holdfast.protocol.interface import SessionLike
+from holdfast.protocol.messages import Policy
+from holdfast.testing.history import (
+    AccessTried,
+    Limits,
+    LogRead,
+    Lost,
+    Refused,
+    SendAcknowledged,
+    SendAttempted,
+    SessionRead,
+    SessionsListed,
+    SettlementRead,
+    Share,
+    SharesCounted,
+    StopAnswered,
+    StopRequested,
+    TranscriptRead,
+    WithdrawAnswered,
+    WithdrawRequested,
+)
+from holdfast.testing.storm.access import Access
+from holdfast.testing.storm.agent import PLAIN, REPLAYABLE
+from holdfast.testing.storm.plan import Piece, Plan, encode_plan, make_plan
+from holdfast.testing.storm.readers import StormReader
+from holdfast.testing.storm.recorder import Recorder
+
+__all__ = ["Load", "StormSession"]
+
+_QUIET_S = 0.05
+_MOST_WAIT_S = 0.5
+_RESENDS = 50
+_REST_S = 90.0
+_POLL_S = 0.05
+_OUTAGE_S = 0.3
+
+
+@dataclass
+class _Message:
+    """A message as its sender knows it."""
+
+    key: str
+    content: str
+    policy: Policy
+    agent: str
+    may_fail: bool
+    message_id: str | None = None
+
+
+@dataclass
+class StormSession:
+    """A session of the storm, as its clients know it."""
+
+    principal: str
+    key: str
+    agent: str
+    chance: random.Random
+    number: int = 0
+    run_id: str | None = None
+    sent: deque[_Message] = field(default_factory=lambda: deque(maxlen=30))
+    readers: list[StormReader] = field(default_factory=list)
+    exists: bool = False
+
+
+class Load:
+    """Drivers and readers over many sessions of several principals. ``others`` are sessions that nobody drives.
+
+    Parameters:
+        rate: actions per second, over all sessions.
+        span_s: how long a piece of an agent's work takes.
+        prefix: begins the keys of the sessions and the names of the messages.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        recorder: Recorder,
+        limits: Limits,
+        *,
+        sessions: int,
+        rate: float,
+        seed: int,
+        prefix: str = "s",
+        span_s: float = 0.05,
+        agents: tuple[str, ...] = (REPLAYABLE, PLAIN),
+        processes: bool = True,
+    ) -> None:
+        self.access = access
+        self.recorder = recorder
+        self.limits = limits
+        self.prefix = prefix
+        self._span_s = span_s
+        self._processes = processes
+        self._pause_s = sessions / rate
+        self._chance = random.Random(seed)
+        self._names = 0
+        self.sessions: list[StormSession] = []
+        self.others: list[StormSession] = []
+        for number in range(sessions):
+            principal = access.principals[number % len(access.principals)]
+            session = StormSession(
+                principal, f"{prefix}{number}", agents[number % len(agents)], random.Random(f"{seed}/{number}")
+            )
+            self.sessions.append(session)
+            for copy in range(2 if number % 4 == 0 else 1):
+                name = f"{prefix}{number}-r{copy}"
+                session.readers.append(
+                    StormReader(access, recorder, name, (principal, session.key), chance=session.chance)
+                )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Start all drivers and readers. What breaks in one of them is raised by `stop`."""
+        self._stopping.clear()
+        for session in self.sessions:
+            self._tasks.append(asyncio.create_task(self._drive(session), name=f"storm driver {session.key}"))
+            for reader in session.readers:
+                self._tasks.append(asyncio.create_task(reader.roam(), name=f"storm reader {reader.name}"))
+
+    async def stop(self) -> None:
+        """Let each driver finish what it has begun, and take the readers away. Raises what broke in any of them."""
+        self._stopping.set()
+        drivers = [task for task in self._tasks if "driver" in task.get_name()]
+        readers = [task for task in self._tasks if "reader" in task.get_name()]
+        for task in readers:
+            task.cancel()
+        results = await asyncio.gather(*drivers, *readers, return_exceptions=True)
+        self._tasks.clear()
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    @property
+    def broken(self) -> BaseException | None:
+        """What broke in a driver or reader, if anything did."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                return task.exception()
+        return None
+
+    async def _drive(self, session: StormSession) -> None:
+        chance = session.chance
+        actions: list[tuple[Callable[[StormSession], Awaitable[None]], int]] = [
+            (self._double_text, 44),
+            (self._repeat, 6),
+            (self._interrupt, 4),
+            (self._cut_short, 12),
+            (self._stop_session, 2),
+            (self._withdraw, 5),
+            (self._read, 7),
+            (self._settlement, 8),
+            (self._pry, 4),
+        ]
+        what, weights = [action for action, _ in actions], [weight for _, weight in actions]
+        await self._pause(chance.uniform(0, min(self._pause_s, 2.0)))
+        while not self._stopping.is_set():
+            await self.access.up.wait()
+            if not session.exists:
+                await self._double_text(session)
+            else:
+                await chance.choices(what, weights)[0](session)
+            await self._pause(chance.expovariate(1 / self._pause_s))
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until the load stops."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return
+
+    # ── actions ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"{self.prefix}m{self._names}"
+
+    async def _double_text(self, session: StormSession) -> None:
+        chance = session.chance
+        count = chance.choices((1, 2, 3), (5, 3, 1))[0]
+        await asyncio.gather(*(self.send(session, self.message(session)) for _ in range(count)))
+
+    def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> _Message:
+        """A new message, by lot where nothing is given."""
+        chance = session.chance
+        plan = plan or make_plan(self._name(), chance, span_s=self._span_s, processes=self._processes)
+        policies: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
+        return _Message(
+            key=f"k-{plan.name}",
+            content=encode_plan(plan),
+            policy=policy or chance.choices(policies, (10, 3, 2, 3))[0],
+            agent=session.agent,
+            may_fail="fail" in plan.pieces,
+        )
+
+    async def send(self, session: StormSession, message: _Message) -> bool:
+        """Send until it is acknowledged or refused; True when it was acknowledged."""
+        for _ in range(_RESENDS):
+            token = self.recorder.token()
+            handle = self.access.session(session.principal, session.key)
+            self.recorder.note(
+                SendAttempted,
+                token=token,
+                principal=session.principal,
+                session=session.key,
+                idempotency_key=message.key,
+                content=message.content,
+                policy=message.policy,
+                may_fail=message.may_fail,
+                replayable=message.agent == REPLAYABLE,
+            )
+            try:
+                receipt = await handle.send(
+                    message.content,
+                    policy=message.policy,
+                    idempotency_key=message.key,
+                    agent=message.agent,
+                    quiet_s=_QUIET_S,
+                    max_wait_s=_MOST_WAIT_S,
+                )
+            except ServerUnreachable as error:
+                self.recorder.note(Lost, token=token, error=error.message)
+                await self._outage()
+                continue
+            except HoldfastError as error:
+                self.recorder.note(Refused, token=token, code=error.code)
+                if error.code not in ("draining", "store_locked"):
+                    return False
+                await self._outage()
+                continue
+            seq, _, number = receipt.cursor.partition("-")
+            self.recorder.note(
+                SendAcknowledged,
+                token=token,
+                message_id=receipt.message_id,
+                seq=receipt.seq,
+                disposition=receipt.disposition,
+                cursor=int(seq),
+                run_id=receipt.run_id,
+            )
+            message.message_id = receipt.message_id
+            session.exists = True
+            session.number = int(number)
+            session.run_id = receipt.run_id or session.run_id
+            for reader in session.readers:
+                reader.number = session.number
+            if receipt.disposition != "duplicate":
+                session.sent.append(message)
+            return True
+        return False
+
+    async def _outage(self) -> None:
+        """Wait until the host is expected to answer again."""
+        await asyncio.sleep(_OUTAGE_S)
+        await self.access.up.wait()
+
+    async def _repeat(self, session: StormSession) -> None:
+        if session.sent:
+            await self.send(session, session.chance.choice(session.sent))
+
+    async def _call(self, token: str, call: Awaitable[Any]) -> Any:
+        """The answer, or None after noting why there is none."""
+        try:
+            return await call
+        except ServerUnreachable as error:
+            self.recorder.note(Lost, token=token, error=error.message)
+            await self._outage()
+        except HoldfastError as error:
+            self.recorder.note(Refused, token=token, code=error.code)
+        return None
+
+    async def _interrupt(self, session: StormSession) -> None:
+        await self.access.up.wait()
+        token = self.recorder.token()
+        chance = session.chance
+        run_id = session.run_id if chance.random() < 0.2 else None
+        handle = self.access.session(session.principal, session.key)
+        reason = f"because of {token}"
+        self.recorder.note(
+            StopRequested,
+            token=token,
+            principal=session.principal,
+            session=session.key,
+            scope="run",
+            reason=reason,
+            run_id=run_id,
+        )
+        grace_s = chance.choice((None, None, 0.1, 0.0))
+        receipt = await self._call(token, handle.interrupt(reason, run_id=run_id, grace_s=grace_s))
+        if receipt is not None:
+            self.recorder.note(StopAnswered, token=token, receipt=receipt)
+
+    async def _cut_short(self, session: StormSession) -> None:
+        """Start something rich that takes its time, and interrupt or stop it in the middle."""
+        chance = session.chance
+        plan = make_plan(self._name(), chance, span_s=4 * self._span_s, processes=self._processes)
+        if not await self.send(session, self.message(session, plan)):
+            return
+        await asyncio.sleep(chance.uniform(0.0, 4 * self._span_s))
+        if chance.random() < 0.2:
+            await self._stop_session(session)
+        else:
+            await self._interrupt(session)
+
+    async def linger(self, count: int, span_s: float) -> None:
+        """Give `count` sessions work that lasts `span_s`, so that whatever ends the host meets it."""
+        lingering = self._chance.sample(self.sessions, min(count, len(self.sessions)))
+        pieces: tuple[Piece, ...] = ("say", "task", "thread", "process", "nap")
+        await asyncio.gather(
+            *(
+                self.send(
+                    session,
+                    self.message(session, Plan(name=self._name(), pieces=pieces, span_s=span_s), "queue"),
+                )
+                for session in lingering
+            )
+        )
+
+    async def _stop_session(self, session: StormSession) -> None:
+        await self.access.up.wait()
+        token = self.recorder.token()
+        handle = self.access.session(session.principal, session.key)
+        reason = f"because of {token}"
+        self.recorder.note(
+            StopRequested,
+            token=token,
+            principal=session.principal,
+            session=session.key,
+            scope="session",
+            reason=reason,
+        )
+        stop = await self._call(token, handle.stop(reason))
+        if stop is not None:
+            withdrawn = tuple(message.message_id for message in stop.withdrawn)
+            self.recorder.note(StopAnswered, token=token, receipt=stop.receipt, withdrawn=withdrawn)
+
+    async def _withdraw(self, session: StormSession) -> None:
+        message = self.message(session, policy="queue")
+        if not await self.send(session, message) or message.message_id is None:
+            return
+        token = self.recorder.token()
+        handle = self.access.session(session.principal, session.key)
+        self.recorder.note(
+            WithdrawRequested,
+            token=token,
+            principal=session.principal,
+            session=session.key,
+            message_id=message.message_id,
+        )
+        settlement = await self._call(token, handle.withdraw(message.message_id))
+        if settlement is not None:
+            self.recorder.note(WithdrawAnswered, token=token, state=settlement.state)
+
+    async def _read(self, session: StormSession) -> None:
+        try:
+            await self.read(session)
+        except ServerUnreachable:
+            await self._outage()
+
+    async def _settlement(self, session: StormSession) -> None:
+        if not session.sent:
+            return
+        message = session.chance.choice(session.sent)
+        try:
+            await self._note_settlement(session, message.message_id or "")
+        except ServerUnreachable:
+            await self._outage()
+
+    async def _pry(self, session: StormSession) -> None:
+        """Another principal tries to reach the session; its owner does too."""
+        chance = session.chance
+        principal = chance.choice(self.access.principals)
+        handle = self.access.session(principal, session.key)
+        verbs: dict[str, Callable[[], Awaitable[object]]] = {
+            "info": handle.info,
+            "transcript": handle.transcript,
+            "mailbox": handle.mailbox,
+            "runs": handle.runs,
+            "tree": handle.tree,
+            "events": lambda: _first_event(handle),
+        }
+        if principal != session.principal:
+            verbs["interrupt"] = lambda: handle.interrupt(f"{principal} pries")
+            verbs["stop"] = lambda: handle.stop(f"{principal} pries")
+            verbs["delete"] = handle.delete
+            if session.sent:
+                verbs["withdraw"] = lambda: handle.withdraw(session.sent[-1].message_id or "")
+                verbs["message"] = lambda: handle.message(session.sent[-1].message_id or "")
+        verb = chance.choice(sorted(verbs))
+        try:
+            await verbs[verb]()
+        except ServerUnreachable:
+            await self._outage()
+            return
+        except HoldfastError as error:
+            answer = error.code
+        else:
+            answer = "ok"
+        if answer in ("draining", "unavailable", "rate_limited", "storage_error"):
+            return
+        self.recorder.note(
+            AccessTried, principal=principal, owner=session.principal, session=session.key, verb=verb, answer=answer
+        )
+        if chance.random() < 0.2:
+            try:
+                seen = await self.access.sessions(principal)
+            except HoldfastError:
+                return
+            self.recorder.note(
+                SessionsListed, principal=principal, seen=tuple((view.principal, view.key) for view in seen)
+            )
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def read(self, session: StormSession, *, final: bool = False) -> int:
+        """Read the session, its runs and its transcript; returns the seq of its newest event. Raises
+        `HoldfastError`."""
+        handle = self.access.session(session.principal, session.key)
+        began_at = system_clock.monotonic()
+        view = await handle.info()
+        runs = await handle.runs() if final else []
+        self.recorder.note(SessionRead, began_at=began_at, view=view, runs=tuple(runs), final=final)
+        began_at = system_clock.monotonic()
+        entries = await handle.transcript()
+        self.recorder.note(
+            TranscriptRead,
+            began_at=began_at,
+            principal=session.principal,
+            session=session.key,
+            entries=tuple(entries),
+        )
+        return view.seq
+
+    async def _note_settlement(self, session: StormSession, message_id: str) -> None:
+        handle = self.access.session(session.principal, session.key)
+        began_at = system_clock.monotonic()
+        settlement = await handle.message(message_id)
+        self.recorder.note(
+            SettlementRead,
+            began_at=began_at,
+            principal=session.principal,
+            session=session.key,
+            settlement=settlement,
+        )
+
+    async def rest(self) -> None:
+        """Wait until every session is at rest, or so long that something must be wrong (the last reading will show
+        it)."""
+        deadline = system_clock.monotonic() + _REST_S
+        for session in (*self.sessions, *self.others):
+            while session.exists and system_clock.monotonic() < deadline:
+                view = await self.access.session(session.principal, session.key).info()
+                if view.run_id is None and not view.waiting:
+                    break
+                await asyncio.sleep(_POLL_S)
+
+    async def read_back(self) -> None:
+        """The last reading of everything, after `rest`."""
+        for session in (*self.sessions, *self.others):
+            try:
+                newest = await self.read(session, final=True)
+            except UnknownSession:
+                continue
+            for reader in session.readers:
+                reader.number = session.number or reader.number
+                await reader.catch_up(newest, self.limits)
+            await self._read_log(session, newest)
+            for message in list(session.sent)[-10:]:
+                if message.message_id is not None:
+                    await self._note_settlement(session, message.message_id)
+
+    async def _read_log(self, session: StormSession, newest: int) -> None:
+        handle = self.access.session(session.principal, session.key)
+        events: list[Event] = []
+        view = await handle.info()
+        async with (
+            asyncio.timeout(self.limits.answer_s),
+            aclosing(handle.events()) as stream,  # type: ignore[type-var]
+        ):
+            async for event in stream:
+                if isinstance(event, Gap):
+                    continue
+                events.append(event)
+                if event.seq >= newest:
+                    break
+        self.recorder.note(
+            LogRead, principal=session.principal, session=session.key, number=view.number, events=tuple(events)
+        )
+
+    # ── fairness ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def contend(self, *, greedy: int, polite: int, span_s: float) -> None:
+        """One principal asks for `greedy` runs at once, each other one for `polite`; count whose turn it was.
+
+        Counted are the starts from the moment when everybody's messages were accepted until the first principal has
+        no session left that waits: meanwhile all are backlogged.
+        """
+        contenders: list[StormSession] = []
+        for place, principal in enumerate(self.access.principals):
+            contenders += [
+                StormSession(principal, f"{self.prefix}-share-{place}-{number}", PLAIN, self._chance)
+                for number in range(greedy if place == 0 else polite)
+            ]
+        await asyncio.gather(
+            *(
+                self.send(
+                    session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
+                )
+                for session in contenders
+            )
+        )
+        accepted_at = system_clock.now()
+        self.others += contenders
+        starts: dict[str, list[float]] = {principal: [] for principal in self.access.principals}
+        for session in contenders:
+            handle = self.access.session(session.principal, session.key)
+            for message in session.sent:
+                await handle.wait(message.message_id or "", timeout_s=self.limits.answer_s)
+            starts[session.principal] += [run.started_at for run in await handle.runs()]
+        first_done = min(max(times) for times in starts.values() if times)
+        shares = []
+        for principal, times in starts.items():
+            counted = sorted(at for at in times if accepted_at <= at <= first_done)
+            waits = [later - earlier for earlier, later in zip([accepted_at, *counted], counted, strict=False)]
+            shares.append(Share(consumer=principal, got=len(counted), longest_wait_s=max(waits, default=0.0)))
+        self.recorder.note(
+            SharesCounted, resource="runs", given=sum(share.got for share in shares), shares=tuple(shares)
+        )
+
+
+async def _first_event(handle: SessionLike) -> Event | Gap:
+    async with aclosing(handle.events()) as events:  # type: ignore[type-var]
+        return await anext(events)

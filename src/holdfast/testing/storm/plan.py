@@ -1,0 +1,66 @@
+"""What a storm's message asks its agent to do: a few pieces of work, written into the message's content."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Piece", "Plan", "decode_plan", "encode_plan", "make_plan"]
+
+Piece = Literal[
+    "say", "call", "task", "thread", "process", "child", "parallel", "tidy", "stuck", "nap", "fail", "once", "raw"
+]
+"""``say`` text; a ``call`` that may be repeated, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
+tree, a ``child``; several in ``parallel``; a task that takes its time to ``tidy`` up; a thread that is ``stuck``; a
+``nap``; ``fail``; a program that foreign code starts, ``raw``."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a message.
+
+    Parameters:
+        name: unique within the storm.
+        pieces: what to do, one after another.
+        span_s: how long each piece that takes time takes, in seconds.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    span_s: float = 0.02
+
+
+_decoder = msgspec.json.Decoder(Plan)
+
+_USUAL: tuple[Piece, ...] = ("say", "say", "call", "task", "nap")
+_RICH: tuple[Piece, ...] = ("say", "call", "once", "task", "thread", "child", "parallel", "tidy", "nap")
+
+
+def encode_plan(plan: Plan) -> str:
+    """The plan as a message's content."""
+    return msgspec.json.encode(plan).decode()
+
+
+def decode_plan(content: str) -> Plan:
+    """The plan of a message. Raises `msgspec.DecodeError` for one that no storm sent."""
+    return _decoder.decode(content)
+
+
+def make_plan(name: str, chance: random.Random, *, span_s: float, processes: bool = True) -> Plan:
+    """A plan by lot: mostly little work, sometimes rich, rarely an error or something that does not want to stop."""
+    lot = chance.random()
+    pieces: list[Piece]
+    if lot < 0.55:
+        pieces = chance.choices(_USUAL, k=chance.randint(1, 3))
+    else:
+        pieces = chance.choices(_RICH, k=chance.randint(2, 4))
+    if processes and lot > 0.9:
+        pieces.insert(chance.randrange(len(pieces) + 1), "process")
+    elif processes and lot > 0.88:
+        pieces.append("raw")
+    if 0.5 < lot < 0.52:
+        pieces.append("stuck")
+    if lot < 0.04:
+        pieces.append("fail")
+    return Plan(name=name, pieces=tuple(pieces), span_s=span_s * chance.uniform(0.5, 2.0))

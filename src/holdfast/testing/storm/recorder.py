@@ -1,0 +1,32 @@
+"""Where a storm writes its history down: records in memory, in the order in which they are noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from holdfast.clock import system_clock
+from holdfast.testing.history import Record
+
+__all__ = ["Recorder"]
+
+R = TypeVar("R", bound=Record)
+
+
+class Recorder:
+    """The records of a storm. Used on one loop."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._tokens = 0
+
+    def note(self, kind: Callable[..., R], **fields: Any) -> R:
+        """Make a record of this moment."""
+        record = kind(at=system_clock.monotonic(), **fields)
+        self.records.append(record)
+        return record
+
+    def token(self) -> str:
+        """A new name for a call."""
+        self._tokens += 1
+        return f"t{self._tokens}"
