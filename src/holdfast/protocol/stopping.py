@@ -79,6 +79,8 @@ class StopReceipt:
         forced: names of the members that ended only after the grace was over.
         abandoned: tasks and threads that are left, with their stacks.
         survivors: pids that could not be proven dead (expected to be empty).
+        unattributed: ``<pid> <command>`` of processes that may belong to the scope, but could not be attributed; they
+            were left alone.
         elapsed_s: from the call of stop to this receipt, in seconds.
     """
 
@@ -89,6 +91,7 @@ class StopReceipt:
     forced: tuple[str, ...] = ()
     abandoned: tuple[Abandoned, ...] = ()
     survivors: tuple[int, ...] = ()
+    unattributed: tuple[str, ...] = ()
     elapsed_s: float = 0.0
 
 
@@ -111,5 +114,6 @@ def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
         forced=tuple(name for r in every for name in r.forced),
         abandoned=tuple(left for r in every for left in r.abandoned),
         survivors=tuple(pid for r in every for pid in r.survivors),
+        unattributed=tuple(name for r in every for name in r.unattributed),
         elapsed_s=max(r.elapsed_s for r in every),
     )

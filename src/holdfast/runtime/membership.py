@@ -226,6 +226,9 @@ class Membership:
     def _grace_left(self) -> float:
         return 0.0 if self._stopping is None else self._stopping.grace_left_s
 
+    def _asked_at_ticks(self) -> float:
+        return 0.0 if self._stopping is None else self._stopping.asked_at_ticks
+
     def _unproven(self, result: TreeResult) -> None:
         if self._stopping is not None:
             self._stopping.unproven(result)

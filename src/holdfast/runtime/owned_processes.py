@@ -1,5 +1,7 @@
 """Process trees as members of a scope: asked with SIGTERM, killed as a tree when the grace is over.
 
+A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one that foreign code started inside it.
+
 Invariants
 - Membership is reserved before the program is started, and lasts until its whole tree is gone.
 - A scope waits for the program to end by itself, but not for strays that it left running: those end with the scope.
@@ -10,17 +12,25 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
+import sys
+import time
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ScopeClosed
+from holdfast.runtime import procfs
 from holdfast.runtime.members import Handle, Member, MemberKind
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from holdfast.protocol.stopping import Abandoned
+    from holdfast.runtime.adoption_processes import ForeignProcess
     from holdfast.runtime.membership import Membership
     from holdfast.runtime.processes import Process
 
-__all__ = ["ProcessHandle"]
+__all__ = ["ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
 
 
 class ProcessHandle(Handle[int]):
@@ -100,3 +110,73 @@ class ProcessHandle(Handle[int]):
         state = "starting" if self.process is None else "stopping" if self.due else "running"
         pid = None if self.process is None else self.process.pid
         return Member(kind="process", name=self.name, started_at=self.started_at, state=state, pid=pid)
+
+
+class ForeignHandle(Handle[None]):
+    """A member that is a program which foreign code started by itself, or a stray of one; its starter waits for it."""
+
+    __slots__ = ("process",)
+
+    kind: MemberKind = "process"
+
+    def __init__(self, scope: Membership, process: ForeignProcess) -> None:
+        super().__init__(scope, process.name, adopted=True)
+        self.process = process
+
+    def _attend(self) -> None:
+        """From any thread, after the member was entered."""
+        self.process.on_end(self._on_end)
+        if self.due:
+            self.scope._on_loop(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """A stray that is found during the grace is asked too; what clean-up starts is left to work."""
+        if self.process.started <= self.scope._asked_at_ticks():
+            self._ask()
+
+    def _on_end(self) -> None:
+        self.scope._on_loop(self._end)
+
+    def _end(self) -> None:
+        if self._settle(None, None):
+            self.scope._discard(self, None)
+
+    def _ask(self) -> None:
+        started = self.process.started
+        procfs.strike(self.process.pid, signal.SIGTERM, lambda now: now.started == started)
+
+    def _press(self) -> None:
+        """It is being killed with all others of its scope."""
+
+    def _abandon(self) -> Abandoned | None:
+        self._settle(None, self._stopped("its death could not be proven in time"))
+        return None
+
+    def _snapshot(self) -> Member:
+        state = "stopping" if self.due else "running"
+        return Member(
+            kind="process",
+            name=self.name,
+            started_at=self.started_at,
+            state=state,
+            pid=self.process.pid,
+            adopted=True,
+        )
+
+
+def boot_ticks() -> float:
+    """Now, in the clock ticks since boot that start times of processes are given in."""
+    if sys.platform != "linux":
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+
+
+async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle]) -> None:
+    """Kill what foreign code started inside the scope, with all that it ever started."""
+    from holdfast.runtime.adoption_processes import kill_trees
+
+    result = await kill_trees([handle.process for handle in handles])
+    if result.outcome != "gone":
+        scope._unproven(result)
+        for handle in handles:
+            handle._end()

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import CoroutineType, TracebackType
-from typing import Any, Final, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
@@ -22,11 +22,14 @@ from holdfast.runtime.enclosure import Body, current_place, inside
 from holdfast.runtime.interrupt import Interrupt, current, current_interrupt, use
 from holdfast.runtime.members import Handle
 from holdfast.runtime.membership import Closer, Membership, ScopeStatistics
-from holdfast.runtime.owned_processes import ProcessHandle
+from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.owned_threads import ThreadHandle
-from holdfast.runtime.processes import Process, ProcessHost, Stream, process_host
 from holdfast.runtime.threads import ThreadPool
+
+if TYPE_CHECKING:
+    from holdfast.runtime.adoption_processes import ForeignProcess
+    from holdfast.runtime.processes import Process, ProcessHost, Stream
 
 __all__ = ["Closer", "Scope", "ScopeStatistics", "current_scope", "detached"]
 
@@ -399,6 +402,8 @@ class Scope(Membership):
             OSError: the program cannot be started.
         """
         if self._processes is None:
+            from holdfast.runtime.processes import process_host
+
             self._processes = process_host()
         handle = ProcessHandle(self, name or os.fsdecode(argv[0]))
         self._enter(handle)
@@ -411,6 +416,14 @@ class Scope(Membership):
             self._on_loop(self._discard, handle, None)
             raise
         return process
+
+    def adopt_process(self, process: ForeignProcess, /) -> bool:
+        """Take a program that foreign code started inside the scope; False when it comes too late. From any thread."""
+        handle = ForeignHandle(self, process)
+        if not self._adopt(handle):
+            return False
+        handle._attend()
+        return True
 
     def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
         """A new scope that this one owns; use it with ``async with`` or ``open()``."""

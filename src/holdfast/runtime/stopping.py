@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.enclosure import Enclosure
 from holdfast.runtime.members import Handle, MemberKind
-from holdfast.runtime.owned_processes import ProcessHandle
+from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle, boot_ticks, kill_foreign
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.threads import thread_stack
 
@@ -62,7 +62,11 @@ class Stopping:
         self._forced: list[str] = []
         self._abandoned: list[Abandoned] = []
         self._survivors: list[int] = []
+        self._unattributed: list[str] = []
         self._unknown = False
+        self._killing: asyncio.Task[None] | None = None
+        self.asked_at_ticks = boot_ticks()
+        """When it began, in the clock ticks since boot that start times of processes are given in."""
 
     def tighten(self, grace_s: float, kill_after_s: float) -> None:
         """End the grace and the stop no later than this, counted from now."""
@@ -143,13 +147,19 @@ class Stopping:
             task=receipt.stopped.tasks, thread=receipt.stopped.threads, process=receipt.stopped.processes
         )
         self._forced.extend(receipt.forced)
+        self._inherit(receipt)
+
+    def _inherit(self, receipt: StopReceipt) -> None:
+        """What a child left behind is left behind by this scope too."""
         self._abandoned.extend(receipt.abandoned)
         self._survivors.extend(receipt.survivors)
+        self._unattributed.extend(receipt.unattributed)
         self._unknown = self._unknown or receipt.outcome == "unknown"
 
     def unproven(self, result: TreeResult) -> None:
         """A process tree could not be proven dead."""
         self._survivors.extend(result.survivors)
+        self._unattributed.extend(result.unattributed)
         self._unknown = True
 
     @property
@@ -220,6 +230,9 @@ class Stopping:
             closer.run()
         for member in self.scope._handles():
             member._force()
+        foreign = [member for member in self.scope._handles() if isinstance(member, ForeignHandle)]
+        if foreign:
+            self._killing = self.scope._make_own_task(kill_foreign(self.scope, foreign), "kill foreign processes")
         self._press_at = self._loop.time() + self._press_in_s
 
     def _press(self) -> None:
@@ -245,7 +258,7 @@ class Stopping:
             abandoned = member._abandon()
             if abandoned is not None:
                 self._abandoned.append(abandoned)
-            elif isinstance(member, ProcessHandle):
+            elif isinstance(member, (ProcessHandle, ForeignHandle)):
                 self._unknown = True
                 if member.process is not None:
                     self._survivors.append(member.process.pid)
@@ -261,9 +274,7 @@ class Stopping:
             self._timer = None
         scope = self.scope
         for receipt in scope._survived:
-            self._abandoned.extend(receipt.abandoned)
-            self._survivors.extend(receipt.survivors)
-            self._unknown = self._unknown or receipt.outcome == "unknown"
+            self._inherit(receipt)
         cause = scope.interrupt.cause
         assert cause is not None
         outcome: Outcome = "gone"
@@ -281,6 +292,7 @@ class Stopping:
             forced=tuple(self._forced),
             abandoned=tuple(self._abandoned),
             survivors=tuple(self._survivors),
+            unattributed=tuple(self._unattributed),
             elapsed_s=self._loop.time() - self._began,
         )
         self._pressed.clear()
