@@ -64,6 +64,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     virtual = True
     """Tells code that watches loops by the real clock to leave this one alone."""
 
+    simulated = True
+    """Tells the runtime that this loop has neither programs nor files to watch."""
+
     if TYPE_CHECKING:  # what asyncio's base class has and its type stubs do not tell
         _asyncgens: set[object]
         _check_closed: Callable[[], None]
