@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-class EventBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+class EventBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", gc=False):
     """What all events have: ``at`` (seconds since the epoch), and ``seq`` once they are stored."""
 
     seq: int = 0

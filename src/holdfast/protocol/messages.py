@@ -35,7 +35,7 @@ RunState = Literal["running", "suspended", "stopping", "completed", "failed", "i
 SettledAs = Literal["completed", "failed", "interrupted", "superseded", "withdrawn"]
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=False):
+class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Base of the values on the wire: frozen, by keyword; fields at their default are left out of the JSON."""
 
 

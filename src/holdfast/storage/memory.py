@@ -11,7 +11,7 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -55,7 +55,7 @@ __all__ = ["MemoryStore"]
 _T = TypeVar("_T")
 
 
-class _Pack(NamedTuple):
+class _Pack(msgspec.Struct, frozen=True, gc=False):
     """Events that were written together."""
 
     last_seq: int
@@ -64,10 +64,19 @@ class _Pack(NamedTuple):
     events: tuple[Stored, ...]
 
 
-class _Message(NamedTuple):
-    known: KnownMessage
+class _Message(msgspec.Struct, gc=False):
+    """What was accepted, and what became of it."""
+
+    message_id: str
+    seq: int
+    body_hash: bytes
     accepted_at: float
     idempotency_key: str | None
+    run_id: str | None = None
+    withdrawn: bool = False
+
+    def known(self) -> KnownMessage:
+        return KnownMessage(self.message_id, self.seq, self.body_hash, self.run_id, self.withdrawn)
 
 
 class _Session:
@@ -115,11 +124,11 @@ class MemoryTables:
     def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
         session = self.sessions[row.session]
         message_id = session.by_key.get(key)
-        return None if message_id is None else session.messages[message_id].known
+        return None if message_id is None else session.messages[message_id].known()
 
     def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
         message = self.sessions[row.session].messages.get(message_id)
-        return None if message is None else message.known
+        return None if message is None else message.known()
 
     def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
         return self.sessions[row.session].runs.get(run_id)
@@ -168,9 +177,7 @@ class MemoryTables:
         session = self.sessions[row.session]
         message = mail.message
         session.messages[message.message_id] = _Message(
-            KnownMessage(message.message_id, message.seq, body_hash, None, False),
-            message.accepted_at,
-            idempotency_key,
+            message.message_id, message.seq, body_hash, message.accepted_at, idempotency_key
         )
         if idempotency_key is not None:
             session.by_key[idempotency_key] = message.message_id
@@ -178,14 +185,12 @@ class MemoryTables:
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
         messages = self.sessions[row.session].messages
         for mail in mails:
-            message = messages[mail.message.message_id]
-            messages[mail.message.message_id] = message._replace(known=message.known._replace(run_id=run_id))
+            messages[mail.message.message_id].run_id = run_id
 
     def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
         messages = self.sessions[row.session].messages
         for mail in mails:
-            message = messages[mail.message.message_id]
-            messages[mail.message.message_id] = message._replace(known=message.known._replace(withdrawn=True))
+            messages[mail.message.message_id].withdrawn = True
 
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
         self.sessions[row.session].log.append(_Pack(events[-1].seq, run_id, at, tuple(events)))
@@ -214,12 +219,12 @@ class MemoryTables:
             del session.log[:cut]
             dropped += cut
             open_ids = {mail.message.message_id for mail in (*row.waiting, *row.taken)}
-            for message_id, message in list(session.messages.items()):
+            for message_id, message in session.messages.items():
                 if message_id in open_ids or message.accepted_at >= idempotency_before:
                     continue
                 if message.idempotency_key is not None:
                     del session.by_key[message.idempotency_key]
-                    session.messages[message_id] = message._replace(idempotency_key=None)
+                    message.idempotency_key = None
                     dropped += 1
         return dropped
 

@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to write for one run of one session."""
 
     session: int
@@ -66,7 +66,7 @@ class Lease(msgspec.Struct, frozen=True):
     fence: int
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run that this node holds, with the messages it took.
 
     Parameters:
@@ -92,7 +92,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Stored, ...] = ()
 
 
-class Send(msgspec.Struct, frozen=True, kw_only=True):
+class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message to be accepted.
 
     Parameters:
@@ -125,7 +125,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     session_limit: int = 10_000
 
 
-class SendResult(msgspec.Struct, frozen=True, kw_only=True):
+class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What became of a send.
 
     Parameters:
@@ -151,7 +151,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Stored, ...] = ()
 
 
-class NotReady(msgspec.Struct, frozen=True, kw_only=True):
+class NotReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A claim found nothing to run: nothing waits, a run is on, or nothing is due before ``not_before``."""
 
     waiting: int
@@ -159,13 +159,13 @@ class NotReady(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
 
 
-class Appended(msgspec.Struct, frozen=True, kw_only=True):
+class Appended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Events as they were numbered."""
 
     events: tuple[Stored, ...]
 
 
-class RunCommit(msgspec.Struct, frozen=True, kw_only=True):
+class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of a run.
 
     Parameters:
@@ -192,7 +192,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True):
     next_run_id: str | None = None
 
 
-class Committed(msgspec.Struct, frozen=True, kw_only=True):
+class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A run has ended and its slot is free, or taken by ``claim``.
 
     Parameters:
@@ -209,7 +209,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float = 0.0
 
 
-class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
+class Interrupt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An interrupt of the run that is on, or of exactly `run_id`."""
 
     principal: str
@@ -219,7 +219,7 @@ class Interrupt(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
 
 
-class Interrupted(msgspec.Struct, frozen=True, kw_only=True):
+class Interrupted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What an interrupt met: ``run_id`` is None when the session was idle or that run had ended already."""
 
     session: int
@@ -228,7 +228,7 @@ class Interrupted(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Stored, ...] = ()
 
 
-class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a session's stop met: the run to stop, and the messages that were withdrawn."""
 
     session: int
@@ -238,7 +238,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[Stored, ...] = ()
 
 
-class Ready(msgspec.Struct, frozen=True, kw_only=True):
+class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A session without a run whose mailbox is not empty."""
 
     session: int
@@ -248,7 +248,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True):
     not_before: float
 
 
-class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
+class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """An API key as it is stored: hashed. ``role`` is ``user``, ``admin`` or ``trusted`` (may forward users)."""
 
     key_id: str
@@ -260,7 +260,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None = None
 
 
-class StoreInfo(msgspec.Struct, frozen=True, kw_only=True):
+class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a store says of itself, for ``doctor`` and the statistics."""
 
     engine: str

@@ -103,7 +103,7 @@ class KnownMessage(NamedTuple):
     withdrawn: bool
 
 
-class EndedRun(NamedTuple):
+class EndedRun(msgspec.Struct, frozen=True, gc=False):
     """A run that has ended: its view, its last fence, and what its commit wrote, for a commit that is repeated."""
 
     view: RunView

@@ -13,8 +13,9 @@ Invariants:
 - After any other error the whole batch is rolled back and then done again one by one, each write in a transaction of
   its own, so that an error stays with the write that has it.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite gives the GIL up
-  and needs up to 5 ms to get it back. So while a batch is in flight for long, the loop naps for some microseconds per
-  turn, which hands the GIL over.
+  and needs up to 5 ms to get it back. So once a batch is in flight for long, the loop makes way now and then: it blocks
+  until the thread has prepared the batch, 2 ms at most, and while the disk syncs it naps for some microseconds, so that
+  the thread can come back with the news. A loop that idles loses nothing by it.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _T = TypeVar("_T")
 
 _BATCH_LIMIT: Final = 512
 _BUFFER_LIMIT: Final = 65_536
-_PATIENCE_S: Final = 0.002
+_PATIENCE_S: Final = 0.001
+_WAY_S: Final = 0.002
 _NAP_S: Final = 20e-6
-_IDLE_TURN_S: Final = 100e-6
-_IDLE_PAUSE_S: Final = 0.0005
+_PAUSE_S: Final = 0.0005
 
 
 class Write(NamedTuple):
@@ -104,12 +105,12 @@ class Writer:
         self._buffer: deque[Write] = deque()
         self._in_flight = False
         self._sent_at = 0.0
-        self._turned_at = 0.0
-        self._napping = False
+        self._watching = False
+        self._preparing = threading.Lock()  # taken by the loop with each batch, released by the thread before the sync
         self._scheduled = False
         self._closing = False
         self._drained: asyncio.Future[None] | None = None
-        self.naps = 0
+        self.made_way = 0
 
     async def open(self) -> SqlTables:
         """Start the thread and open the database in it. Raises what `Connection.open` raises."""
@@ -166,32 +167,28 @@ class Writer:
         self._in_flight = True
         assert self._loop is not None
         self._sent_at = self._loop.time()
+        self._preparing.acquire()  # free, because no batch is in flight
         self._batches.put(batch)
-        if not self._napping:
-            self._napping = True
-            self._loop.call_later(_PATIENCE_S, self._nap)
+        if not self._watching:
+            self._watching = True
+            self._loop.call_later(_PATIENCE_S, self._make_way)
 
-    def _nap(self) -> None:
-        """Hand the GIL over for a moment while a batch has been in flight for long."""
+    def _make_way(self) -> None:
+        """Give the thread the GIL for a moment, again and again while a batch has been in flight for long."""
         loop = self._loop
         assert loop is not None
         if not self._in_flight:
-            self._napping = False
+            self._watching = False
             return
-        now = loop.time()
-        waited_s = now - self._sent_at
-        if waited_s < _PATIENCE_S:
-            loop.call_later(_PATIENCE_S - waited_s, self._nap)
+        early_s = self._sent_at + _PATIENCE_S - loop.time()
+        if early_s > 0:
+            loop.call_later(early_s, self._make_way)
             return
-        if now - self._turned_at < _IDLE_TURN_S:
-            # The loop has nothing else to do, so the thread has the GIL when it wants it: do not spin.
-            self._turned_at = 0.0
-            loop.call_later(_IDLE_PAUSE_S, self._nap)
-            return
-        self.naps += 1
-        time.sleep(_NAP_S)  # noqa: TID251 - it is there to block the loop, for less than a tenth of a millisecond
-        self._turned_at = loop.time()
-        loop.call_soon(self._nap)
+        self.made_way += 1
+        if self._preparing.acquire(timeout=_WAY_S):
+            self._preparing.release()
+            time.sleep(_NAP_S)  # noqa: TID251 - it is there to block the loop, for less than a tenth of a millisecond
+        loop.call_later(_PAUSE_S, self._make_way)
 
     def _deliver(self, batch: list[Write], outcomes: list[_Outcome]) -> None:
         self._in_flight = False
@@ -219,9 +216,17 @@ class Writer:
         _call(loop, _succeed, opened, tables)
         while True:
             batch = self._batches.get()
-            if batch is None or not _call(loop, self._deliver, batch, self._write(tables, batch)):
+            if batch is None:
+                break
+            outcomes = self._write(tables, batch)
+            self._prepared()
+            if not _call(loop, self._deliver, batch, outcomes):
                 break
         connection.close()
+
+    def _prepared(self) -> None:
+        if self._preparing.locked():
+            self._preparing.release()
 
     def _write(self, tables: SqlTables, batch: list[Write]) -> list[_Outcome]:
         connection = self._connection
@@ -240,6 +245,7 @@ class Writer:
                     outcomes.append(_Outcome(None, refusal))
             tables.flush()
             connection.passing("before_commit", verbs)
+            self._prepared()
             connection.commit()
         except Exception as error:
             connection.roll_back()
