@@ -168,6 +168,7 @@ class ActiveRun:
         scope = self.scope
         receipt = scope.receipt
         error = _agent_error(self._handle)
+        self._host.scope_closed(scope)
         if receipt is not None:
             self._host.receipt_made(self, receipt)
         if self.lost:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast import ids
 from holdfast.agents.journal import Journal
-from holdfast.errors import HoldfastError, StaleFence, StorageError
+from holdfast.errors import HoldfastError, LimitExceeded, StaleFence, StorageError
 from holdfast.host.active import RETRY_S, ActiveRun, one_line
 from holdfast.host.admission import Admission
 from holdfast.protocol.events import Stored
@@ -46,6 +46,8 @@ class Dispatch:
         if error is not None:
             if reserved:
                 self._release(principal)
+            if isinstance(error, LimitExceeded):
+                host.incidents.kept["P9"] += 1
             return
         result = done.result()
         host.incidents.counts[f"sends_{result.disposition}"] += 1

@@ -346,6 +346,13 @@ class Host:
             pids = ", ".join(map(str, receipt.survivors))
             self._report("survivors", f"processes {pids} could not be proven dead: look at them with ps", run)
 
+    def scope_closed(self, scope: Scope) -> None:
+        """A run's scope has closed: nothing may be in it any more."""
+        if scope.members():
+            self.incidents.broken["P8"] += 1
+        else:
+            self.incidents.kept["P8"] += 1
+
     def run_lost(self, run: ActiveRun, error: HoldfastError) -> None:
         """The store says that another holder has the session."""
         self._report("lease_lost", error.message, run)

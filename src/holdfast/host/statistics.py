@@ -19,16 +19,15 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P5": ("no message lost", "messages settled", "messages settled twice"),
     "P6": ("valid transcript", "transcripts committed", "entries refused as invalid"),
     "P7": ("honest streams", "events given to readers", "events given out of order"),
-    "P8": ("no leaks", "runs that ended with an empty scope", "runs whose scope still had members after its end"),
+    "P8": ("no leaks", "runs that ended with an empty scope", "runs that left members which no receipt names"),
     "P9": ("bounded", "refusals at a bound", "bounds that were passed"),
     "P10": ("atomic state", "state changes", "changes that the table does not have"),
     "P11": ("crash-safe", "runs rescued after a crash", "runs found orphaned while the host ran"),
     "P12": ("clean shutdown", "runs finished or parked by a drain", "orphans of a drain"),
     "P13": ("fair", "sessions admitted in turn", "sessions passed over"),
-    "P14": ("private", "refusals of what belongs to others", "accesses across principals"),
-    "P15": ("replies arrive", "replies delivered", "replies forgotten"),
+    "P14": ("private", "refusals at a principal's own caps", "principals over their caps"),
 }
-"""For each promise: its name, what counts as kept, and what counts as broken."""
+"""For each promise that this host can give: its name, what counts as kept, and what counts as broken."""
 
 
 class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
