@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.protocol.stopping import Abandoned
 from holdfast.runtime.carried import Carried
-from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.interrupt import Interrupt, current
 from holdfast.runtime.shield import shielded_by
 
 if TYPE_CHECKING:
@@ -160,6 +160,10 @@ def rests_at_yield(generator: FrameType) -> bool:
     return generator.f_code.co_code[generator.f_lasti + 3] & 3 == 1
 
 
+_set_place = current_place.variable.set
+_set_interrupt = current.variable.set
+
+
 def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
     """A copy of the current context in which code runs at ``place``."""
     context = contextvars.copy_context()
@@ -168,8 +172,8 @@ def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
 
 
 def _enter(place: Enclosure, interrupt: Interrupt) -> None:
-    current_place.variable.set(place)
-    interrupt.make_current()
+    _set_place(place)
+    _set_interrupt(interrupt)
 
 
 def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:

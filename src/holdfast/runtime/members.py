@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -71,7 +71,7 @@ class Handle(Enclosure, Generic[T]):
 
     kind: MemberKind = "task"
 
-    def __init__(self, scope: Membership, name: str, *, adopted: bool = False) -> None:
+    def __init__(self, scope: Membership, name: str, adopted: bool = False) -> None:
         # Flat, without super(): one is made for each task.
         self.scope = scope
         self.task = None
@@ -109,8 +109,11 @@ class Handle(Enclosure, Generic[T]):
     def interrupt(self) -> Interrupt:
         """Interrupts this member alone; a child of its scope's interrupt, made when first asked for."""
         if self._interrupt is None:
-            self._interrupt = self.scope.interrupt.child(name=self.name)
-            self._watch(self._interrupt)
+            with self.scope._gate:
+                if self._interrupt is None:
+                    interrupt = self.scope.interrupt.child(name=self.name)
+                    self._watch(interrupt)
+                    self._interrupt = interrupt
         return self._interrupt
 
     def _watch(self, interrupt: Interrupt) -> None:
@@ -167,7 +170,7 @@ class Handle(Enclosure, Generic[T]):
             self._registration.close()
             self._registration = None
         if self._waiters:
-            wake(list(self._waiters))
+            wake(self._waiters.copy())
         return True
 
     def _stopped(self, reason: str) -> Interrupted:
@@ -200,13 +203,14 @@ def unowned(thread: threading.Thread) -> Member:
     return Member(kind="thread", name=thread.name, started_at=0.0, state="unowned", thread=thread.name, adopted=True)
 
 
-def wake(futures: list[asyncio.Future[None]]) -> None:
+def wake(futures: Iterable[asyncio.Future[None]]) -> None:
     """Let those go that wait on these futures, on whatever loop each lives."""
     here = asyncio._get_running_loop()
     for future in futures:
         loop = future.get_loop()
         if loop is here:
-            _release(future)
+            if not future.done():
+                future.set_result(None)
         elif not loop.is_closed():
             loop.call_soon_threadsafe(_release, future)
 

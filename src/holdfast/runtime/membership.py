@@ -201,7 +201,8 @@ class Membership:
 
     def _enter(self, member: Handle[Any]) -> None:
         with self._gate:
-            self._check_open()
+            if self._state != "open" or self._loop is None:
+                self._check_open()
             self._members[member] = None
 
     def _check_open(self) -> None:

@@ -34,7 +34,7 @@ class TaskHandle(Handle[T]):
         adopted: bool = False,
         starter: Enclosure | None = None,
     ) -> None:
-        super().__init__(scope, name, adopted=adopted)
+        super().__init__(scope, name, adopted)
         self._coroutine = coroutine
         self._starter = None if starter is None else weakref.ref(starter)
 
@@ -65,7 +65,7 @@ class TaskHandle(Handle[T]):
             self._on_done(task)
             return
         task.add_done_callback(self._on_done, context=self._context)
-        if self.due and not self.adopted:
+        if self.scope.interrupt.triggered and not self.adopted:
             self.scope._tell(self)
 
     def _on_done(self, task: asyncio.Task[T]) -> None:
@@ -79,7 +79,7 @@ class TaskHandle(Handle[T]):
             self._finish(None, self._stopped("its task was cancelled"))
             return
         error = task.exception()
-        self._finish(None if error is not None else task.result(), error)
+        self._finish(task.result() if error is None else None, error)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
         if self._settle(result, error):

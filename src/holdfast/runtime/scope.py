@@ -363,11 +363,10 @@ class Scope(Membership):
         except ScopeClosed:
             coroutine.close()
             raise
-        try:
+        if asyncio._get_running_loop() is self._loop:
+            handle._start()
+        else:
             self._on_loop(handle._start)
-        except BaseException:
-            self._members.pop(handle, None)
-            raise
         return handle
 
     def _spawn_thread(self, fn: Callable[..., T], values: tuple[Any, ...], name: str) -> Handle[T]:
