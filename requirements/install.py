@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +41,36 @@ def run(*argv: str) -> None:
     code = subprocess.run(argv, cwd=ROOT).returncode
     if code:
         say(f"failed ({code}): {' '.join(argv)}")
-        say("If the network was away, run the same command again: it goes on where it stopped.")
         sys.exit(code)
 
 
 def has_pip(python: Path) -> bool:
     """Whether this environment works at all."""
     return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+
+
+def run_pip(pip: tuple[str, ...], lock: Path) -> None:
+    """Install what the lock lists, and count along; what pip said is shown if it fails."""
+    wanted = sum(1 for line in lock.read_text().splitlines() if "==" in line.split(" ;")[0])
+    argv = (*pip, "--require-hashes", "--requirement", str(lock))
+    said: list[str] = []
+    done = 0
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said.append(line)
+            word, _, rest = line.strip().partition(" ")
+            if word in ("Collecting", "Processing", "Requirement"):
+                done += 1
+                name = re.split(r"==|-\d", rest.removeprefix("already satisfied: ").split(" ")[0].rpartition("/")[2])[0]
+                print(f"  {min(done, wanted)}/{wanted} {name}", flush=True)
+            elif word == "Installing":
+                print("  unpacking", flush=True)
+    if process.returncode:
+        print("".join(said[-40:]), end="")
+        say(f"failed ({process.returncode}): {' '.join(argv)}")
+        say("If the network was away, run the same command again: it goes on where it stopped.")
+        sys.exit(process.returncode)
 
 
 def create(env: Path) -> Path:
@@ -82,7 +106,7 @@ def install(lock: str, env: Path) -> None:
     for path in env.glob(".stamp-*"):
         path.unlink()
     pip = (str(python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input")
-    run(*pip, "--require-hashes", "-r", str(HERE / f"{lock}.txt"))
+    run_pip(pip, HERE / f"{lock}.txt")
     if lock not in BARE:
         run(*pip, "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
     stamps[lock].write_text(stamp_of(lock))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -41,6 +43,21 @@ def test_the_server_lock_holds_what_the_package_asks_for_and_builds_with() -> No
     package = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = package["project"]["dependencies"] + package["build-system"]["requires"]
     assert {name_of(requirement) for requirement in asked} <= pins(ROOT / "requirements/serve.txt").keys()
+
+
+def test_what_the_package_imports_is_what_it_asks_for() -> None:
+    imported: set[str] = set()
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+            elif isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+    foreign = {name.replace("_", "-") for name in imported - sys.stdlib_module_names - {"holdfast"}}
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    asked = {name_of(requirement) for requirement in package["project"]["dependencies"]}
+    # What uvicorn takes up when it is there, and nobody imports by name.
+    assert foreign | {"httptools", "wsproto"} == asked
 
 
 def test_the_developers_lock_contains_the_servers_at_the_same_versions() -> None:
