@@ -14,7 +14,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
 from _thread import LockType, allocate_lock
 from collections.abc import Callable
@@ -26,7 +25,17 @@ from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Cause, CauseKind
 from holdfast.runtime.carried import Carried, InGenerator
-from holdfast.runtime.interrupt_dispatch import FileGate, FutureGroup, Hops, Loop, Registration, Timer, start_timer
+from holdfast.runtime.interrupt_dispatch import (
+    CHUNK,
+    FileGate,
+    FutureGroup,
+    Hops,
+    Loop,
+    Registration,
+    Timer,
+    start_timer,
+    wake_few,
+)
 
 if TYPE_CHECKING:
     from holdfast.runtime.shield import Shield
@@ -154,9 +163,13 @@ class Interrupt:
             group, future = self._enter(loop)
             try:
                 if not self._latch:
+                    # Whoever is woken here was taken out by the trigger.
                     await future
-            finally:
+                else:
+                    self._leave(loop, group, future)
+            except BaseException:
                 self._leave(loop, group, future)
+                raise
         return self._latch[_CAUSE][0]
 
     async def sleep(self, delay_s: float) -> None:
@@ -287,9 +300,9 @@ class Interrupt:
 
     def _leave(self, loop: Loop, group: FutureGroup, future: asyncio.Future[None]) -> None:
         group.pop(future, None)
-        # Only this loop's thread enters or removes its group, so this check and act cannot be parted.
+        # Until the trigger only this loop's thread enters or removes its groups: this check and act cannot be parted.
         if not group and self._tasks.get(loop) is group:
-            del self._tasks[loop]
+            self._tasks.pop(loop, None)
 
     def _follow(self, parent: Interrupt) -> None:
         self._parents = (*self._parents, parent)
@@ -300,12 +313,24 @@ class Interrupt:
 
     def _spread(self, cause: Cause) -> None:
         """Latch everything below, then wake everybody. Harmless when it is done twice."""
-        below = self._latch_below(cause) if self._children else ()
+        if self._children or self._callbacks or self._gates or self._timer is not None:
+            self._spread_far(cause)
+            return
+        for loop, group in self._tasks.copy().items():
+            if len(group) > CHUNK:
+                self._spread_far(cause)
+                return
+            wake_few(loop, group)
+        self._tasks.clear()
+
+    def _spread_far(self, cause: Cause) -> None:
+        reached = [self, *self._latch_below(cause)]
         hops = Hops()
-        self._wake(hops)
-        for interrupt in below:
+        for interrupt in reached:
             interrupt._wake(hops)
         hops.go()
+        for interrupt in reached:
+            interrupt._tasks.clear()
 
     def _latch_below(self, cause: Cause) -> list[Interrupt]:
         reached: list[Interrupt] = []
@@ -328,9 +353,11 @@ class Interrupt:
     def _wake(self, hops: Hops) -> None:
         if self._gates:
             for gate in self._gates.copy().values():
-                # A gate that is open raises; that is what makes it harmless to come twice.
-                with contextlib.suppress(RuntimeError):
+                try:
                     gate.release()
+                except RuntimeError:
+                    # It is open already: somebody was here before.
+                    continue
         if self._tasks:
             for loop, group in self._tasks.copy().items():
                 hops.add_group(loop, group)

@@ -30,10 +30,21 @@ from holdfast.protocol.stopping import Cause
 if TYPE_CHECKING:
     from holdfast.runtime.interrupt import Interrupt
 
-__all__ = ["CHUNK", "FileGate", "FutureGroup", "Hops", "Loop", "Registration", "Timer", "dispatcher", "start_timer"]
+__all__ = [
+    "CHUNK",
+    "FileGate",
+    "FutureGroup",
+    "Hops",
+    "Loop",
+    "Registration",
+    "Timer",
+    "dispatcher",
+    "start_timer",
+    "wake_few",
+]
 
-CHUNK = 500
-"""How many waiters of a loop are woken in one tick: too few to set off a garbage collection by themselves."""
+CHUNK = 1_000
+"""How many waiters of a loop are woken in one tick."""
 
 Loop = asyncio.AbstractEventLoop
 FutureGroup = dict[asyncio.Future[None], None]
@@ -86,77 +97,115 @@ class Registration:
 
 
 def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
-    """Let the tasks go that wait on these futures. Only on their loop's thread."""
+    """Let the tasks go that wait on these futures. On their loop; harmless when done twice."""
     for future in futures:
         if not future.done():
             future.set_result(None)
 
 
+def _serve(chunk: Iterable[asyncio.Future[None] | Registration]) -> None:
+    """Wake and run all of these. On their loop; harmless when done twice."""
+    for entry in chunk:
+        if isinstance(entry, Registration):
+            entry.run()
+        elif not entry.done():
+            entry.set_result(None)
+
+
+def _in_step(loop: Loop) -> bool:
+    """Whether this is inside the step of a task of `loop`: there a few of its waiters can be woken in place.
+
+    The loop is then certain to look at its ready queue again before it sleeps. Anywhere else on its thread this may be
+    a signal handler that came just before the loop's `select`, which only `call_soon_threadsafe` cuts short.
+    """
+    return asyncio.current_task(loop) is not None and asyncio._get_running_loop() is loop
+
+
+def wake_few(loop: Loop, group: FutureGroup) -> None:
+    """Wake the waiting tasks of `group`, at most `CHUNK` of them, all on `loop`: the short way for a lone interrupt."""
+    if _in_step(loop):
+        _wake(list(group))
+        return
+    # A loop that is closed raises: whoever waited there is gone with it.
+    try:
+        loop.call_soon_threadsafe(_wake_group, group, context=contextvars.Context())
+    except RuntimeError:
+        return
+
+
+def _wake_group(group: FutureGroup) -> None:
+    _wake(list(group))
+
+
 class _Visit:
     """The work of one trigger on one loop, done in chunks."""
 
-    __slots__ = ("_futures", "_loop", "_registrations")
+    __slots__ = ("_loop", "_rest", "groups", "registrations")
 
-    def __init__(self, loop: Loop, groups: list[FutureGroup], registrations: list[Registration]) -> None:
+    def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._futures: Iterator[asyncio.Future[None]] = itertools.chain.from_iterable(map(list, groups))
-        self._registrations = iter(registrations)
+        self._rest: Iterator[asyncio.Future[None] | Registration] | None = None
+        self.groups: list[FutureGroup] = []
+        self.registrations: list[Registration] = []
 
     def __call__(self) -> None:
-        more = True
+        if self._rest is None:
+            self._rest = itertools.chain(self.registrations, itertools.chain.from_iterable(map(list, self.groups)))
+        chunk = list(itertools.islice(self._rest, CHUNK))
+        if len(chunk) == CHUNK:
+            self._loop.call_soon(self, context=contextvars.Context())
         try:
-            room = CHUNK
-            for registration in itertools.islice(self._registrations, CHUNK):
-                room -= 1
-                registration.run()
-            futures = list(itertools.islice(self._futures, room))
-            _wake(futures)
-            more = len(futures) == room
-        finally:
-            if more:
-                self._loop.call_soon(self, context=contextvars.Context())
+            _serve(chunk)
+        except BaseException:
+            # A callback that ends the program. Should the loop go on after all, so do the others.
+            self._loop.call_soon(_serve, chunk, context=contextvars.Context())
+            raise
 
 
 class Hops:
     """Whom one trigger has to wake by a visit to where they live."""
 
-    __slots__ = ("_groups", "_here", "_posts", "_registrations", "_room")
+    __slots__ = ("_here", "_posts", "_room", "_visits")
 
     def __init__(self) -> None:
-        self._groups: dict[Loop, list[FutureGroup]] = {}
-        self._registrations: dict[Loop, list[Registration]] = {}
+        self._visits: dict[Loop, _Visit] = {}
         self._posts: list[Registration] = []
-        # Inside the step of a task the loop is certain to look at its ready queue again before it sleeps, so a few of
-        # its waiters can be woken in place. Anywhere else on the loop's thread this may be a signal handler that came
-        # just before the loop's `select`: then only `call_soon_threadsafe` wakes it.
-        loop = asyncio._get_running_loop()
-        self._here = loop if loop is not None and asyncio.current_task(loop) is not None else None
+        self._here: Loop | None = None
         self._room = CHUNK
 
     def add_group(self, loop: Loop, group: FutureGroup) -> None:
         """Wake the waiting tasks of `group`, all of which live on `loop`."""
+        if loop is not self._here and _in_step(loop):
+            self._here = loop
         if loop is self._here and len(group) <= self._room:
             self._room -= len(group)
             _wake(list(group))
         else:
-            self._groups.setdefault(loop, []).append(group)
+            self._visit(loop).groups.append(group)
 
     def add_registration(self, registration: Registration) -> None:
         """Run the callback on its loop, or on the dispatcher thread."""
-        if registration.loop is None:
-            self._posts.append(registration)
+        if registration.loop is not None:
+            self._visit(registration.loop).registrations.append(registration)
         else:
-            self._registrations.setdefault(registration.loop, []).append(registration)
+            self._posts.append(registration)
+
+    def _visit(self, loop: Loop) -> _Visit:
+        visit = self._visits.get(loop)
+        if visit is None:
+            visit = self._visits[loop] = _Visit(loop)
+        return visit
 
     def go(self) -> None:
         """Set off; returns at once."""
         for registration in self._posts:
             dispatcher.post(registration.run)
-        for loop in {**self._groups, **self._registrations}:
-            visit = _Visit(loop, self._groups.get(loop, []), self._registrations.get(loop, []))
-            # A loop that is closed raises: whoever waited there is gone with it.
-            with contextlib.suppress(RuntimeError):
+        for loop, visit in self._visits.items():
+            try:
                 loop.call_soon_threadsafe(visit, context=contextvars.Context())
+            except RuntimeError:
+                # The loop is closed: whoever waited there is gone with it.
+                continue
 
 
 class FileGate:
@@ -290,7 +339,7 @@ class _Dispatcher:
         """Start the thread, once."""
         me = object()
         if not self._starter and self._starter.setdefault("thread", me) is me:
-            threading.Thread(target=self._serve, name="holdfast-dispatcher", daemon=True).start()
+            threading.Thread(target=self._run, name="holdfast-dispatcher", daemon=True).start()
 
     def post(self, call: Callable[[], object]) -> None:
         """Run `call` on the thread. Free of locks; the thread must have been started."""
@@ -304,7 +353,7 @@ class _Dispatcher:
             heapq.heapify(self.timers)
             self._cancelled = 0
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         while True:
             self._run_next()
 
