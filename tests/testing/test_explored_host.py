@@ -20,7 +20,7 @@ from holdfast.errors import (
     UnknownMessage,
     UnknownSession,
 )
-from holdfast.protocol.events import Event, Gap, MessageSettled, RunFinished, RunStarted
+from holdfast.protocol.events import Event, Gap, MessageSettled, RunFinished, RunStarted, RunStopping
 from holdfast.protocol.messages import Policy
 from holdfast.testing import VirtualClock, explore
 
@@ -133,18 +133,22 @@ class Mix:
                 last = await session.send("the last one")
                 settled: Counter[str] = Counter()
                 started: Counter[str] = Counter()
+                stopping: Counter[str] = Counter()
                 finished: Counter[str] = Counter()
                 async for event in session.events(follow=last.message_id):
                     if isinstance(event, MessageSettled):
                         settled[event.message_id] += 1
                     elif isinstance(event, RunStarted):
                         started[event.run_id] += 1
+                    elif isinstance(event, RunStopping):
+                        stopping[event.run_id] += 1
                     elif isinstance(event, RunFinished):
                         finished[event.run_id] += 1
                 mine = {receipt.message_id for session, receipt in self.sent if session.key == key}
                 assert settled == Counter({*mine, last.message_id})
-                assert finished <= started
                 assert set(started.values()) == {1}
+                assert stopping <= started
+                assert finished <= started
                 assert (started - finished).total() <= 1  # the last one's end may stand behind its settlement
 
 
