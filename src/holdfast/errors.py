@@ -50,6 +50,7 @@
         ├── QueueClosed              nothing goes into the queue any more, and it is empty
         ├── QueueEmpty               nothing to take without waiting
         ├── ScopeClosed              a spawn or process came after stop began
+        ├── ProcessEnded             the process of an isolated call ended without an answer
         ├── StorageError
         │   ├── StaleFence           the session has another holder now; nothing was written
         │   ├── StoreFull            the disk is full
@@ -94,6 +95,7 @@ __all__ = [
     "NotFound",
     "OriginRefused",
     "PolicyUnavailable",
+    "ProcessEnded",
     "QueueClosed",
     "QueueEmpty",
     "QueueFull",
@@ -456,7 +458,9 @@ class NotDeterministic(HoldfastError):
     """A replayed run made another call than before."""
 
     code = "not_deterministic"
-    default_hint = "a replayable agent makes the same calls in the same order; put what differs (time, chance) into run.call"
+    default_hint = (
+        "a replayable agent makes the same calls in the same order; put what differs (time, chance) into run.call"
+    )
 
 
 class RunClosed(HoldfastError):
@@ -476,6 +480,13 @@ class QueueEmpty(HoldfastError):
     """There is nothing to take without waiting."""
 
     code = "queue_empty"
+
+
+class ProcessEnded(HoldfastError):
+    """The process of an isolated call ended before it answered."""
+
+    code = "process_ended"
+    default_hint = "look at its standard error; the exit code of a process killed by signal n is -n"
 
 
 class ScopeClosed(HoldfastError):

@@ -234,7 +234,7 @@ class Membership:
         if self._stopping is not None:
             self._stopping.unproven(result)
 
-    def _make_own_task(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task of the scope's own, which no stop cancels. On the loop; the caller keeps it."""
         return self._make_task(coroutine, name, contextvars.Context())
 

@@ -336,9 +336,10 @@ class Scope(Membership):
         A task that is cancelled before its first step never runs at all, not even its ``finally``.
 
         Parameters:
-            work: a coroutine, a coroutine function, or for ``thread`` a function.
+            work: a coroutine, a coroutine function, or for ``thread`` and ``process`` a function.
             values: arguments for a function.
-            on: where it runs.
+            on: where it runs. A ``process`` is a fresh Python that imports the function's module; it can be killed
+                whatever it does, and what it takes and returns is pickled.
             name: for people; default: the name of the function.
 
         Raises:
@@ -349,6 +350,12 @@ class Scope(Membership):
             if not callable(work):
                 raise TypeError("a thread runs a function, not a coroutine; leave out on=, or pass the function")
             return self._spawn_thread(work, values, label)
+        if on == "process":
+            from holdfast.runtime.isolated import run_isolated
+
+            if not callable(work):
+                raise TypeError("a process runs a function, not a coroutine; leave out on=, or pass the function")
+            work = run_isolated(self, work, values, label)
         if isinstance(work, CoroutineType):
             coroutine = work
         else:

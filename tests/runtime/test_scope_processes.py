@@ -1,0 +1,279 @@
+"""Programs and isolated functions in a scope end with it, as trees; its receipt says what became of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
+from holdfast.runtime.adoption import install
+from holdfast.runtime.processes import PIPE
+from holdfast.runtime.scope import Scope
+
+HOSTILE = ["sh", "-c", "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 1000' & sleep 1000"]
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main()
+
+    asyncio.run(bounded())
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+# Programs
+
+
+def test_leaving_waits_for_the_program_and_kills_what_it_left_running(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Scope("call") as scope:
+            process = await scope.process(
+                ["sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid; echo said; exit 3"], stdout=PIPE
+            )
+            assert process.stdout is not None
+            assert await process.stdout.readline() == b"said\n"
+        assert process.returncode == 3
+        assert not alive(int((tmp_path / "pid").read_text()))
+        assert scope.receipt is not None
+        assert scope.receipt.outcome == "gone"
+        assert scope.receipt.stopped.processes == 1
+
+    run(main)
+
+
+def test_a_program_that_ends_with_all_it_started_leaves_the_scope_by_itself() -> None:
+    async def main() -> None:
+        async with Scope("call") as scope:
+            process = await scope.process(["true"])
+            assert await process.wait() == 0
+            await until(lambda: not scope.members())
+        assert scope.receipt is None
+
+    run(main)
+
+
+def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        meek = await scope.process(["sleep", "1000"], name="meek")
+        hostile = await scope.process(HOSTILE, name="hostile")
+        assert {(member.kind, member.name, member.pid) for member in scope.members()} == {
+            ("process", "meek", meek.pid),
+            ("process", "hostile", hostile.pid),
+        }
+        receipt = await scope.stop("enough", grace_s=0.2)
+        assert receipt.outcome == "gone"
+        assert receipt.stopped.processes == 2
+        assert receipt.forced == ("hostile",)
+        assert meek.returncode == -signal.SIGTERM
+        assert hostile.returncode == -signal.SIGKILL
+        assert meek.gone
+        assert hostile.gone
+
+    run(main)
+
+
+def test_a_program_is_not_started_in_a_scope_that_stops() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        await scope.stop()
+        with pytest.raises(ScopeClosed):
+            await scope.process(["true"])
+
+    run(main)
+
+
+def test_a_program_that_cannot_be_started_leaves_no_member() -> None:
+    async def main() -> None:
+        async with Scope("call") as scope:
+            with pytest.raises(FileNotFoundError):
+                await scope.process(["/nowhere/program"])
+            assert scope.members() == ()
+
+    run(main)
+
+
+def test_a_stop_while_a_program_is_started_leaves_nothing() -> None:
+    async def main() -> None:
+        for round_ in range(10):
+            scope = Scope("call", parent=None).open()
+            started: list[int] = []
+
+            async def tool(scope: Scope = scope, started: list[int] = started) -> None:
+                for _ in range(5):
+                    process = await scope.process(HOSTILE)
+                    started.append(process.pid)
+
+            scope.spawn(tool())
+            await asyncio.sleep(0.002 * round_)
+            receipt = await scope.stop("enough", grace_s=0)
+            assert receipt.outcome == "gone"
+            assert not [pid for pid in started if alive(pid)]
+
+    run(main)
+
+
+# Isolated functions
+
+
+def double(value: int) -> int:
+    print("not an answer")
+    return value * 2
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def vanish() -> None:
+    os._exit(7)
+
+
+def uncarried() -> object:
+    return threading.Lock()
+
+
+def block(path: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stray = subprocess.Popen(["setsid", "sleep", "1000"])
+    Path(path).write_text(f"{os.getpid()} {stray.pid}")
+    time.sleep(1000)
+
+
+def fork_and_return() -> str:
+    if os.fork() == 0:
+        time.sleep(1000)
+    return "answered"
+
+
+def test_a_function_on_a_process_answers_or_raises() -> None:
+    async def main() -> None:
+        async with Scope("call") as scope:
+            assert await scope.spawn(double, 21, on="process") == 42
+            assert await scope.spawn(fork_and_return, on="process") == "answered"
+        failing = Scope("call")
+        with pytest.raises(ValueError, match="broken"):
+            async with failing:
+                failing.spawn(fail, "broken", on="process")
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("fn", "error", "match"),
+    [
+        (vanish, ProcessEnded, "ended with exit code 7 before it answered"),
+        (uncarried, ProcessEnded, "cannot be carried between processes"),
+        (lambda: None, TypeError, "cannot be carried to another process"),
+    ],
+    ids=["vanish", "uncarried", "lambda"],
+)
+def test_a_function_that_cannot_answer_is_an_error_that_says_why(
+    fn: Callable[[], object], error: type[Exception], match: str
+) -> None:
+    async def main() -> None:
+        scope = Scope("call")
+        with pytest.raises(error, match=match):
+            async with scope:
+                scope.spawn(fn, on="process", name="tool")
+
+    run(main)
+
+
+def test_an_isolated_function_dies_with_its_scope_and_with_its_handle(tmp_path: Path) -> None:
+    async def main() -> None:
+        path = tmp_path / "pids"
+
+        async def started() -> list[int]:
+            await until(lambda: path.exists() and len(path.read_text().split()) == 2)
+            pids = [int(pid) for pid in path.read_text().split()]
+            path.unlink()
+            return pids
+
+        scope = Scope("call", parent=None, grace_s=0).open()
+        handle = scope.spawn(block, str(path), on="process")
+        pids = await started()
+        handle.interrupt.trigger("only this one")
+        with pytest.raises(Interrupted, match="only this one"):
+            await handle
+        assert not [pid for pid in pids if alive(pid)]
+        assert scope.state == "open"
+        scope.spawn(block, str(path), on="process")
+        pids = await started()
+        receipt = await scope.stop("enough")
+        assert receipt.outcome == "gone"
+        assert not [pid for pid in pids if alive(pid)]
+
+    run(main)
+
+
+# Programs of foreign code
+
+
+def test_programs_of_foreign_code_end_with_the_scope() -> None:
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            scope = Scope("call", parent=None).open()
+            pids: list[int] = []
+
+            async def tool() -> None:
+                process = await asyncio.create_subprocess_exec(*HOSTILE)
+                pids.append(process.pid)
+                await process.wait()
+
+            def blocking_tool() -> int:
+                with subprocess.Popen(HOSTILE) as process:
+                    pids.append(process.pid)
+                    return process.wait()
+
+            scope.spawn(tool())
+            scope.spawn(blocking_tool, on="thread")
+            await until(lambda: len(pids) == 2)
+            assert {member.pid for member in scope.members() if member.adopted and member.kind == "process"} >= set(
+                pids
+            )
+            receipt = await scope.stop("enough", grace_s=0)
+            assert receipt.outcome == "gone"
+            assert receipt.abandoned == ()
+            assert receipt.stopped.processes >= 2
+            assert not [pid for pid in pids if alive(pid)]
+
+    run(main)
+
+
+def test_a_stray_of_foreign_code_does_not_outlive_the_scope(tmp_path: Path) -> None:
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            async with Scope("call", parent=None) as scope:
+                shell = await asyncio.create_subprocess_exec(
+                    "sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid"
+                )
+                assert await shell.wait() == 0
+            assert not alive(int((tmp_path / "pid").read_text()))
+            assert scope.receipt is not None
+            assert scope.receipt.outcome == "gone"
+
+    run(main)
