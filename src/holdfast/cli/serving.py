@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import Exit, exit_of
@@ -44,7 +46,10 @@ def serve(specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool) -
     except HoldfastError as error:
         say_error(error, as_json=as_json)
         return exit_of(error)
-    _say_report(report, as_json=as_json)
+    try:
+        _say_report(report, as_json=as_json)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more; the flush at exit must not fail again
     return Exit.FAILED if report.orphans else Exit.OK
 
 
@@ -120,10 +125,11 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
             _say_ready(running, settings)
 
     def at_step(text: str) -> None:
-        if as_json:
-            say_json({"event": "stopping", "text": text})
-        else:
-            note(text)
+        with suppress(OSError):  # nobody reads our output any more; the shutdown goes on
+            if as_json:
+                say_json({"event": "stopping", "text": text})
+            else:
+                note(text)
 
     return await serving(host, listener, ready=ready, note=at_step)  # type: ignore[arg-type]
 
@@ -156,7 +162,17 @@ def _say_ready(running: Running, settings: Settings) -> None:
 
 
 def _chat_line(settings: Settings) -> str:
-    return "holdfast chat" if settings.port == Settings().port else f"HOLDFAST_PORT={settings.port} holdfast chat"
+    command = f"{_command()} chat"
+    return command if settings.port == Settings().port else f"HOLDFAST_PORT={settings.port} {command}"
+
+
+def _command() -> str:
+    """How this command is typed here: by its name where the shell finds it, else by its path."""
+    here = os.path.abspath(sys.argv[0])
+    found = shutil.which("holdfast")
+    return (
+        "holdfast" if found is not None and os.path.samefile(found, here) else min(os.path.relpath(here), here, key=len)
+    )
 
 
 def _recovered(recovery: Recovery) -> list[str]:

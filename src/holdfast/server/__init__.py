@@ -2,6 +2,6 @@
 
 from holdfast.server.app import App
 from holdfast.server.auth import KeyRing
-from holdfast.server.run import Running, bind, holder_of, serve
+from holdfast.server.run import Running, bind, holder_of, serve, serve_until
 
-__all__ = ["App", "KeyRing", "Running", "bind", "holder_of", "serve"]
+__all__ = ["App", "KeyRing", "Running", "bind", "holder_of", "serve", "serve_until"]

@@ -37,7 +37,7 @@ class Operation:
         doc: what it does; the first line is the summary.
         body: the type of the JSON body, or None.
         optional_body: an empty body will do.
-        query: the parameters it takes.
+        query, query_names: the parameters it takes.
         answers: for each status of success, the type of the JSON body or the media type.
         errors: what it may refuse with, besides what every operation may.
         public: it needs no key.
@@ -52,15 +52,11 @@ class Operation:
     body: type | None
     optional_body: bool
     query: tuple[Query, ...]
+    query_names: tuple[str, ...]
     answers: Mapping[int, Any]
     errors: tuple[type[HoldfastError], ...]
     public: bool
     admin: bool
-
-    @property
-    def query_names(self) -> tuple[str, ...]:
-        """The names of the parameters."""
-        return tuple(query.name for query in self.query)
 
 
 class Table:
@@ -95,6 +91,7 @@ class Table:
                     body=body,
                     optional_body=optional_body,
                     query=query,
+                    query_names=tuple(one.name for one in query),
                     answers=answers,
                     errors=errors,
                     public=public,

@@ -12,7 +12,6 @@ import faulthandler
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.settings import Settings
 
-__all__ = ["Running", "bind", "holder_of", "serve"]
+__all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
 
 FORCED_EXIT = 5
 _LAST_FRAMES_S = 1.0
@@ -122,9 +121,37 @@ async def serve(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Open `host`, answer HTTP on `listener` until a signal comes, shut down, and return the drain's report.
+    """Serve until a signal comes; as `serve_until`, for the main thread of a process of its own."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[str] = loop.create_future()
+
+    def on_signal(name: str) -> None:
+        if asked.done():
+            note("forced: the process ends now; what was accepted is safe and is taken up at the next start")
+            os._exit(FORCED_EXIT)
+        asked.set_result(name)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
+    try:
+        return await serve_until(asked, host, listener, ready=ready, note=note)
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def serve_until(
+    asked: asyncio.Future[str],
+    host: Host,
+    listener: socket.socket,
+    *,
+    ready: Callable[[Running], None],
+    note: Callable[[str], None],
+) -> DrainReport:
+    """Open `host`, answer HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
 
     Parameters:
+        asked: done when it shall end; its result says why.
         host: not started yet.
         listener: bound and listening; it is closed at the end.
         ready: called once the server answers.
@@ -134,20 +161,7 @@ async def serve(
         ConfigurationError: others can reach the address, and there is no API key.
         StorageError: the store cannot be opened.
     """
-    loop = asyncio.get_running_loop()
     settings = host.settings
-    asked: asyncio.Future[str] = loop.create_future()
-
-    def on_signal(name: str) -> None:
-        if asked.done():
-            note("forced: the process ends now; what was accepted is safe and is taken up at the next start")
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(FORCED_EXIT)
-        asked.set_result(name)
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal, signal.Signals(number).name)
     try:
         async with host:
             keys = KeyRing(host.store)
@@ -158,8 +172,8 @@ async def serve(
                 serving = group.create_task(server.serve(sockets=[listener]))
                 await server.listening
                 ready(Running(url=_url(listener), host=host, app=app, keys_required=keys.required))
-                name = await asked
-                note(f"{name}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
+                why = await asked
+                note(f"{why}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
                 faulthandler.dump_traceback_later(settings.drain_s + _WATCHDOG_S, exit=True)
                 report = await host.drain(deadline_s=settings.drain_s)
                 app.native.close_waits()
@@ -170,8 +184,6 @@ async def serve(
         return report
     finally:
         faulthandler.cancel_dump_traceback_later()
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
         listener.close()
 
 
