@@ -145,7 +145,7 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
         if took > allowed:
             ledger.broken(f"a drain took {took:.1f} s, its deadline was {request.deadline_s:g} s", request, report)
         left = next((e for e in facts.exits if e.incarnation == request.incarnation), None)
-        if left is not None and left.code != 0:
+        if left is not None and left.code != (1 if report.orphans else 0):
             ledger.broken(f"a drained host left with exit code {left.code}", report, left)
         next_start = next((s.at for s in facts.started if s.incarnation > request.incarnation), float("inf"))
         for attempt, answer in facts.sends():

@@ -22,7 +22,7 @@ from holdfast.testing.history import (
     Opened,
     Record,
 )
-from holdfast.testing.storm.access import EmbeddedAccess
+from holdfast.testing.storm.access import Access, EmbeddedAccess
 from holdfast.testing.storm.agent import PLAIN, agents
 from holdfast.testing.storm.load import Load, StormSession
 from holdfast.testing.storm.plan import Plan
@@ -30,7 +30,7 @@ from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.stamps import Stamps, read_stamps
 from holdfast.testing.storm.watch import note_processes, own_figures, until_gone
 
-__all__ = ["LIMITS", "PRINCIPALS", "SETTINGS", "embedded_storm"]
+__all__ = ["LIMITS", "PRINCIPALS", "SETTINGS", "embedded_storm", "warm_up"]
 
 PRINCIPALS = ("ann", "bob", "eve", "dan")
 
@@ -140,11 +140,11 @@ async def embedded_storm(
             hosts = _Hosts(access, recorder, folder, stamps, storm)
             load = Load(access, recorder, LIMITS, sessions=sessions, rate=rate or min(200.0, 4.0 * sessions), seed=seed)
             await hosts.start()
-            await _warm_up(access, load, "warm-1")
+            await warm_up(access, load, "warm-1")
             hosts.figures("baseline")
             access.up.set()
             progress("fairness: one greedy principal among polite ones")
-            await load.contend(greedy=120, polite=24, span_s=0.05)
+            await load.contend(places=SETTINGS.max_runs, greedy=60, polite=15, span_s=1.0)
             progress(f"load: {sessions} sessions for {seconds:g} s")
             load.start()
             await _watch(load, hosts, recorder, storm, seconds, progress)
@@ -168,11 +168,11 @@ async def embedded_storm(
     return recorder.records
 
 
-async def _warm_up(access: EmbeddedAccess, load: Load, key: str) -> None:
+async def warm_up(access: Access, load: Load, key: str) -> None:
     """One run that touches everything, so that what is made only once is there before figures are compared."""
     access.up.set()
     for principal in access.principals:
-        session = StormSession(principal, f"{key}-{principal}", PLAIN, load._chance)
+        session = StormSession(principal, f"{key}-{principal}", PLAIN, load.chance)
         plan = Plan(name=f"{key}-{principal}", pieces=_WARM_UP.pieces, span_s=_WARM_UP.span_s)
         message = load.message(session, plan, "queue")
         await load.send(session, message)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from holdfast.clock import system_clock
@@ -108,7 +109,7 @@ class Load:
         self._span_s = span_s
         self._processes = processes
         self._pause_s = sessions / rate
-        self._chance = random.Random(seed)
+        self.chance = random.Random(seed)
         self._names = 0
         self.sessions: list[StormSession] = []
         self.others: list[StormSession] = []
@@ -159,6 +160,15 @@ class Load:
 
     async def _drive(self, session: StormSession) -> None:
         chance = session.chance
+        await self._pause(chance.uniform(0, min(self._pause_s, 2.0)))
+        while not self._stopping.is_set():
+            await self.access.up.wait()
+            await self.act(session)
+            await self._pause(chance.expovariate(1 / self._pause_s))
+
+    async def act(self, session: StormSession | None = None) -> None:
+        """One action by lot, on that session or on any."""
+        session = session or self.chance.choice(self.sessions)
         actions: list[tuple[Callable[[StormSession], Awaitable[None]], int]] = [
             (self._double_text, 44),
             (self._repeat, 6),
@@ -171,14 +181,10 @@ class Load:
             (self._pry, 4),
         ]
         what, weights = [action for action, _ in actions], [weight for _, weight in actions]
-        await self._pause(chance.uniform(0, min(self._pause_s, 2.0)))
-        while not self._stopping.is_set():
-            await self.access.up.wait()
-            if not session.exists:
-                await self._double_text(session)
-            else:
-                await chance.choices(what, weights)[0](session)
-            await self._pause(chance.expovariate(1 / self._pause_s))
+        if not session.exists:
+            await self._double_text(session)
+        else:
+            await session.chance.choices(what, weights)[0](session)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until the load stops."""
@@ -323,13 +329,13 @@ class Load:
 
     async def linger(self, count: int, span_s: float) -> None:
         """Give `count` sessions work that lasts `span_s`, so that whatever ends the host meets it."""
-        lingering = self._chance.sample(self.sessions, min(count, len(self.sessions)))
+        lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
         pieces: tuple[Piece, ...] = ("say", "task", "thread", "process", "nap")
         await asyncio.gather(
             *(
                 self.send(
                     session,
-                    self.message(session, Plan(name=self._name(), pieces=pieces, span_s=span_s), "queue"),
+                    self.message(session, Plan(name=self._name(), pieces=pieces, span_s=span_s / 4), "queue"),
                 )
                 for session in lingering
             )
@@ -508,42 +514,49 @@ class Load:
 
     # ── fairness ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def contend(self, *, greedy: int, polite: int, span_s: float) -> None:
-        """One principal asks for `greedy` runs at once, each other one for `polite`; count whose turn it was.
+    async def contend(self, *, places: int, greedy: int, polite: int, span_s: float) -> None:
+        """All places are taken; then one principal asks for `greedy` runs, each other one for `polite`: whose turn is it?
 
         Counted are the starts from the moment when everybody's messages were accepted until the first principal has
         no session left that waits: meanwhile all are backlogged.
+
+        Parameters:
+            places: how many runs the host has at a time.
+            span_s: how long they are taken, for everybody's messages to be accepted meanwhile.
         """
-        contenders: list[StormSession] = []
-        for place, principal in enumerate(self.access.principals):
-            contenders += [
-                StormSession(principal, f"{self.prefix}-share-{place}-{number}", PLAIN, self._chance)
-                for number in range(greedy if place == 0 else polite)
-            ]
-        await asyncio.gather(
-            *(
-                self.send(
-                    session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
-                )
-                for session in contenders
-            )
-        )
+        principals = self.access.principals
+        holders = [
+            StormSession(principals[number % len(principals)], f"{self.prefix}-hold-{number}", PLAIN, self.chance)
+            for number in range(places)
+        ]
+        contenders = [
+            StormSession(principal, f"{self.prefix}-share-{place}-{number}", PLAIN, self.chance)
+            for place, principal in enumerate(principals)
+            for number in range(polite if place else greedy)
+        ]
+        self.others += [*holders, *contenders]
+        await asyncio.gather(*(self._nap(session, span_s) for session in holders))
+        await asyncio.gather(*(self._nap(session, span_s / 40) for session in contenders))
         accepted_at = system_clock.now()
-        self.others += contenders
-        starts: dict[str, list[float]] = {principal: [] for principal in self.access.principals}
+        starts: dict[str, list[float]] = {principal: [] for principal in principals}
         for session in contenders:
             handle = self.access.session(session.principal, session.key)
             for message in session.sent:
                 await handle.wait(message.message_id or "", timeout_s=self.limits.answer_s)
             starts[session.principal] += [run.started_at for run in await handle.runs()]
-        first_done = min(max(times) for times in starts.values() if times)
+        first_done = min(max(times, default=accepted_at) for times in starts.values())
         shares = []
         for principal, times in starts.items():
             counted = sorted(at for at in times if accepted_at <= at <= first_done)
-            waits = [later - earlier for earlier, later in zip([accepted_at, *counted], counted, strict=False)]
+            waits = [later - earlier for earlier, later in pairwise([accepted_at, *counted])]
             shares.append(Share(consumer=principal, got=len(counted), longest_wait_s=max(waits, default=0.0)))
         self.recorder.note(
             SharesCounted, resource="runs", given=sum(share.got for share in shares), shares=tuple(shares)
+        )
+
+    async def _nap(self, session: StormSession, span_s: float) -> None:
+        await self.send(
+            session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
         )
 
 

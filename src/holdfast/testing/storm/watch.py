@@ -55,7 +55,7 @@ async def note_processes(recorder: Recorder, storm: str) -> None:
 async def until_gone(recorder: Recorder, storm: str, seconds: float) -> None:
     """Wait until no process of the storm is left, at most `seconds`, and note what the list says then."""
     deadline = system_clock.monotonic() + seconds
-    while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:
+    while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
     await note_processes(recorder, storm)
 

@@ -1,0 +1,209 @@
+"""A server that a storm owns: a process of its own on loopback, started, killed and ended by the storm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from holdfast import failpoints
+from holdfast.clock import system_clock
+from holdfast.errors import ServerUnreachable
+from holdfast.host import DrainReport
+from holdfast.settings import Settings
+from holdfast.testing.history import (
+    Drained,
+    DrainRequested,
+    FailpointHit,
+    HostExited,
+    HostKilled,
+    HostReady,
+    HostStarted,
+    Limits,
+)
+from holdfast.testing.storm.agent import STAMPS_VARIABLE, STORM_VARIABLE
+from holdfast.testing.storm.recorder import Recorder
+
+__all__ = ["OwnServer", "free_port"]
+
+_PROGRAM = "from holdfast.cli import main; main()"
+_AGENTS = ("holdfast.testing.storm.served:replayable", "holdfast.testing.storm.served:plain")
+
+
+class _Line(msgspec.Struct):
+    """What the server says of itself on stdout."""
+
+    event: str
+    report: DrainReport | None = None
+
+
+_line = msgspec.json.Decoder(_Line)
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class OwnServer:
+    """The incarnations of one server. One is alive at a time; used on one loop.
+
+    Parameters:
+        folder: holds its store, the side file of stamps and what it writes to stderr.
+        settings: given to it by the environment, where they are not the defaults.
+    """
+
+    def __init__(self, folder: Path, recorder: Recorder, limits: Limits, storm: str, settings: Settings) -> None:
+        self.incarnation = 0
+        self.storm = storm
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self.stamps = folder / "stamps"
+        self.errors = folder / "stderr"
+        self.drain_s = settings.drain_s
+        self._folder = folder
+        self._recorder = recorder
+        self._limits = limits
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")} | {
+            STAMPS_VARIABLE: str(self.stamps),
+            STORM_VARIABLE: storm,
+        }
+        for field, value in msgspec.structs.asdict(settings).items():
+            if value != getattr(Settings(), field):
+                self._environment[f"HOLDFAST_{field.upper()}"] = str(value)
+        self._process: Process | None = None
+        self._ready: asyncio.Future[bool] | None = None
+        self._report: DrainReport | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process that is alive now. Raises `ServerUnreachable` when there is none."""
+        if self._process is None:
+            raise ServerUnreachable("the storm's server is not started")
+        return self._process.pid
+
+    async def start(self, failpoint: str | None = None) -> bool:
+        """Start the next incarnation; False if it ended before it answered.
+
+        Raises:
+            ServerUnreachable: it neither answered nor ended within ``ready_s``.
+        """
+        self.incarnation += 1
+        environment = dict(self._environment)
+        if failpoint is not None:
+            environment[failpoints.VARIABLE] = failpoint
+        with self.errors.open("ab") as errors:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                _PROGRAM,
+                "serve",
+                "--json",
+                *_AGENTS,
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._process = process
+        self._recorder.note(HostStarted, incarnation=self.incarnation, pid=process.pid)
+        self._report = None
+        self._ready = asyncio.get_running_loop().create_future()
+        self._listener = asyncio.create_task(self._listen(process, self._ready), name="storm server's stdout")
+        try:
+            async with asyncio.timeout(self._limits.ready_s):
+                ready = await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise ServerUnreachable(f"the storm's server does not answer: {self.tail()}") from None
+        if ready:
+            self._recorder.note(HostReady, incarnation=self.incarnation)
+        return ready
+
+    async def _listen(self, process: Process, ready: asyncio.Future[bool]) -> None:
+        assert process.stdout is not None
+        async for text in process.stdout:
+            line = _line.decode(text)
+            if line.event == "ready" and not ready.done():
+                ready.set_result(True)
+            elif line.event == "stopped":
+                self._report = line.report
+        if not ready.done():
+            ready.set_result(False)
+
+    async def kill(self) -> None:
+        """Kill it with SIGKILL, at whatever it is."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._gone()
+        self._recorder.note(HostKilled, incarnation=self.incarnation)
+
+    async def died_at(self, failpoint: str, seconds: float) -> bool:
+        """Whether it ends itself at the failpoint within that time."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        code = await self._gone()
+        if code != -signal.SIGKILL:
+            raise ServerUnreachable(f"the storm's server ended with code {code} at {failpoint}: {self.tail()}")
+        self._recorder.note(FailpointHit, incarnation=self.incarnation, name=failpoint)
+        self._recorder.note(HostKilled, incarnation=self.incarnation, failpoint=failpoint)
+        return True
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process is not None and self._process.returncode is None
+
+    async def end(self) -> None:
+        """Ask it to drain and end, by SIGTERM, and note its report."""
+        assert self._process is not None
+        self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_s)
+        self._process.terminate()
+        began = system_clock.monotonic()
+        try:
+            async with asyncio.timeout(self.drain_s + self._limits.drain_slack_s + 10.0):
+                code = await self._gone()
+        except TimeoutError:
+            return await self.kill()
+        if self._report is not None:
+            self._recorder.note(
+                Drained,
+                incarnation=self.incarnation,
+                elapsed_s=max(self._report.elapsed_s, system_clock.monotonic() - began),
+                finished=self._report.finished,
+                interrupted=self._report.interrupted,
+                parked=self._report.parked,
+                orphans=self._report.orphans,
+            )
+        self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
+
+    async def _gone(self) -> int:
+        assert self._process is not None
+        assert self._listener is not None
+        code = await self._process.wait()
+        await self._listener
+        return code
+
+    def tail(self) -> str:
+        """The last lines that it wrote to stderr."""
+        try:
+            return self.errors.read_text("utf-8", "replace")[-2000:].strip() or "it said nothing"
+        except FileNotFoundError:
+            return "it said nothing"
