@@ -38,13 +38,13 @@ def on_host(scenario: Callable[[Host], Coroutine[Any, Any, None]], *agents: Any,
     asyncio.run(main())
 
 
-async def until_said(session: Session, text: str) -> None:
-    """Wait until the session's runs have said this."""
+async def until_said(session: Session, *texts: str) -> None:
+    """Wait until the session's runs have said all of this."""
     said = ""
     async for event in session.events():
         if isinstance(event, TextDelta):
             said += event.text
-            if text in said:
+            if all(text in said for text in texts):
                 return
 
 
@@ -63,6 +63,7 @@ def test_an_interrupt_stops_tasks_threads_processes_and_children_of_the_run() ->
             ended.append("child")
 
     def in_thread(run: Run) -> None:
+        _ = run.emit("threaded")
         try:
             run.interrupt.sleep_blocking(600)
         finally:
@@ -84,7 +85,7 @@ def test_an_interrupt_stops_tasks_threads_processes_and_children_of_the_run() ->
     async def scenario(host: Host) -> None:
         session = host.session("s", agent="busy")
         sent = await session.send("x")
-        await until_said(session, "busy")
+        await until_said(session, "busy", "threaded")
         receipt = await session.interrupt("changed my mind", grace_s=0)
         assert receipt.outcome == "gone"
         assert receipt.survivors == ()
