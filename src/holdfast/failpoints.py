@@ -82,8 +82,8 @@ def _fire(point: _Armed, name: str) -> None:
 
 
 @contextmanager
-def arm(name: str, *, error: BaseException, nth: int = 1) -> Iterator[None]:
-    """Within the block, the ``nth`` hit of the point raises `error`; later ones do nothing.
+def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[None]:
+    """Within the block, the ``nth`` hit of the point raises `error`, or ends the process if that is None.
 
     Raises:
         ConfigurationError: no module that is imported has such a point.

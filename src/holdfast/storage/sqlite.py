@@ -13,6 +13,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -49,7 +50,7 @@ from holdfast.storage.port import (
 )
 from holdfast.storage.records import mailbox_items
 from holdfast.storage.tables import SessionChanged, SqlReads, SqlTables
-from holdfast.storage.writer import Writer
+from holdfast.storage.writer import Writer, call_loop, fail, succeed
 
 __all__ = ["SCHEMA_VERSION", "SqliteStore"]
 
@@ -230,7 +231,9 @@ class _WritingConnection:
 
     def roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+            # The error that led here is what callers hear of; a transaction that stays open fails the next one.
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
 
     def translate(self, error: Exception) -> Exception:
         return translate(error, self._path)
@@ -252,8 +255,10 @@ class _Readers:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._requests: SimpleQueue[tuple[Callable[[SqlReads], Any], asyncio.Future[Any]] | None] = SimpleQueue()
+        self._ended: list[asyncio.Future[None]] = [self._loop.create_future() for _ in range(count)]
         self._threads = [
-            threading.Thread(target=self._run, name=f"holdfast-reader-{n + 1}", daemon=True) for n in range(count)
+            threading.Thread(target=self._run, args=(ended,), name=f"holdfast-reader-{n}", daemon=True)
+            for n, ended in enumerate(self._ended, 1)
         ]
         for thread in self._threads:
             thread.start()
@@ -264,14 +269,15 @@ class _Readers:
         self._requests.put((read, future))
         return future
 
-    def close(self) -> None:
-        """Answer what was asked, then end the threads. Blocks until they have ended."""
+    async def close(self) -> None:
+        """Answer what was asked, then end the threads."""
         for _ in self._threads:
             self._requests.put(None)
+        await asyncio.shield(asyncio.wait(self._ended))
         for thread in self._threads:
-            thread.join()
+            thread.join()  # they have nothing left to do
 
-    def _run(self) -> None:
+    def _run(self, ended: asyncio.Future[None]) -> None:
         connection = None
         requests = self._requests
         ending = False
@@ -296,24 +302,20 @@ class _Readers:
                         break
                 else:
                     ending = True
-                if answers:
-                    try:
-                        self._loop.call_soon_threadsafe(_answer, answers)
-                    except RuntimeError:
-                        ending = True
+                if answers and not call_loop(self._loop, _answer, answers):
+                    ending = True
         finally:
             if connection is not None:
                 connection.close()
+            call_loop(self._loop, succeed, ended, None)
 
 
 def _answer(answers: list[tuple[asyncio.Future[Any], Any, Exception | None]]) -> None:
     for future, result, error in answers:
-        if future.done():
-            continue
         if error is None:
-            future.set_result(result)
+            succeed(future, result)
         else:
-            future.set_exception(error)
+            fail(future, error)
 
 
 class SqliteStore:
@@ -345,8 +347,7 @@ class SqliteStore:
         writer, self._writer = self._writer, None
         readers, self._readers = self._readers, None
         if writer is not None and readers is not None:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(None, readers.close)
+            await readers.close()
             await writer.close()
 
     def _write(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:

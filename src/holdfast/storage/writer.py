@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from holdfast.errors import HoldfastError, StorageError
 from holdfast.storage.tables import SqlTables
 
-__all__ = ["Connection", "Write", "Writer"]
+__all__ = ["Connection", "Write", "Writer", "call_loop", "fail", "succeed"]
 
 _T = TypeVar("_T")
 
@@ -110,13 +110,17 @@ class Writer:
         self._scheduled = False
         self._closing = False
         self._drained: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] | None = None
         self.made_way = 0
 
     async def open(self) -> SqlTables:
         """Start the thread and open the database in it. Raises what `Connection.open` raises."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[SqlTables] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(self._loop, opened), name=self._name, daemon=True)
+        self._ended = self._loop.create_future()
+        self._thread = threading.Thread(
+            target=self._run, args=(self._loop, opened, self._ended), name=self._name, daemon=True
+        )
         self._thread.start()
         return await asyncio.shield(opened)
 
@@ -141,18 +145,18 @@ class Writer:
 
     async def close(self) -> None:
         """Write what was submitted, then close the database and end the thread."""
-        loop = self._loop
-        if loop is None or self._thread is None:
+        loop, thread, ended = self._loop, self._thread, self._ended
+        if loop is None or thread is None or ended is None:
             return
         self._closing = True
         if self._in_flight or self._buffer:
             if self._drained is None:
                 self._drained = loop.create_future()
             await asyncio.shield(self._drained)
-        thread, self._thread = self._thread, None
-        if thread is not None:
+        if not ended.done():
             self._batches.put(None)
-            await loop.run_in_executor(None, thread.join)
+            await asyncio.shield(ended)
+        thread.join()  # it has nothing left to do
 
     def _send_off(self) -> None:
         self._scheduled = False
@@ -195,34 +199,37 @@ class Writer:
         if self._buffer:
             self._send_off()
         for write, (result, error) in zip(batch, outcomes, strict=True):
-            future = write.future
-            if future.done():
-                continue
             if error is None:
-                future.set_result(result)
+                succeed(write.future, result)
             else:
-                future.set_exception(error)
+                fail(write.future, error)
         if self._drained is not None and not self._in_flight and not self._drained.done():
             self._drained.set_result(None)
 
-    def _run(self, loop: asyncio.AbstractEventLoop, opened: asyncio.Future[SqlTables]) -> None:
+    def _run(
+        self, loop: asyncio.AbstractEventLoop, opened: asyncio.Future[SqlTables], ended: asyncio.Future[None]
+    ) -> None:
         connection = self._connection
         try:
             tables = connection.open()
         except Exception as error:
             connection.close()
-            _call(loop, _fail, opened, connection.translate(error))
-            return
-        _call(loop, _succeed, opened, tables)
+            call_loop(loop, fail, opened, connection.translate(error))
+        else:
+            call_loop(loop, succeed, opened, tables)
+            self._serve(loop, tables)
+            connection.close()
+        call_loop(loop, succeed, ended, None)
+
+    def _serve(self, loop: asyncio.AbstractEventLoop, tables: SqlTables) -> None:
         while True:
             batch = self._batches.get()
             if batch is None:
                 break
             outcomes = self._write(tables, batch)
             self._prepared()
-            if not _call(loop, self._deliver, batch, outcomes):
+            if not call_loop(loop, self._deliver, batch, outcomes):
                 break
-        connection.close()
 
     def _prepared(self) -> None:
         if self._preparing.locked():
@@ -263,7 +270,7 @@ class Writer:
         return outcomes
 
 
-def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> bool:
+def call_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> bool:
     """Call into the loop from the thread; False when the loop is closed and nobody is left to hear of it."""
     try:
         loop.call_soon_threadsafe(callback, *arguments)
@@ -272,11 +279,13 @@ def _call(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arg
     return True
 
 
-def _succeed(future: asyncio.Future[_T], result: _T) -> None:
+def succeed(future: asyncio.Future[_T], result: _T) -> None:
+    """Give a future its result, unless it was cancelled."""
     if not future.done():
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+def fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    """Give a future its error, unless it was cancelled."""
     if not future.done():
         future.set_exception(error)

@@ -1,0 +1,100 @@
+"""What must hold for every store at every moment, whatever happened before."""
+
+from collections import Counter
+from itertools import pairwise
+
+from holdfast.protocol.events import decode_event
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.port import Claim, RunCommit
+
+OPEN_RUN = ("running", "suspended", "stopping")
+
+
+async def whole_log(store, session):
+    events = []
+    while True:
+        more = await store.read_events(session, after=events[-1].seq if events else 0, limit=100)
+        if not more:
+            return events
+        events.extend(more)
+
+
+async def audit(store):
+    """Check every session; the logs by (principal, key)."""
+    logs = {}
+    for view in await store.sessions(principal=None, limit=10_000):
+        session, again = await store.find_session(view.principal, view.key)
+        assert again == view
+        log = logs[view.principal, view.key] = await whole_log(store, session)
+        oldest = await store.oldest_seq(session)
+        assert oldest == (log[0].seq if log else view.seq + 1)
+        assert all(after.seq == before.seq + 1 for before, after in pairwise(log)), "a hole in the log"
+        assert not log or log[-1].seq == view.seq, "the counter and the log differ"
+        await audit_session(store, session, view, log, whole=oldest == 1)
+    ready = {item.session for item in await store.ready(limit=10_000)}
+    for view in await store.sessions(principal=None, limit=10_000):
+        session, _ = await store.find_session(view.principal, view.key)
+        assert (session in ready) == (view.run_id is None and view.waiting > 0), "readiness and counters differ"
+    return logs
+
+
+async def audit_session(store, session, view, log, *, whole):
+    events = [decode_event(stored) for stored in log]
+    mailbox = await store.mailbox(session)
+    assert len(mailbox) == view.waiting, "the counter and the mailbox differ"
+    runs = {run.run_id: run for run in await store.runs(session, limit=10_000)}
+    live = [run.run_id for run in runs.values() if run.state in OPEN_RUN]
+    assert live == ([] if view.run_id is None else [view.run_id]), "one run at a time"
+    entries = await store.transcript(session)
+    assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
+    deleted = view.state == "deleted"
+    assert deleted == (bool(log) and log[-1].kind == "session.deleted") or not whole
+    if not whole:
+        return
+    accepted = [event.message_id for event in events if event.kind == "message.accepted"]
+    assert max(Counter(accepted).values(), default=0) <= 1, "accepted twice"
+    settled = [(event.message_id, event.state) for event in events if event.kind == "message.settled"]
+    assert max(Counter(message_id for message_id, _ in settled).values(), default=0) <= 1, "settled twice"
+    started = [event.run_id for event in events if event.kind == "run.started"]
+    finished = {event.run_id: event.status for event in events if event.kind == "run.finished"}
+    assert sorted(started) == sorted(runs), "runs and the log differ"
+    waiting = {item.message.message_id for item in mailbox}
+    for message_id in accepted:
+        settlement = await store.settlement(session, message_id)
+        assert settlement is not None, "an accepted message is lost"
+        assert (settlement.state == "accepted") == (message_id in waiting)
+        final = settlement.state not in ("accepted", "taken")
+        if final and not deleted:
+            assert (message_id, settlement.state) in settled
+        if not final:
+            assert message_id not in dict(settled)
+        if settlement.state == "taken":
+            assert settlement.run_id == view.run_id
+    for run_id, run in runs.items():
+        assert (run.state in OPEN_RUN) == (run_id not in finished) or deleted
+        if run_id in finished:
+            assert finished[run_id] == run.state
+
+
+async def recover(store, *, at):
+    """What a host does after a crash: end what was running, then run what waits. Nothing may be left."""
+    for claim in await store.rescue(at=at):
+        await finish(store, claim, at=at)
+    run = 0
+    while ready := await store.ready(limit=100):
+        for item in ready:
+            run += 1
+            claim = await store.claim(item.session, run_id=f"r_after_{at}_{run}", at=at + 1e6)
+            assert isinstance(claim, Claim)
+            await finish(store, claim, at=at)
+    for view in await store.sessions(principal=None, limit=10_000):
+        assert view.state in ("idle", "deleted")
+        session, _ = await store.find_session(view.principal, view.key)
+        for event in await whole_log(store, session):
+            if event.kind == "message.accepted":
+                settlement = await store.settlement(session, decode_event(event).message_id)
+                assert settlement.state not in ("accepted", "taken"), "a message is stuck"
+
+
+async def finish(store, claim, *, at):
+    await store.commit_run(RunCommit(lease=claim.lease, status="interrupted", at=at, cause=Cause(kind="crash")))

@@ -1,0 +1,137 @@
+"""A load that passes every failpoint of the SQLite store, killed at each of them in a process of its own.
+
+Run as ``python crash_load.py <folder>``: for each failpoint a child is forked that runs the load on
+``<folder>/<failpoint>.db`` and notes what was answered in ``<failpoint>.answers``. Prints how each child ended.
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+from holdfast import failpoints
+from holdfast.protocol.messages import Entry
+from holdfast.protocol.stopping import Cause
+from holdfast.storage import SqliteStore
+from holdfast.storage.port import Interrupt, KeyRecord, RunCommit, Send
+
+USER = Cause(kind="user", reason="enough")
+
+
+class Load:
+    def __init__(self, path, answers):
+        self.path = path
+        self.answers = answers
+        self.at = 0.0
+
+    def note(self, key, events):
+        line = json.dumps({"key": key, "events": [[e.seq, e.kind, e.body.decode()] for e in events]})
+        os.write(self.answers, line.encode() + b"\n")
+
+    def later(self):
+        self.at += 1.0
+        return self.at
+
+    async def open(self):
+        self.store = SqliteStore(self.path)
+        await self.store.open(node_id="n", at=self.later())
+
+    async def send(self, key, message_id, *, policy="queue", room=True):
+        result = await self.store.send(
+            Send(
+                principal="p",
+                key=key,
+                agent=None,
+                default_agent="demo",
+                message_id=message_id,
+                content=message_id,
+                policy=policy,
+                at=self.later(),
+                run_id=f"r_{message_id}" if room else None,
+                idempotency_key=message_id,
+            )
+        )
+        self.note(key, result.events)
+        return result
+
+    async def commit(self, key, claim, **more):
+        done = await self.store.commit_run(
+            RunCommit(
+                lease=claim.lease,
+                status="completed",
+                at=self.later(),
+                entries=[Entry(role="user", content="x"), Entry(role="assistant", content="y")],
+                **more,
+            )
+        )
+        self.note(key, done.events)
+        return done
+
+    async def append(self, key, claim, nth):
+        done = await self.store.append(
+            claim.lease, [("text.delta", b'{"kind":"text.delta","run_id":"r","text":"t"}')] * 3, nth=nth
+        )
+        self.note(key, done.events)
+
+    async def run(self):
+        store = self.store
+        await asyncio.gather(*(self.send(f"k{n}", f"a{n}") for n in range(5)))
+        first = (await self.send("busy", "b1")).claim
+        for n in range(2, 6):
+            await self.send("busy", f"b{n}")
+        await asyncio.gather(self.append("busy", first, 1), self.append("busy", first, 2))
+        _, events = await store.withdraw("p", "busy", "b3", at=self.later())
+        self.note("busy", events)
+        hit = await store.interrupt(Interrupt(principal="p", key="busy", cause=USER, at=self.later()))
+        self.note("busy", hit.events)
+        done = await self.commit("busy", first, next_run_id="r_next")
+        await self.append("busy", done.claim, 1)
+        await self.commit("busy", done.claim)
+        ready = await store.ready(limit=10)
+        claim = await store.claim(ready[0].session, run_id="r_claimed", at=self.later())
+        self.note("busy", claim.events)
+        await self.send("busy", "b9", policy="interrupt")
+        stopped = await store.stop_session(Interrupt(principal="p", key="busy", cause=USER, at=self.later()))
+        self.note("busy", stopped.events)
+        await self.commit("busy", claim)
+        await self.send("gone", "g1", room=False)
+        gone = await store.delete_session("p", "gone", at=self.later(), cause=USER)
+        self.note("gone", gone.events)
+        await store.add_key(KeyRecord(key_id="key", principal="p", role="user", digest=b"d", created_at=1.0))
+        await store.revoke_key("key", at=2.0)
+        await self.send("kept", "c1")
+        await store.close()
+        await self.open()
+        store = self.store
+        claims = await store.rescue(at=self.later())
+        for claim in claims:
+            if claim.key == "kept":
+                again = await store.restart(claim.lease, at=self.later())
+                self.note("kept", again.events)
+                await self.append("kept", claim, 1)
+        await store.prune(events_before=0.0, tombstones_before=0.0, idempotency_before=self.later())
+        await store.close()
+
+
+async def child(folder, name):
+    answers = os.open(os.path.join(folder, f"{name}.answers"), os.O_WRONLY | os.O_CREAT)
+    load = Load(os.path.join(folder, f"{name}.db"), answers)
+    with failpoints.arm(name, error=None):
+        await load.open()
+        await load.run()
+
+
+def main(folder):
+    for name in failpoints.names():
+        if not name.startswith("sqlite."):
+            continue
+        pid = os.fork()
+        if pid == 0:
+            asyncio.run(child(folder, name))
+            os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        print(name, status, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
