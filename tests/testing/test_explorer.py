@@ -96,7 +96,7 @@ def test_the_replay_numbers_repeat_the_failing_schedule(chooser: Literal["random
     assert f"replay={first.replay}" in str(first)
 
 
-def test_asyncio_order_is_the_schedule_of_zeros() -> None:
+def test_without_choices_the_first_to_become_runnable_goes_first() -> None:
     explore(hidden_by_fifo, replay=[])
 
 
@@ -279,14 +279,21 @@ def test_callbacks_that_one_task_schedules_stay_in_order() -> None:
 
 
 def test_a_cancelled_callback_is_no_choice() -> None:
-    async def test() -> None:
-        handle = asyncio.get_running_loop().call_soon(lambda: [].pop())
-        handle.cancel()
-        await asyncio.sleep(0)
+    outcomes: list[list[int]] = []
 
-    report = explore(test, chooser="exhaustive")
-    assert report.exhausted
-    assert report.schedules == 1
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        ran: list[int] = []
+        handles = [loop.call_soon(ran.append, number) for number in range(2)]
+        loop.call_soon(ran.append, 2).cancel()
+        await asyncio.sleep(0)
+        for handle in handles:
+            handle.cancel()
+        await asyncio.sleep(0)
+        outcomes.append(ran)
+
+    assert explore(test, chooser="exhaustive").exhausted
+    assert outcomes == [[], [0], [0, 1]]
 
 
 def test_timers_of_one_instant_may_fire_in_any_order() -> None:

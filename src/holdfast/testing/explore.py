@@ -196,14 +196,17 @@ class _Outcome:
         return bool(self.kind)
 
     def failure(self, *, schedules: int = 1, label: str = "", again_with: str = "") -> ScheduleFailure:
+        replay = list(self.choices)
+        while replay and not replay[-1]:
+            replay.pop()  # after the numbers, a replay takes the first choice anyway
         origin = ""
         if label:
             origin = (
                 f"  schedule {schedules} ({label}), {self.steps} steps; to see it again: "
-                f"explore(..., {again_with}replay={show_replay(self.choices)})"
+                f"explore(..., {again_with}replay={show_replay(replay)})"
             )
         return ScheduleFailure(
-            self.kind, self.text, replay=self.choices, schedules=schedules, tasks=self.tasks, origin=origin
+            self.kind, self.text, replay=replay, schedules=schedules, tasks=self.tasks, origin=origin
         )
 
     def compared_with(self, again: _Outcome) -> _Outcome:

@@ -6,8 +6,8 @@ Invariants:
 - `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
 - `ExploredLoop` hands every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
   schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
-- Choice 0 is what asyncio would run next. Handles that one step makes runnable are ordered by the age of their actor
-  and not by the order of the calls, so that walking a set of tasks does not make two runs differ.
+- Choice 0 is whoever became runnable first, as in asyncio; but those that one step made runnable stand in the order of
+  their actors' age and not of the calls, so that walking a set of tasks does not make two runs differ.
 - A number of choices identifies a schedule: the same choices give the same schedule.
 """
 
@@ -62,10 +62,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     virtual = True
-    """Tells code that watches loops by the real clock to leave this one alone."""
-
-    simulated = True
-    """Tells the runtime that this loop has neither programs nor files to watch."""
+    """Tells the runtime not to watch this loop by the real clock, and not to look for programs that it starts."""
 
     if TYPE_CHECKING:  # what asyncio's base class has and its type stubs do not tell
         _asyncgens: set[object]
@@ -535,8 +532,10 @@ class ExploredLoop(VirtualLoop):
         step = self._runnable.pop(at)
         actor = step.actor
         actor.runnable = False
-        if actor.queue:
-            self._make_runnable(actor.queue.popleft())
+        while actor.queue and not actor.runnable:
+            following = actor.queue.popleft()
+            if not following.cancelled():
+                self._make_runnable(following)
         return step
 
     def _drop_cancelled(self) -> None:
