@@ -68,7 +68,7 @@ def test_a_lock_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_ci_calls_the_same_targets_as_a_person() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    stages = re.findall(r"^stage .* ([a-z-]+)$", script.read_text(), re.MULTILINE)
+    stages = re.findall(r"^stage ([a-z-]+)$", script.read_text(), re.MULTILINE)
     assert stages == ["env-dev", "lint", "types", "layers", "docs", "test"]
 
 
