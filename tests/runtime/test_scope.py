@@ -442,6 +442,19 @@ def test_a_scope_never_opened_stops_at_once_and_refuses_members() -> None:
     run_virtual(main())
 
 
+def test_a_stop_after_a_scope_has_ended_by_itself_says_that_nothing_was_left() -> None:
+    async def main() -> None:
+        async with Scope("run") as scope:
+            scope.spawn(asyncio.sleep(0))
+        receipt = await scope.stop("late", kind="user")
+        assert (receipt.outcome, receipt.stopped.tasks, receipt.cause.reason) == ("gone", 0, "late")
+        assert await scope.stop("later") is receipt
+        assert not scope.interrupt.triggered
+        assert scope.ended_by == "members"
+
+    run_virtual(main())
+
+
 def test_a_scope_below_an_interrupted_one_is_not_entered() -> None:
     async def main() -> None:
         scope = Scope("run", parent=None).open()

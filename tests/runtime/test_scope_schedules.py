@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.runtime import enclosure
+from holdfast.runtime.adoption import TaskAdopter
 from holdfast.runtime.enclosure import Body, Enclosure, current_place
 from holdfast.runtime.interrupt import current_interrupt
 from holdfast.runtime.owned_tasks import TaskHandle
@@ -420,6 +422,145 @@ async def scope_stop_when(scope: Scope, condition: Callable[[], object]) -> None
     await scope.stop()
 
 
+async def adopted_groups() -> None:
+    """Task groups of foreign code, each with clean-up of its own, are cancelled by their owner, and so only once."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(cast(Any, TaskAdopter(loop.get_task_factory())))
+    begun: list[int] = []
+    hits: list[int] = []
+    clean: list[int] = []
+
+    async def nested(depth: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            if depth:
+                group.create_task(nested(depth - 1))
+            begun.append(depth)
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                hits.append(depth)
+                await asyncio.sleep(0.01)
+                clean.append(depth)
+                raise
+
+    async def orphan() -> None:
+        begun.append(9)
+        await asyncio.sleep(1000)
+
+    async def library() -> None:
+        kept.append(asyncio.ensure_future(orphan()))
+        await nested(2)
+
+    kept: list[asyncio.Future[None]] = []
+    scope = Scope("run", parent=None).open()
+    scope.spawn(library())
+    await until(lambda: len(begun) == 4)
+    receipt = await scope.stop("enough", grace_s=1)
+    assert receipt.outcome == "gone"
+    assert receipt.forced == ()
+    assert sorted(hits) == sorted(clean) == [0, 1, 2]
+    assert receipt.stopped.tasks == 4
+    assert kept[0].cancelled()
+
+
+def adopted_are_told_at_once(patch: pytest.MonkeyPatch) -> None:
+    def follow_all(self: Stopping, starter: object) -> None:
+        self._tell_rest()
+
+    patch.setattr(Stopping, "_follow", follow_all)
+
+
+async def adopted_clean_up() -> None:
+    """What clean-up of foreign code starts during the grace may finish."""
+    loop = asyncio.get_running_loop()
+    loop.set_task_factory(cast(Any, TaskAdopter(loop.get_task_factory())))
+    notes: list[str] = []
+
+    async def flush(name: str) -> None:
+        await asyncio.sleep(0.01)
+        notes.append(name)
+
+    begun: list[int] = []
+
+    async def library() -> None:
+        begun.append(1)
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.gather(flush("a"), flush("b"))
+            await asyncio.wait_for(flush("c"), 1)
+
+    scope = Scope("run", parent=None).open()
+    scope.spawn(library())
+    await until(lambda: begun)
+    receipt = await scope.stop("enough", grace_s=1)
+    assert sorted(notes) == ["a", "b", "c"]
+    assert receipt.outcome == "gone"
+    assert receipt.forced == ()
+
+
+def clean_up_is_told_too(patch: pytest.MonkeyPatch) -> None:
+    attach = TaskHandle._attach
+
+    def told(self: TaskHandle[Any], task: asyncio.Task[Any]) -> None:
+        attach(self, task)
+        if self.due:
+            self._ask()
+
+    patch.setattr(TaskHandle, "_attach", told)
+
+
+async def shielded_commit() -> None:
+    """What runs in a shield is not hit; the delivery comes after it, once, whoever stops when."""
+    scope = Scope("run", parent=None).open()
+    notes: list[str] = []
+
+    async def commit() -> None:
+        try:
+            async with scope.interrupt.shield(timeout_s=1):
+                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)
+                notes.append("committed")
+            await asyncio.sleep(1000)
+        finally:
+            notes.append("told")
+            await asyncio.sleep(0.01)
+            notes.append("clean")
+
+    handle = scope.spawn(commit())
+    await asyncio.sleep(0)
+    receipt = await scope.stop("enough", grace_s=1)
+    assert receipt.forced == ()
+    assert notes in ([], ["committed", "told", "clean"])
+    assert handle.done()
+
+
+def shields_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(enclosure, "shielded_by", lambda task, context: None)
+
+
+async def close_when_done() -> None:
+    """Whoever asks to be told when a scope is closed is told once, with its last values, however it ends."""
+    scope = Scope("run", parent=None).open()
+    told: list[bool] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0.001)
+
+    scope.spawn(work())
+    scope.close_when_done(lambda: told.append(scope.closed))
+
+    async def stopper() -> None:
+        await asyncio.sleep(0.001)
+        await scope.stop("enough")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(stopper())
+    await until(lambda: told)
+    await asyncio.sleep(0.01)
+    assert told == [True]
+
+
 async def no_context_leaks() -> None:
     """Scope and interrupt are current inside, and nowhere else."""
     assert current_scope() is None
@@ -505,6 +646,10 @@ ALL: list[tuple[Scenario, Fault | None]] = [
     (foreign_cancel, nothing_is_taken_back),
     (balanced, nothing_is_taken_back),
     (task_groups, None),
+    (adopted_groups, adopted_are_told_at_once),
+    (adopted_clean_up, clean_up_is_told_too),
+    (shielded_commit, shields_are_ignored),
+    (close_when_done, None),
     (no_context_leaks, stays_current),
     (stop_from_inside, waits_for_itself),
 ]

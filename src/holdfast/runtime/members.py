@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
+from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Abandoned, Cause
 from holdfast.runtime.enclosure import Enclosure
@@ -177,7 +178,7 @@ class Handle(Enclosure, Generic[T]):
         """The error of a member that ended without a result."""
         own = self._interrupt
         cause = (own.cause if own is not None else None) or self.scope.interrupt.cause
-        return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=time.time()))
+        return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now()))
 
     def _ask(self) -> None:
         """The scope was interrupted: tell the member."""

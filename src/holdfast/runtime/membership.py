@@ -117,6 +117,7 @@ class Membership:
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._body: Body | None = None
         self._leaving = False
+        self._over = False
         self._failed = False
         self._ended_by_itself = False
         self._on_closed: Callable[[], object] | None = None
@@ -358,6 +359,7 @@ class Membership:
         stopping, self._stopping = self._stopping, None
         if stopping is not None:
             self.receipt = stopping.receipt
+        self._over = True
         if self._registration is not None:
             self._registration.close()
             self._registration = None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
+from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.carried import Entered
@@ -236,7 +237,7 @@ class Scope(Membership):
             self._stop_here(self.grace_s, self.kill_after_s)
         else:
             self._look()
-        while self._state != "closed":
+        while not self._over:
             try:
                 await self._until_closed()
             except asyncio.CancelledError as error:
@@ -249,7 +250,7 @@ class Scope(Membership):
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[future] = None
         try:
-            if self._state != "closed":
+            if not self._over:
                 await future
         finally:
             self._waiters.pop(future, None)
@@ -280,6 +281,8 @@ class Scope(Membership):
             Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
                 receipt later.
         """
+        if self._over:
+            return self._late_receipt(reason, kind, cause)
         self.interrupt.trigger(reason, kind=kind, cause=cause)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
@@ -290,10 +293,18 @@ class Scope(Membership):
             self._on_loop(self._stop_here, grace, kill_after)
             self.interrupt.check()
         self._on_loop(self._stop_here, grace, kill_after)
-        while self._state != "closed":
+        while not self._over:
             await self._until_closed()
-        assert self.receipt is not None
-        return self.receipt
+        return self._late_receipt(reason, kind, cause)
+
+    def _late_receipt(self, reason: str, kind: CauseKind, cause: Cause | None) -> StopReceipt:
+        """The receipt of a closed scope; where it had ended by itself, one that says that nothing was left to stop."""
+        with self._gate:
+            if self.receipt is None:
+                why = self.interrupt.cause or cause
+                why = why or Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now())
+                self.receipt = StopReceipt(scope=self.name, cause=why)
+            return self.receipt
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
         """Begin what `stop` does, without waiting for it. From any thread, also from inside; see `close_when_done`."""

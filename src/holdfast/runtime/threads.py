@@ -10,7 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import os
 import sys
 import threading
 import traceback
@@ -274,7 +276,9 @@ class ThreadPool:
             self._threads -= 1
             self._abandoned[call.owner] += 1
             self._abandoned_total += 1
-            self._staff()
+            # When no thread can be started now, the calls that wait are taken by the next thread that is free.
+            with contextlib.suppress(RuntimeError):
+                self._staff()
             return True
 
     def abandoned(self, owner: str | None = None) -> int:
@@ -317,3 +321,12 @@ def shared_threads() -> ThreadPool:
         if _shared is None:
             _shared = ThreadPool(name="holdfast-shared")
         return _shared
+
+
+def _forget_threads_after_fork() -> None:
+    global _shared, _shared_lock
+    _shared, _shared_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_threads_after_fork)
