@@ -92,6 +92,8 @@ class Session:
         host = self._host
         if not isinstance(content, str):
             raise InvalidRequest("a message's content is text (str)")
+        if "\0" in content or "\0" in (idempotency_key or ""):
+            raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the content and the key")
         body_hash = b""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:

@@ -33,6 +33,7 @@ from holdfast.server.exchange import (
     encode,
     error_answer,
     send_answer,
+    send_refusal,
 )
 from holdfast.server.limits import RateLimit
 from holdfast.server.native import TABLE, Native
@@ -168,7 +169,10 @@ class App:
             _log.exception("%s %s failed", scope["method"], scope["path"])
             answer = error_answer(InternalError())
         self.answers[answer.status] += 1
-        await send_answer(send, answer, extra=extra)
+        if answer.status == 413:
+            await send_refusal(receive, send, answer, extra=extra)
+        else:
+            await send_answer(send, answer, extra=extra)
 
     def _find(self, raw_path: bytes) -> tuple[Mapping[str, Operation], dict[str, str]]:
         """The operations at an address and the values in it. Raises `UnknownRoute`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
@@ -17,7 +18,19 @@ import msgspec
 from holdfast.errors import BodyTooLarge, HoldfastError, InvalidRequest, MalformedBody, UnsupportedMediaType
 from holdfast.settings import Settings
 
-__all__ = ["Answer", "Caller", "Exchange", "Receive", "Role", "Scope", "Send", "encode", "error_answer", "send_answer"]
+__all__ = [
+    "Answer",
+    "Caller",
+    "Exchange",
+    "Receive",
+    "Role",
+    "Scope",
+    "Send",
+    "encode",
+    "error_answer",
+    "send_answer",
+    "send_refusal",
+]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -28,6 +41,7 @@ T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 """A value as JSON."""
 
+_LINGER_S = 1.0
 _JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-type", b"application/json"),
     (b"cache-control", b"no-store"),
@@ -226,19 +240,28 @@ def error_answer(error: HoldfastError) -> Answer:
 
 
 async def send_answer(send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-    """Write a whole response. A refused body closes the connection, so that its rest is not read."""
-    closing = ((b"connection", b"close"),) if answer.status == 413 else ()
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.status,
-            "headers": [
-                *_JSON_HEADERS,
-                (b"content-length", str(len(answer.body)).encode()),
-                *answer.headers,
-                *extra,
-                *closing,
-            ],
-        }
-    )
+    """Write a whole response."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer, extra)})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+async def send_refusal(
+    receive: Receive, send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()
+) -> None:
+    """Write a whole response to a request whose body is still coming, and close the connection.
+
+    What comes within a moment is read and dropped: closing at once would reset the connection, and the client would
+    never see the answer.
+    """
+    headers = [*_headers(answer, extra), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while (await receive()).get("more_body"):
+                pass
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _headers(answer: Answer, extra: tuple[tuple[bytes, bytes], ...]) -> list[tuple[bytes, bytes]]:
+    return [*_JSON_HEADERS, (b"content-length", str(len(answer.body)).encode()), *answer.headers, *extra]
