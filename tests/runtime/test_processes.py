@@ -70,6 +70,8 @@ def ended(pid: int) -> bool:
 def test_nothing_of_a_hostile_tree_outlives_its_kill(host: ProcessHost, token: str, role: str) -> None:
     async def body() -> None:
         process = await host.spawn(program(role, token))
+        if role == "leaves-strays":
+            await process.wait()
         await_condition(lambda: len(living(token)) >= ROLES[role], f"{role} has started its processes")
         result = await process.kill_tree()
         assert living(token) == []

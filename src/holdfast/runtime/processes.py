@@ -63,6 +63,7 @@ _KILL_BOUND_S = 2.0
 _ESCALATE_S = 0.5
 _INLINE_BYTES = 32768
 _START_S = 30.0
+_TICK_S = 1.0
 _BOOT = """\
 import sys, types
 for name, path in (("holdfast", {top!r}), ("holdfast.runtime", {runtime!r})):
@@ -313,6 +314,34 @@ class _Tree:
             procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
 
 
+class _Killer:
+    """A fork of the zygote that kills foreign trees once and answers."""
+
+    def __init__(self, link: _ZygoteLink, packet: bytes) -> None:
+        self.answer: _Once[TreeResult] = _Once()
+        self.ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._link = link
+        self._packet = packet
+
+    def submit(self) -> bool:
+        """Ask the zygote; False when it has too many requests already."""
+        try:
+            sent = self._link.request(self._packet, [self._theirs.fileno()])
+        except BrokenPipeError:  # the zygote was killed: the end of our socket is the answer
+            sent = True
+        if sent:
+            self._theirs.close()
+        return sent
+
+    def read(self) -> TreeResult:
+        data = self.ours.recv(1 << 20)
+        self.ours.close()
+        if not data:
+            return TreeResult(proven=False)
+        _, killed, survivors = marshal.loads(data)
+        return TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors)
+
+
 class _ZygoteLink:
     """The host's side of the zygote."""
 
@@ -331,7 +360,7 @@ class _ZygoteLink:
                     "-c",
                     _BOOT.format(top=os.path.dirname(runtime), runtime=runtime),
                 ],
-                os.environ,
+                {**os.environb, procfs.HOST_MARKER: host_marker()},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
@@ -400,6 +429,8 @@ class ProcessHost:
         self._trees: dict[int, _Tree] = {}
         self._poll: select.epoll | None = None
         self._live: set[_Held] = set()
+        self._watched: dict[int, Callable[[], object]] = {}
+        self._tick: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
         self._started = 0
@@ -455,7 +486,11 @@ class ProcessHost:
 
     def _listen(self, poll: select.epoll) -> None:
         while not (self._closing and not self._links and not self._trees):
-            for fd, _ in poll.poll():
+            for fd, _ in poll.poll(None if self._tick is None else _TICK_S):
+                watcher = self._watched.get(fd)
+                if watcher is not None:
+                    watcher()
+                    continue
                 tree = self._trees.get(fd)
                 if tree is not None:
                     self._hear_reaper(fd, tree)
@@ -463,7 +498,48 @@ class ProcessHost:
                 link = self._links.get(fd)
                 if link is not None:
                     self._hear_zygote(fd, link)
+            if self._tick is not None:
+                self._tick()
         poll.close()
+
+    def _watch(self, fd: int, watcher: Callable[[], object]) -> None:
+        """Have ``watcher`` called in the reading thread whenever ``fd`` is readable."""
+        self._link()
+        assert self._poll is not None
+        self._watched[fd] = watcher
+        self._poll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        """No more; before ``fd`` is closed."""
+        if self._watched.pop(fd, None) is not None and self._poll is not None and not self._poll.closed:
+            with contextlib.suppress(OSError):  # a fork or a close came between
+                self._poll.unregister(fd)
+
+    def _set_tick(self, tick: Callable[[], object] | None) -> None:
+        """Have ``tick`` called about once a second in the reading thread, and after whatever else it does."""
+        self._tick = tick
+        wakeup = os.eventfd(1)
+
+        def wake() -> None:
+            self._unwatch(wakeup)
+            os.close(wakeup)
+
+        self._watch(wakeup, wake)
+
+    def _send_killer(self, tags: list[int], roots: list[tuple[int, int]], bound_s: float) -> _Killer:
+        """Prepare a fork of the zygote that kills what foreign code started in these scopes."""
+        link = self._link()
+        killer = _Killer(link, marshal.dumps(("kill", (os.getpid(), tags, roots, bound_s))))
+
+        def hear() -> None:
+            self._unwatch(killer.ours.fileno())
+            result = killer.read()
+            self._killed += len(result.killed)
+            self._survivors += len(result.survivors)
+            killer.answer.set(result)
+
+        self._watch(killer.ours.fileno(), hear)
+        return killer
 
     def _hear_reaper(self, fd: int, tree: _Tree) -> None:
         control = tree.control
@@ -752,10 +828,6 @@ class Process:
 
     async def wait_gone(self) -> TreeResult:
         """What became of the tree, once nothing of it is left. Strays of the program may keep it for long."""
-        return await self._held.gone.wait()
-
-    async def wait_gone(self) -> TreeResult:
-        """As `kill_tree`, but without killing: wait until nothing of the tree is left, strays included."""
         return await self._held.gone.wait()
 
     def signal(self, signum: int) -> None:

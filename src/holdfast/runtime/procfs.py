@@ -23,12 +23,14 @@ __all__ = [
     "ProcessStat",
     "all_pids",
     "children",
+    "children_once",
     "command",
     "descendants",
     "environment_value",
     "pidfd_open",
     "pidfd_signal",
     "read_stat",
+    "read_text",
     "same_process",
     "start_time",
     "strike",
@@ -41,6 +43,7 @@ HOST_MARKER = b"HOLDFAST_HOST"
 SCOPE_MARKER = b"HOLDFAST_SCOPE"
 """Environment name whose value is the token of the scope that a process was started in."""
 
+_READINGS = 5
 _PIDFD_OPEN = 434
 _PIDFD_SEND_SIGNAL = 424
 
@@ -64,7 +67,8 @@ class ProcessStat:
         return self.state in "ZX"
 
 
-def _read(path: str) -> bytes | None:
+def read_text(path: str) -> bytes | None:
+    """The whole of a file of ``/proc``; None when the process is gone or we may not look."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -82,7 +86,7 @@ def _read(path: str) -> bytes | None:
 
 def read_stat(pid: int) -> ProcessStat | None:
     """What the kernel says about ``pid`` now; None when there is no such process (any more)."""
-    line = _read(f"/proc/{pid}/stat")
+    line = read_text(f"/proc/{pid}/stat")
     if not line:
         return None
     fields = line[line.rindex(b")") + 2 :].split()  # the name before may hold spaces and brackets
@@ -112,11 +116,8 @@ def _supports_children() -> bool:
 _children_listed: bool | None = None
 
 
-def children(pid: int) -> list[int]:
-    """The pids of the children of ``pid``, zombies included; empty when it is gone.
-
-    A child that is being reparented at this very moment may be missing: callers go on until nothing changes.
-    """
+def children_once(pid: int) -> list[int]:
+    """The children of ``pid`` as one reading shows them; a child is skipped when its neighbour ends meanwhile."""
     global _children_listed
     if _children_listed is None:
         _children_listed = _supports_children()
@@ -128,10 +129,28 @@ def children(pid: int) -> list[int]:
     except OSError:
         return found
     for thread in threads:
-        listed = _read(f"/proc/{pid}/task/{thread}/children")
+        listed = read_text(f"/proc/{pid}/task/{thread}/children")
         if listed:
             found.extend(map(int, listed.split()))
     return found
+
+
+def children(pid: int) -> list[int]:
+    """The pids of the children of ``pid``, zombies included; empty when it is gone.
+
+    Complete for who was its child all the time of the call: who is skipped in one reading because a neighbour ended is
+    missing with that neighbour listed, so the next reading differs; two equal ones skip nobody. When they keep
+    differing, all that was seen is given.
+    """
+    before = children_once(pid)
+    seen = dict.fromkeys(before)
+    for _ in range(_READINGS):
+        now = children_once(pid)
+        if now == before:
+            return now
+        seen.update(dict.fromkeys(now))
+        before = now
+    return list(seen)
 
 
 def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]:
@@ -156,7 +175,7 @@ def environment_value(pid: int, name: bytes) -> bytes | None:
 
     None when it has none, is gone, is a zombie, or belongs to another user.
     """
-    block = _read(f"/proc/{pid}/environ")
+    block = read_text(f"/proc/{pid}/environ")
     if not block:
         return None
     prefix = name + b"="
@@ -168,8 +187,8 @@ def environment_value(pid: int, name: bytes) -> bytes | None:
 
 def command(pid: int) -> str:
     """The command line of ``pid`` for people to read, at most 80 characters; its bare name for a zombie."""
-    line = _read(f"/proc/{pid}/cmdline") or _read(f"/proc/{pid}/comm") or b"?"
-    return line.replace(b"\0", b" ").decode("utf-8", "replace").strip()[:80]
+    line = read_text(f"/proc/{pid}/cmdline") or read_text(f"/proc/{pid}/comm") or b"?"
+    return " ".join(line.replace(b"\0", b" ").decode("utf-8", "replace").split())[:80]
 
 
 _syscall: Callable[..., int] | None = None

@@ -271,14 +271,14 @@ class Reaper:
         if again:
             self._restrike_at = now + self._restrike_s
             self._restrike_s = min(self._restrike_s * 1.5, _RESTRIKE_LIMIT_S)
-        frontier = procfs.children(os.getpid())
+        frontier = procfs.children_once(os.getpid())
         seen = set(frontier)
         while frontier:
             below: list[int] = []
             for pid in frontier:
                 if pid in self._struck and not again:
                     continue
-                kids = procfs.children(pid)  # before it dies: then they are no longer listed under it
+                kids = procfs.children_once(pid)  # before it dies: then they are no longer listed under it
                 if self._strike(pid, signal.SIGKILL) and pid not in self._struck:
                     self._struck.add(pid)
                     self._killed.append(pid)

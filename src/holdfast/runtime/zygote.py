@@ -7,12 +7,12 @@ millisecond and little memory, and no lock of the host's threads is ever inherit
 - It holds no descriptor of any program and no control socket of any reaper.
 - A reaper that somebody stops is continued at once.
 - When the host ends, or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
+  When the host ended, what foreign code started in its scopes is killed too.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
-``("kill", spec)`` with a control socket (see `holdfast.runtime.foreign`); ``spec`` is None when it was too long and
-follows as one more descriptor. ``("watch", pid, started)`` and ``("forget", pid)`` name foreign roots that must not
-outlive the host. Answers: ``("ready", pid)`` once, ``("lost", reaper pid, killed, survivors)`` for a reaper that
-was killed, after its orphans are dead.
+``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.foreign.kill` and answers ``("done", killed,
+survivors)`` there. ``spec`` is None when it was too long and follows as one more descriptor. Answers: ``("ready",
+pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after its orphans are dead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import select
 import signal
 import time
 
-from holdfast.runtime import procfs
+from holdfast.runtime import foreign, procfs
 from holdfast.runtime.reaper import IGNORED_SIGNALS, Reaper, Wakeup, become_subreaper, name_process, send
 
 TYPE_CHECKING = False
@@ -38,6 +38,7 @@ __all__ = ["Zygote", "main"]
 
 _PACKET_BYTES = 65536
 _MAX_FDS = 8
+_CLEAR_UP_S = 10.0
 _STRAY_BOUND_S = 2.0
 _STRAY_PAUSE_S = 0.005
 
@@ -48,11 +49,13 @@ class Zygote:
     Parameters:
         requests: the socket to the host.
         host: a pidfd of the host process.
+        identity: pid and start time of the host process.
     """
 
-    def __init__(self, requests: _socket.socket, host: int) -> None:
+    def __init__(self, requests: _socket.socket, host: int, identity: tuple[int, int]) -> None:
         self._requests = requests
         self._host = host
+        self._identity = identity
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._wakeup = Wakeup()
         self._forked: set[int] = set()
@@ -83,18 +86,28 @@ class Zygote:
                     self._host_lost = True
             if self._host_lost:
                 break
-            strays = self._tend()
+            strays = bool(self._tend())
         poll.unregister(self._requests.fileno())
         poll.unregister(self._host)
         self._requests.close()
+        self._clear_up()
         pause_s = _STRAY_PAUSE_S
-        while True:
-            self._tend()
-            if not procfs.children(os.getpid()):
-                return
+        while self._tend() is not None:
             poll.poll(pause_s * 1000)
             self._wakeup.clear()
             pause_s = min(pause_s * 2, 1.0)
+
+    def _clear_up(self) -> None:
+        """In a fork, so that strays are not kept waiting: end what foreign code started, if the host has ended."""
+        if procfs.same_process(*self._identity):
+            return
+        pid = os.fork()
+        if pid == 0:
+            try:
+                foreign.end_host(*self._identity, _CLEAR_UP_S)
+            finally:
+                os._exit(0)
+        self._forked.add(pid)
 
     def _serve(self) -> bool:
         try:
@@ -132,17 +145,27 @@ class Zygote:
         self._requests.close()
         os.close(self._wakeup.fd)
         control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
-        argv, environment, directory = marshal.loads(_read_all(fds.pop())) if spec is None else spec
+        if spec is None:
+            spec = tuple(marshal.loads(_read_all(fds.pop())))
+        if kind == "kill":
+            host, tags, roots, bound_s = spec
+            killed, survivors = foreign.kill(host, (os.getppid(),), tags, roots, bound_s)
+            send(control, ("done", killed, survivors))
+            os._exit(0)
+        argv, environment, directory = spec
         Reaper(control, self._host, self._libc).run(argv, environment, directory, fds)
         os._exit(0)
 
-    def _tend(self) -> bool:
-        """Read who ended, continue who was stopped, kill orphans of killed reapers; True while any are left."""
+    def _tend(self) -> bool | None:
+        """Read who ended, continue who was stopped, kill orphans of killed reapers; True while any are left, None
+        when there is no child at all."""
         now = time.monotonic()
+        childless = False
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
             except ChildProcessError:
+                childless = True
                 break
             if pid == 0:
                 break
@@ -163,7 +186,7 @@ class Zygote:
                 send(self._requests, ("lost", reaper, self._stray_kills, strays))
                 if not strays:
                     self._stray_kills = []
-        return bool(strays)
+        return None if childless else bool(strays)
 
 
 def _read_all(fd: int) -> bytes:
@@ -181,4 +204,6 @@ def main(requests: int, host: int) -> None:
     os.chdir("/")
     os.set_inheritable(requests, False)
     os.set_inheritable(host, False)
-    Zygote(_socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, requests), host).run()
+    pid, _, started = os.environb[procfs.HOST_MARKER].partition(b".")
+    control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, requests)
+    Zygote(control, host, (int(pid), int(started))).run()

@@ -1,0 +1,409 @@
+"""Programs that foreign code starts in a scope end with the scope, and their starters still learn how."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.runtime import adoption_processes, foreign, processes, procfs
+from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees, kill_trees_blocking
+from holdfast.runtime.processes import ProcessHost, TreeResult
+from tests.runtime.processes_zoo import ROLES, await_condition, living, program
+
+pytestmark = pytest.mark.skipif(not procfs.supported(), reason="foreign trees are adopted only on Linux")
+
+
+class Place:
+    """Stands for a scope: keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.members: list[ForeignProcess] = []
+        self.open = True
+
+    def adopt_process(self, process: ForeignProcess) -> bool:
+        if self.open:
+            self.members.append(process)
+        return self.open
+
+    async def kill(self) -> TreeResult:
+        return await kill_trees([member for member in self.members if not member.ended], bound_s=10)
+
+
+here: contextvars.ContextVar[Place | None] = contextvars.ContextVar("here", default=None)
+
+
+@contextlib.contextmanager
+def inside(place: Place) -> Iterator[Place]:
+    token = here.set(place)
+    try:
+        yield place
+    finally:
+        here.reset(token)
+
+
+@pytest.fixture
+def token() -> Iterator[str]:
+    word = f"zoo-{uuid.uuid4().hex}"
+    yield word
+    for pid in living(word):  # only after a failure
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def start(token: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts programs; what the test has not waited for is waited for after it."""
+    all_started: list[subprocess.Popen[bytes]] = []
+
+    def started(*words: str) -> subprocess.Popen[bytes]:
+        all_started.append(subprocess.Popen(words))
+        return all_started[-1]
+
+    yield started
+    for one in all_started:
+        one.kill()
+        one.wait(10)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[ProcessHost]:
+    with contextlib.suppress(ImportError):
+        importlib.import_module("uvloop")  # before install(), as a program that runs on it does
+    made = ProcessHost()
+    with install(here.get, made):
+        yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def installed(host: ProcessHost) -> None:
+    """Adoption is on in every test."""
+
+
+async def bounded(body: Callable[[], Awaitable[None]]) -> None:
+    async with asyncio.timeout(30):
+        await body()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(bounded(body))
+
+
+def zombies() -> list[int]:
+    return [pid for pid in procfs.children(os.getpid()) if (stat := procfs.read_stat(pid)) is not None and stat.dead]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nothing_of_a_foreign_tree_outlives_its_kill(
+    token: str, start: Callable[..., subprocess.Popen[bytes]], role: str
+) -> None:
+    async def body() -> None:
+        with inside(Place()) as place:
+            started = start(*program(role, token))
+        await_condition(lambda: len(living(token)) >= ROLES[role], f"{role} has started its processes")
+        await_condition(lambda: role != "leaves-strays" or place.members[0].ended, "its end was seen")
+        result = await place.kill()
+        assert living(token) == []
+        assert result.outcome == "gone"
+        assert started.wait(10) == (7 if role == "leaves-strays" else -signal.SIGKILL)
+        await_condition(lambda: zombies() == [], "orphans were waited for")
+
+    run(body)
+
+
+def by_popen(words: list[str]) -> Callable[[], int]:
+    return functools.partial(subprocess.Popen(words).wait, 10)
+
+
+def by_posix_spawn(words: list[str]) -> Callable[[], int]:
+    pid = os.posix_spawn(words[0], words, os.environ)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def by_fork(words: list[str]) -> Callable[[], int]:
+    pid = os.fork()
+    if pid == 0:
+        os.execv(words[0], words)
+    return lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def by_multiprocessing(method: str, words: list[str]) -> Callable[[], int]:
+    process = multiprocessing.get_context(method).Process(target=subprocess.call, args=(words,))
+    process.start()
+
+    def wait() -> int:
+        process.join(10)
+        assert process.exitcode is not None
+        return process.exitcode
+
+    return wait
+
+
+WAYS: dict[str, Callable[[list[str]], Callable[[], int]]] = {
+    "popen": by_popen,
+    "posix-spawn": by_posix_spawn,
+    "fork": by_fork,
+    "multiprocessing-fork": functools.partial(by_multiprocessing, "fork"),
+    "multiprocessing-spawn": functools.partial(by_multiprocessing, "spawn"),
+    "multiprocessing-forkserver": functools.partial(by_multiprocessing, "forkserver"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_however_a_program_is_started_it_dies_with_its_scope_and_its_starter_learns_how(token: str, way: str) -> None:
+    with inside(Place()) as place:
+        role = "new-session" if way == "multiprocessing-forkserver" else "wiped-environment"  # see install()
+        wait = WAYS[way](program(role, token))
+    await_condition(lambda: len(living(token)) >= 2, "the tree stands")
+    result = kill_trees_blocking(place.members)
+    assert result.outcome == "gone"
+    assert wait() == -signal.SIGKILL
+    assert living(token) == []
+
+
+@pytest.mark.parametrize("way", ["exec", "shell"])
+@pytest.mark.parametrize("watcher", ["default", "threaded", "pidfd", "uvloop"])
+def test_asyncio_programs_die_with_their_scope_and_their_watcher_learns_how(token: str, way: str, watcher: str) -> None:
+    async def body() -> None:
+        with inside(Place()) as place:
+            words = program("double-fork", token)
+            if way == "exec":
+                started = await asyncio.create_subprocess_exec(*words)
+            else:
+                started = await asyncio.create_subprocess_shell("exec sleep 1000")
+        assert [member.pid for member in place.members] == [started.pid]
+        if way == "exec":
+            await_condition(lambda: len(living(token)) == 2, "the tree stands")
+        result = await place.kill()
+        assert result.outcome == "gone"
+        assert await started.wait() == -signal.SIGKILL
+        assert living(token) == []
+
+    if watcher == "uvloop":
+        pytest.importorskip("uvloop").run(bounded(body))
+        return
+    if watcher != "default":
+        name = {"threaded": "ThreadedChildWatcher", "pidfd": "PidfdChildWatcher"}[watcher]
+        if sys.version_info >= (3, 12):
+            pytest.skip("watchers cannot be chosen any more")
+        asyncio.set_child_watcher(getattr(asyncio, name)())
+    try:
+        run(body)
+    finally:
+        if watcher != "default":
+            asyncio.set_child_watcher(asyncio.ThreadedChildWatcher())
+
+
+def test_scopes_and_what_is_outside_of_them_do_not_disturb_each_other(
+    token: str, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    async def body() -> None:
+        outside = start(*program("double-fork", f"{token}-outside"))
+        with inside(Place()) as first:
+            start(*program("wiped-environment", f"{token}-1"))
+        with inside(Place()) as second:
+            start(*program("wiped-environment", f"{token}-2"))
+        names = [f"{token}-1", f"{token}-2", f"{token}-outside"]
+        await_condition(lambda: all(len(living(name)) == 2 for name in names), "all trees stand")
+        assert len((await first.kill()).killed) == 2
+        assert [len(living(name)) for name in names] == [0, 2, 2]
+        await second.kill()
+        assert [len(living(name)) for name in names] == [0, 0, 2]
+        outside.kill()
+        outside.wait(10)
+        for pid in living(f"{token}-outside"):
+            os.kill(pid, signal.SIGKILL)
+
+    run(body)
+
+
+def test_strays_of_a_program_that_ended_become_members_before_its_end_is_told(
+    token: str, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    async def body() -> None:
+        with inside(Place()) as place:
+            started = start(*program("leaves-strays", token))
+        assert await asyncio.to_thread(started.wait, 10) == 7
+        await place.members[0].wait_ended()
+        assert set(living(token)) <= {member.pid for member in place.members[1:]}
+        assert len(place.members) >= 3
+        await place.kill()
+        assert living(token) == []
+
+    run(body)
+
+
+def test_a_start_after_the_scope_closed_is_killed_at_once(
+    token: str, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    place = Place()
+    place.open = False
+    with inside(place):
+        started = start(*program("double-fork", token))
+    assert started.wait(10) == -signal.SIGKILL
+
+
+def test_exit_statuses_of_short_programs_are_never_taken_from_their_starters() -> None:
+    wrong: list[int] = []
+
+    def start_many(place: Place | None) -> None:
+        token = here.set(place)
+        for number in range(40):
+            if (got := subprocess.run(["sh", "-c", f"exit {number}"], timeout=10).returncode) != number:
+                wrong.append(got)
+        here.reset(token)
+
+    stop = threading.Event()
+
+    def bury() -> None:
+        adoption = adoption_processes._adoption
+        assert adoption is not None
+        while not stop.is_set():
+            adoption._tick_at = 0.0
+            adoption._busy = True
+            adoption.tick()
+
+    threads = [threading.Thread(target=start_many, args=(place,)) for place in (None, Place(), Place())]
+    burier = threading.Thread(target=bury)
+    for thread in (*threads, burier):
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stop.set()
+    burier.join(10)
+    assert wrong == []
+
+
+def test_what_cannot_be_attributed_is_named_and_makes_the_outcome_unknown(
+    token: str, start: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    async def body() -> None:
+        with inside(Place()) as place:
+            start(*program("ignores-term", f"{token}-tree"))
+        outside = start("sh", "-c", 'setsid "$@" & exit 0', "sh", *program("ignores-term", token))
+        outside.wait(10)
+        await_condition(lambda: len(living(token)) == len(living(f"{token}-tree")) == 1, "both live")
+        await_condition(
+            lambda: living(token)[0] in procfs.children(os.getpid()), "the one that belongs to nobody came home"
+        )
+        (lost,) = living(token)
+        result = await place.kill()
+        assert result.outcome == "unknown"
+        assert any(entry.startswith(f"{lost} ") for entry in result.unattributed)
+        assert living(f"{token}-tree") == []
+        os.kill(lost, signal.SIGKILL)
+
+    run(body)
+
+
+def test_the_shared_parts_of_multiprocessing_belong_to_no_scope() -> None:
+    from multiprocessing import resource_tracker
+
+    with inside(Place()) as place:
+        resource_tracker.ensure_running()
+        multiprocessing.get_context("forkserver")
+        from multiprocessing import forkserver
+
+        forkserver.ensure_running()
+    assert place.members == []
+
+
+def test_adoption_leaves_no_descriptor(host: ProcessHost) -> None:
+    with inside(Place()) as place:
+        for _ in range(20):
+            subprocess.run(["true"], timeout=10)
+    await_condition(lambda: all(member.ended for member in place.members), "all ends were seen")
+    assert len(place.members) == 20
+    await_condition(lambda: not host._watched, "nothing is watched any more")
+    adoption = adoption_processes._adoption
+    assert adoption is not None
+    assert not adoption._families
+    assert not adoption._by_tag
+
+
+def test_restoring_takes_the_wrappers_off() -> None:
+    script = (
+        "import os, subprocess, resource\n"
+        "from holdfast.runtime import adoption_processes, processes\n"
+        "before = (os.fork, os.posix_spawn, subprocess._fork_exec, resource.getrlimit(10))\n"
+        "with adoption_processes.install(lambda: None):\n"
+        "    assert os.fork is not before[0]\n"
+        "    try:\n"
+        "        adoption_processes.install(lambda: None)\n"
+        "    except RuntimeError as error:\n"
+        "        assert 'restore' in str(error)\n"
+        "assert before == (os.fork, os.posix_spawn, subprocess._fork_exec, resource.getrlimit(10))\n"
+        "processes.process_host().close()\n"
+    )
+    root = Path(processes.__file__).parents[2]
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=30, env={**os.environ, "PYTHONPATH": str(root)})
+
+
+# -- when the host dies
+
+_HOST = """
+import asyncio, contextvars, os, subprocess, sys
+from holdfast.runtime.adoption_processes import install
+from tests.runtime.processes_zoo import ROLES, program
+
+class Place:
+    def adopt_process(self, process):
+        return True
+
+place = Place()
+restorer = install(lambda: place)
+for role in ROLES:
+    subprocess.Popen(program(role, sys.argv[1]))
+restorer.restore()
+subprocess.Popen(program("ignores-term", sys.argv[1] + "-outside"))
+print("up", flush=True)
+import time
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_foreign_trees_of_scopes_do_not_outlive_the_host_and_others_do(token: str, end: signal.Signals) -> None:
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        [sys.executable, "-c", _HOST, token],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": f"{root}:{Path(processes.__file__).parents[2]}"},
+    ) as started:
+        try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"up\n"
+            await_condition(lambda: len(living(token)) >= sum(ROLES.values()), "all trees stand")
+        finally:
+            started.send_signal(end)
+    try:
+        await_condition(lambda: living(token) == [], "the trees are gone")
+        assert len(living(f"{token}-outside")) == 1
+    finally:
+        for pid in living(f"{token}-outside"):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_tag_says_whose_it_is() -> None:
+    tag = foreign.make_tag(4_194_303, 123_456_789, 65_535)
+    assert foreign.host_of_tag(tag) == (4_194_303, 123_456_789 & 0xFFFFF)
+    assert foreign.scope_of_tag(tag) == 65_535
+    assert tag < 1 << 63
+    assert foreign.host_of_tag(12345) is None
