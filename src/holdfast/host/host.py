@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from holdfast.host.session import Session
 from holdfast.host.settlements import Settlements
 from holdfast.host.statistics import DrainReport, HostStatistics, Incident, Incidents, Recovery
 from holdfast.host.tree import scope_nodes
+from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Message, SessionView, Settlement, TreeNode
@@ -88,13 +88,12 @@ class Host:
         self.context: contextvars.Context
         self.scope: Scope
         self.dispatch = Dispatch(self)
+        self.upkeep = Upkeep(self)
         self._adoption: Restorer
         self._pools: dict[str, ThreadPool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._idle: deque[SessionActor] = deque()
         self._all_ended: asyncio.Future[None] | None = None
         self._drain: asyncio.Task[DrainReport] | None = None
-        self._sweep: asyncio.TimerHandle | None = None
         self._watch: LoopWatch | None = None
         self._closed = False
 
@@ -115,11 +114,11 @@ class Host:
         self.scope = Scope(
             "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
         ).open()
-        self._arm_sweep()
         if self.settings.loop_block_s and not getattr(self.loop, "virtual", False):
             self._watch = LoopWatch(self.loop, limit_s=self.settings.loop_block_s, report=self._loop_blocked)
             self._watch.start()
-        self.recovered = await self._task(recover(self), "recovery")
+        self.recovered = await self.start_task(recover(self), "recovery")
+        self.upkeep.start()
 
     async def __aenter__(self) -> Host:
         await self.start()
@@ -138,7 +137,7 @@ class Host:
         """
         if self._drain is None:
             seconds = self.settings.drain_s if deadline_s is None else deadline_s
-            self._drain = self._task(self._draining(seconds), "drain")
+            self._drain = self.start_task(self._draining(seconds), "drain")
         return await asyncio.shield(self._drain)
 
     async def close(self) -> None:
@@ -151,8 +150,7 @@ class Host:
         finally:
             self.close_streams()
             self.settlements.close()
-            if self._sweep is not None:
-                self._sweep.cancel()
+            self.upkeep.close()
             if self._watch is not None:
                 self._watch.close()
             await self.scope.stop("the host closes", kind="shutdown")
@@ -178,7 +176,7 @@ class Host:
         parked = tuple(run.run_id for run in left if run.park())
         stops: list[asyncio.Future[StopReceipt]] = [run.stop(cause) for run in left]
         for actor in list(self.actors.values()):
-            stops += [self._task(scope.stop(cause=cause), "stop background") for scope in actor.background]
+            stops += [self.start_task(scope.stop(cause=cause), "stop background") for scope in actor.background]
         receipts = [await stop for stop in stops]  # all began above; each is bounded by its grace
         orphans = tuple(name for receipt in receipts for name in _left(receipt))
         self.incidents.kept["P12"] += at_first
@@ -273,9 +271,8 @@ class Host:
         actor = self.actors.get(session)
         if actor is None:
             actor = SessionActor(session=session, number=number, principal=principal, key=key, seq=seq)
-            actor.idle_since = self.loop.time()
             self.actors[session] = actor
-            self._idle.append(actor)
+            self.upkeep.follow(actor)
         return actor
 
     def threads(self, principal: str) -> ThreadPool:
@@ -405,7 +402,7 @@ class Host:
             error = done.exception()
             if isinstance(error, StorageError):  # a full disk must not keep a run going
                 stops.extend(
-                    self._task(run.scope.stop(cause=cause, grace_s=grace_s), "stop")
+                    self.start_task(run.scope.stop(cause=cause, grace_s=grace_s), "stop")
                     for run in self.live.values()
                     if run.actor.principal == principal and run.actor.key == key
                 )
@@ -420,7 +417,7 @@ class Host:
                 stops.append(actor.active.stop(cause, grace_s=grace_s))
             if background:
                 stops.extend(
-                    self._task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
+                    self.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
                     for scope in actor.background
                 )
 
@@ -441,7 +438,7 @@ class Host:
             receipts = [await stop for stop in stops]
             return join_receipts(*(receipts or [nothing_to_stop(key, self.now())])), withdrawn
 
-        return self._task(carry_out(), "stopping")
+        return self.start_task(carry_out(), "stopping")
 
     def start_background(self, actor: SessionActor, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start work of a session that outlives its run; what it returns comes back as a message.
@@ -472,33 +469,12 @@ class Host:
 
         self.context.copy().run(begin)
 
-    def _task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task of the host's own: outside every run, and held until it is done."""
         task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-    # ── eviction ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _arm_sweep(self) -> None:
-        every_s = max(0.05, self.settings.evict_after_s / 4)
-        self._sweep = self.loop.call_later(every_s, self._evict, context=self.context)
-
-    def _evict(self) -> None:
-        """Forget sessions that have been idle for long enough; each live one is in the line once."""
-        before = self.loop.time() - self.settings.evict_after_s
-        for _ in range(len(self._idle)):
-            actor = self._idle[0]
-            if actor.idle and actor.idle_since > before:
-                break  # what comes after it was idle later, or is looked at in a later sweep
-            self._idle.popleft()
-            if actor.idle:
-                del self.actors[actor.session]
-            else:
-                actor.idle_since = self.loop.time()
-                self._idle.append(actor)
-        self._arm_sweep()
 
 
 def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable[AgentLike]) -> dict[str, Agent]:
