@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
+from holdfast.runtime import adoption_processes
 from holdfast.runtime.enclosure import current_place, inside
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.owned_tasks import TaskHandle
@@ -204,24 +205,29 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     loop.set_task_factory(cast(Any, adopter))
     loop.set_default_executor(PoolExecutor(threads))
     _watch_threads(1)
+    programs = 0 if getattr(loop, "virtual", False) else 1  # the explorer's loops have none
+    _watch_processes(programs)
 
     def undo() -> None:
         if cast(Any, loop.get_task_factory()) is adopter:
             loop.set_task_factory(factory)
         if isinstance(executor, ThreadPoolExecutor):
             loop.set_default_executor(executor)
+        _watch_processes(-programs)
         _watch_threads(-1)
 
     return Restorer(undo)
 
 
+# The runtime's own, and those in which asyncio waits for programs, which end with them.
+_OURS = ("holdfast-", "asyncio-waitpid-")
 _plain_start = threading.Thread.start
 _installed = 0
 
 
 def _recording_start(thread: threading.Thread) -> None:
     scope = current_scope()
-    if scope is not None and not thread.name.startswith("holdfast-"):
+    if scope is not None and not thread.name.startswith(_OURS):
         scope._note_unowned(thread)
     _plain_start(thread)
 
@@ -233,3 +239,18 @@ def _watch_threads(step: int) -> None:
         threading.Thread.start = _recording_start  # type: ignore[assignment,method-assign]
     elif not _installed and threading.Thread.start is _recording_start:
         threading.Thread.start = _plain_start  # type: ignore[method-assign]
+
+
+_watching = 0
+_process_adoption: adoption_processes.Restorer | None = None
+
+
+def _watch_processes(step: int) -> None:
+    """Programs are adopted process-wide, while any loop is."""
+    global _watching, _process_adoption
+    _watching += step
+    if _watching and _process_adoption is None:
+        _process_adoption = adoption_processes.install(current_scope)
+    elif not _watching and _process_adoption is not None:
+        _process_adoption.restore()
+        _process_adoption = None
