@@ -37,7 +37,9 @@ def check_rows() -> list[Row]:
             ratios.append(check_s / empty_s)
             costs.append(check_s / 100_000)
     note = f"{statistics.median(costs) * 1e9:.0f} ns, median of {len(ratios)}"
-    return [ratio_row("check of the current interrupt / an empty call", statistics.median(ratios), at_most=2.5, note=note)]
+    return [
+        ratio_row("check of the current interrupt / an empty call", statistics.median(ratios), at_most=2.5, note=note)
+    ]
 
 
 async def _watch_turns(turns: list[float]) -> None:
