@@ -294,7 +294,8 @@ class Run:
 
         Parameters:
             work: what to call.
-            args, kwargs: JSON-serialisable; they are written down.
+            args, kwargs: JSON-serialisable; they are written down. (For keyword arguments that this method has
+                itself, such as ``name``, use `functools.partial`.)
             name: default: the function's name.
             idempotent: it may be made again after a crash that left no result.
             timeout_s: deadline; default: the host's ``tool_s``. The call's branch is stopped then.
