@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import pytest
 
@@ -363,6 +364,35 @@ def test_a_thread_that_gives_up_has_put_nothing_in_and_leaves_the_line() -> None
         assert len(queue) == 0
 
     asyncio.run(test())
+
+
+def test_a_thread_that_gives_up_at_any_moment_passes_its_room_on() -> None:
+    """The loop's half of `put_threadsafe`, with the thread's half played by a task."""
+
+    async def test() -> None:
+        queue = BoundedQueue[int](1)
+        queue.put_nowait(0)
+        accepted: Future[None] = Future()
+        queue._enter_from_thread(1, accepted)
+        behind = asyncio.create_task(queue.put(2))
+
+        async def give_up() -> None:
+            accepted.cancel()
+
+        giving_up = asyncio.create_task(give_up())
+        await asyncio.sleep(0)
+        got = [await queue.get()]
+        await asyncio.sleep(0.1)
+        assert len(queue) == 1, "there is room, and somebody waits for it"
+        got.append(await queue.get())
+        if not accepted.cancelled():
+            got.append(await queue.get())
+        await asyncio.wait([behind, giving_up])
+        assert got == [0, *([] if accepted.cancelled() else [1]), 2]
+        assert len(queue) == 0
+        assert queue.statistics().waiting_putters == 0
+
+    assert explore(test, chooser="exhaustive", schedules=30_000).exhausted
 
 
 def test_an_interrupt_ends_a_waiting_thread() -> None:
