@@ -118,7 +118,7 @@ class World:
             Opened,
             seed=1,
             mode="kill",
-            sees=("clients", "stamps", "processes", "kills", "drain", "host", "principals"),
+            sees=("clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"),
             limits=LIMITS,
             failpoints=failpoints,
         )

@@ -261,6 +261,48 @@ def doctor(
     sys.exit(checking(Target(url=url, key=key, as_json=json), store=store))
 
 
+@app.command()
+def storm(
+    sessions: Annotated[int, typer.Option("--sessions", help="Sessions that are driven.", min=1, max=10_000)] = 200,
+    seconds: Annotated[float, typer.Option("--seconds", help="How long.", min=0.1)] = 60.0,
+    kill_every: Annotated[
+        float | None,
+        typer.Option(
+            "--kill-every", help="Own a server; kill it once at every failpoint, then about every S seconds.", min=0.2
+        ),
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Storm this server instead of an embedded host.")] = None,
+    key: Key = None,
+    say: Annotated[str, typer.Option("--say", help="With --url: what begins each message to its agent.")] = "stream 3",
+    seed: Annotated[int | None, typer.Option("--seed", help="Of all choices; a new one by default.")] = None,
+    rate: Annotated[float | None, typer.Option("--rate", help="Actions per second over all sessions.", min=0.1)] = None,
+    history: Annotated[str | None, typer.Option("--history", help="Keep the history in this file.")] = None,
+    check: Annotated[str | None, typer.Option("--check", help="Only judge this kept history again.")] = None,
+    json: Json = False,
+) -> None:
+    """Check the promises under load: double texts, interrupts, readers that vanish, kills. Exit 1 if one is broken."""
+    from holdfast.cli.storm import Storm
+    from holdfast.cli.storm import storm as storming
+
+    sys.exit(
+        storming(
+            Storm(
+                sessions=sessions,
+                seconds=seconds,
+                kill_every_s=kill_every,
+                url=url,
+                key=key,
+                say=say,
+                seed=seed,
+                rate=rate,
+                history=history,
+                check=check,
+                as_json=json,
+            )
+        )
+    )
+
+
 @keys.command("create")
 def create_key(
     principal: Annotated[str, typer.Argument(help="Whose key: the owner of the sessions.")],

@@ -50,7 +50,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise("P10", "atomic state", atomic_state),
     Promise("P11", "crash-safe", crash_safe, ("kills",)),
     Promise("P12", "clean shutdown", clean_shutdown, ("drain",)),
-    Promise("P13", "fair", fair, ("principals",)),
+    Promise("P13", "fair", fair, ("places",)),
     Promise("P14", "private", private, ("principals",)),
 )
 

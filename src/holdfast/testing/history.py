@@ -67,9 +67,10 @@ __all__ = [
     "write_history",
 ]
 
-Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals"]
+Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"]
 """What the recorder could see: its own calls and readers (always), the agents' stamps, the process list, kills that it
-did itself, a drain that it asked for, the host's own statistics, more than one principal."""
+did itself, a drain that it asked for, the host's own statistics, more than one principal, places for runs that can all
+be taken."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         ready_s: from the start of a server to its first answer.
         death_s: from the kill of a host to the end of its last process.
         drain_slack_s: what a drain may last over its deadline.
-        mailbox: messages that may wait in a session.
+        mailbox: messages that may wait in a session; 0 when that is not known.
         attempts: how often one run may be started.
         principal_runs: runs that one principal may have at once; 0 for no cap.
         share_factor: a backlogged consumer gets at least its even share divided by this, and at most times this.

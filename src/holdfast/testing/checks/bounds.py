@@ -18,8 +18,8 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
     *Observations*: each call, each session's mailbox over its whole log, and each restarted run. *Violations*: a call
     that was never answered, or later than its bound (``answer_s``, for stops ``stop_s``) while no host was killed; a
     receipt that says so of itself; more messages waiting than the mailbox may hold; a message refused as
-    ``mailbox_full`` in a session whose mailbox never was; more attempts of a run than allowed; a call to an embedded
-    host that got no answer.
+    ``mailbox_full`` in a session whose mailbox never was; more attempts of a run than allowed; a call that got no
+    answer though its host was ready before and lived on.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -47,7 +47,7 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
             continue
         if answer.at - request.at > bound:
             ledger.broken(f"a call took {answer.at - request.at:.1f} s, its bound is {bound:g} s", request, answer)
-        elif isinstance(answer, Lost) and facts.opened.mode == "embedded":
+        elif isinstance(answer, Lost) and facts.lived_through(request.at, answer.at + limits.answer_s):
             ledger.broken("a call got no answer from a living host", request, answer)
         if isinstance(answer, StopAnswered) and answer.receipt.elapsed_s > bound:
             ledger.broken(f"a stop took {answer.receipt.elapsed_s:.1f} s by its own receipt", request, answer)
@@ -66,7 +66,7 @@ def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:
         if isinstance(event, MessageAccepted):
             waiting.add(event.message_id)
             most = max(most, len(waiting))
-            if len(waiting) == facts.limits.mailbox + 1:
+            if len(waiting) == facts.limits.mailbox + 1 and facts.limits.mailbox:
                 ledger.broken(f"more than {facts.limits.mailbox} messages waited", log.where, event)
         elif isinstance(event, RunStarted):
             waiting.difference_update(event.messages)

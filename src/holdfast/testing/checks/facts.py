@@ -333,6 +333,13 @@ class Facts:
         index = bisect_right(self._breaks, begin)
         return index < len(self._breaks) and self._breaks[index] <= end
 
+    def lived_through(self, begin: float, end: float) -> bool:
+        """Whether a host was ready at `begin`, and no host was killed, left or drained until `end`."""
+        before = [r for r in (*self.ready, *self.kills, *self.exits, *self.drain_requests) if r.at <= begin]
+        latest = max(before, key=lambda record: record.at, default=None)
+        draining = any(begin < request.at <= end for request in self.drain_requests)
+        return isinstance(latest, HostReady) and not draining and not self.broke_between(begin, end)
+
     def named_survivors(self, run_id: str) -> tuple[int, frozenset[int]]:
         """How many tasks and threads, and which pids, the run's receipts name as left over."""
         receipts: list[StopReceipt] = []

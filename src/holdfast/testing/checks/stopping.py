@@ -12,6 +12,7 @@ from holdfast.testing.history import (
     ProcessesListed,
     ProcessSeen,
     Stamp,
+    StatisticsRead,
     StopAnswered,
     StopRequested,
     WithdrawAnswered,
@@ -273,10 +274,10 @@ def no_leaks(facts: Facts, ledger: Ledger) -> None:
 
     *Observations*: each ended run with stamps (its own code would show that it lives on), or before a reading of the
     process list; each killed or ended host before a reading of the list; each quiet reading of a host's statistics
-    (compared with the baseline of its host, or else with the first one). *Violations*: code of a run shows a sign of life after the run's end was known, beyond the
-    number that its receipt names; a process of it is in the list (or stamps) and is not named; a process outlives its
-    host by more than ``death_s``; a quiet host counts a run, something in its task tree, a process, or more tasks,
-    threads or descriptors than at its baseline (plus the declared slack).
+    (compared with the last baseline before it). *Violations*: code of a run shows a sign of life after the run's end
+    was known, beyond the number that its receipt names; a process of it is in the list (or stamps) and is not named; a
+    process outlives its host by more than ``death_s``; a quiet host counts a run, something in its task tree, a
+    process, or more tasks, threads or descriptors than at its baseline (plus the declared slack).
     """
     for run in facts.run_logs.values():
         known_end = facts.known_end.get(run.run_id)
@@ -339,9 +340,10 @@ def _dying(facts: Facts, host_pid: int, since: float, at: float) -> bool:
 
 
 def _judge_statistics(facts: Facts, ledger: Ledger) -> None:
-    baselines = {read.incarnation: read for read in facts.statistics if read.moment == "baseline"}
+    baseline: StatisticsRead | None = None
     for read in facts.statistics:
-        baseline = baselines.get(read.incarnation, next(iter(baselines.values()), None))
+        if read.moment == "baseline":
+            baseline = read
         if read.moment != "quiet" or baseline is None:
             continue
         ledger.saw()

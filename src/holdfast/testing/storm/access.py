@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Protocol
@@ -13,7 +13,10 @@ from holdfast.host import Host
 from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import SessionView
 
-__all__ = ["Access", "EmbeddedAccess", "RemoteAccess"]
+__all__ = ["Access", "EmbeddedAccess", "Progress", "RemoteAccess"]
+
+Progress = Callable[[str], None]
+"""Told in a few words what a storm does now."""
 
 
 class Access(Protocol):
@@ -62,24 +65,27 @@ class RemoteAccess:
     Parameters:
         url: its address.
         keys: the API key of each principal; None for a server without keys.
+        acting: each key acts for its principal, who need not be its own.
     """
 
-    def __init__(self, url: str, keys: Mapping[str, str | None]) -> None:
+    def __init__(self, url: str, keys: Mapping[str, str | None], *, acting: bool = False) -> None:
         self.up = asyncio.Event()
         self.url = url
         self.principals = tuple(keys)
         self._keys = keys
+        self._acting = acting
         self._clients: dict[str, Client] = {}
         self._patient: dict[str, Client] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> RemoteAccess:
         for principal, key in self._keys.items():
+            user = principal if self._acting else None
             self._clients[principal] = await self._stack.enter_async_context(
-                Client(self.url, key, retry_s=0.0, reconnect_s=0.0)
+                Client(self.url, key, user=user, retry_s=0.0, reconnect_s=0.0)
             )
             self._patient[principal] = await self._stack.enter_async_context(
-                Client(self.url, key, retry_s=0.0, reconnect_s=300.0)
+                Client(self.url, key, user=user, retry_s=0.0, reconnect_s=300.0)
             )
         return self
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -17,18 +17,16 @@ from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.server.auth import make_key
 from holdfast.storage import open_store
-from holdfast.testing.history import Opened, Record, StatisticsRead
-from holdfast.testing.storm.access import RemoteAccess
-from holdfast.testing.storm.embedded import LIMITS, PRINCIPALS, SETTINGS, warm_up
+from holdfast.testing.history import StatisticsRead
+from holdfast.testing.storm.access import Progress, RemoteAccess
+from holdfast.testing.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
 from holdfast.testing.storm.load import Load
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import read_stamps
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
-__all__ = ["kill_storm"]
-
-Progress = Callable[[str], None]
+__all__ = ["kill_storm", "registered_failpoints"]
 
 _HIT_S = 20.0
 _AT_START = ("restart", "rescue")
@@ -38,13 +36,22 @@ _AT_START = ("restart", "rescue")
 class _KillStorm:
     """One storm: its server, its clients, its load and its watchers."""
 
-    def __init__(self, recorder: Recorder, server: OwnServer, access: RemoteAccess, load: Load, admin: Client) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        server: OwnServer,
+        access: RemoteAccess,
+        load: Load,
+        admin: Client,
+        chance: random.Random,
+    ) -> None:
         self.recorder = recorder
         self.server = server
         self.access = access
         self.load = load
         self.admin = admin
         self.storm = server.storm
+        self.chance = chance
 
     async def start(self, failpoint: str | None = None) -> bool:
         ready = await self.server.start(failpoint)
@@ -55,6 +62,62 @@ class _KillStorm:
     async def kill(self) -> None:
         self.access.up.clear()
         await self.server.kill()
+
+    async def begin(self, progress: Progress, *, contention: bool) -> None:
+        """The first server: its baseline, whose turn it is, and the load begins."""
+        await self.start()
+        await self.load.warm_up()
+        await self.figures("baseline")
+        if contention:
+            progress("fairness: one greedy principal among polite ones")
+            await self.load.contend(places=SETTINGS.max_runs, greedy=60, polite=15, span_s=2.0)
+        self.load.start()
+        await self.watch(0.5)
+        await self.kill()
+
+    async def kill_at_failpoints(self, names: Sequence[str], progress: Progress) -> None:
+        """Once at each; those that were not reached are tried once more."""
+        missed = []
+        for number, name in enumerate(names, 1):
+            progress(f"killing at failpoint {number} of {len(names)}: {name}")
+            if not await self.hit(name):
+                missed.append(name)
+            self.raise_broken()
+        for name in missed:
+            progress(f"once more, as it was not reached: {name}")
+            await self.hit(name)
+
+    async def kill_at_random(self, seconds: float, every_s: float, progress: Progress) -> None:
+        """Kill at random moments until the time is over; a server is up afterwards."""
+        await self.start()
+        end = system_clock.monotonic() + seconds
+        while (left := end - system_clock.monotonic()) > 0:
+            progress(f"killing at random: incarnation {self.server.incarnation}, {left:.0f} s left")
+            await self.watch(min(left, self.chance.uniform(0.1 * every_s, 1.9 * every_s)))
+            if self.chance.random() < 0.5:
+                await self.load.linger(4, every_s)
+            await self.kill()
+            await note_processes(self.recorder, self.storm)
+            await self.start()
+
+    async def finish(self, progress: Progress) -> None:
+        """A clean shutdown in the middle of the load, another start, and the last reading of everything."""
+        progress("clean shutdown in the middle of the load")
+        await self.watch(0.5)
+        await self.load.linger(8, 3.0)
+        await self.server.end()
+        self.access.up.clear()
+        await self.start()
+        await self.watch(0.5)
+        await self.load.stop()
+        progress("coming to rest")
+        await self.load.rest()
+        await note_processes(self.recorder, self.storm)
+        await self.figures("quiet")
+        progress("reading everything back")
+        await self.load.read_back()
+        await self.server.end()
+        await until_gone(self.recorder, self.storm, LIMITS.death_s)
 
     async def hit(self, name: str) -> bool:
         """Let the next incarnation end itself at a failpoint, under load. The one before is dead already."""
@@ -110,8 +173,12 @@ class _KillStorm:
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.5, left))
             await note_processes(self.recorder, self.storm)
-            if self.load.broken is not None:
-                raise self.load.broken
+            self.raise_broken()
+
+    def raise_broken(self) -> None:
+        """Raise what broke in the load: the storm itself is at fault then."""
+        if self.load.broken is not None:
+            raise self.load.broken
 
     async def figures(self, moment: str) -> None:
         tree = await self.admin.tree(everybody=True)
@@ -134,119 +201,66 @@ def registered_failpoints() -> tuple[str, ...]:
 
 
 async def kill_storm(
+    recorder: Recorder,
     *,
     sessions: int,
     seconds: float,
     kill_every_s: float,
     seed: int,
+    points: Sequence[str],
     progress: Progress,
     rate: float | None = None,
-    points: Iterable[str] | None = None,
-) -> list[Record]:
-    """Run a storm over a server of its own and return its history.
+    prefix: str = "s",
+    first: int = 1,
+    contention: bool = True,
+) -> None:
+    """Run a storm over a server of its own.
 
     Parameters:
+        recorder: gets the history; its opening is noted already.
         sessions: how many sessions are driven.
         seconds: how long it is killed at random; the failpoints come before.
         kill_every_s: mean time between two kills.
         seed: of all choices.
+        points: the failpoints to kill at.
         progress: told what goes on.
         rate: actions per second over all sessions.
-        points: the failpoints to kill at; by default all that are registered.
+        prefix: begins all names, where the history has another part too.
+        first: the number of the first incarnation.
+        contention: also see whose turn it is when all places are taken.
 
     Raises:
         ServerUnreachable: the server cannot be started.
     """
-    recorder = Recorder()
-    chance = random.Random(seed)
-    storm = ids.node_id()
-    names = registered_failpoints() if points is None else tuple(points)
-    recorder.note(
-        Opened,
-        seed=seed,
-        mode="kill",
-        sees=("clients", "stamps", "processes", "kills", "drain", "host", "principals"),
-        limits=LIMITS,
-        failpoints=names,
-    )
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-storm-")))
         settings = msgspec.structs.replace(
             SETTINGS, port=free_port(), store=f"sqlite:///{folder / 'storm.db'}", principal_rate_per_s=0.0
         )
         keys = await _make_keys(settings.store)
-        server = OwnServer(folder, recorder, LIMITS, storm, settings)
+        server = OwnServer(folder, recorder, LIMITS, ids.node_id(), settings, first=first)
         access = await stack.enter_async_context(RemoteAccess(server.url, {name: keys[name] for name in PRINCIPALS}))
         admin = await stack.enter_async_context(Client(server.url, keys["admin"], retry_s=0.0))
-        load = Load(access, recorder, LIMITS, sessions=sessions, rate=rate or min(150.0, 3.0 * sessions), seed=seed)
-        own = _KillStorm(recorder, server, access, load, admin)
+        load = Load(
+            access,
+            recorder,
+            LIMITS,
+            sessions=sessions,
+            rate=rate or min(150.0, 3.0 * sessions),
+            seed=seed,
+            prefix=prefix,
+        )
+        own = _KillStorm(recorder, server, access, load, admin, random.Random(seed))
         try:
-            await _storm(own, names, seconds, kill_every_s, chance, progress)
+            await own.begin(progress, contention=contention)
+            await own.kill_at_failpoints(points, progress)
+            await own.kill_at_random(seconds, kill_every_s, progress)
+            await own.finish(progress)
         finally:
+            await load.abandon()
             if server.alive:
                 await server.kill()
         recorder.records.extend(read_stamps(server.stamps))
-    return recorder.records
-
-
-async def _storm(
-    own: _KillStorm,
-    names: tuple[str, ...],
-    seconds: float,
-    kill_every_s: float,
-    chance: random.Random,
-    progress: Progress,
-) -> None:
-    load, server = own.load, own.server
-    await own.start()
-    await warm_up(own.access, load, "warm-1")
-    await own.figures("baseline")
-    progress("fairness: one greedy principal among polite ones")
-    await load.contend(places=SETTINGS.max_runs, greedy=60, polite=15, span_s=2.0)
-    load.start()
-    await own.watch(1.0)
-    await own.kill()
-    await _kill_at_failpoints(own, names, progress)
-    await own.start()
-    end = system_clock.monotonic() + seconds
-    while (left := end - system_clock.monotonic()) > 0:
-        progress(f"killing at random: incarnation {server.incarnation}, {left:.0f} s left")
-        await own.watch(min(left, chance.uniform(0.2, 2 * kill_every_s - 0.2)))
-        if chance.random() < 0.5:
-            await load.linger(4, kill_every_s)
-        await own.kill()
-        await note_processes(own.recorder, own.storm)
-        await own.start()
-    progress("clean shutdown in the middle of the load")
-    await own.watch(1.0)
-    await load.linger(8, 3.0)
-    await server.end()
-    own.access.up.clear()
-    await own.start()
-    await own.watch(1.0)
-    await load.stop()
-    progress("coming to rest")
-    await load.rest()
-    await asyncio.sleep(0.5)
-    await note_processes(own.recorder, own.storm)
-    await own.figures("quiet")
-    progress("reading everything back")
-    await load.read_back()
-    await server.end()
-    await until_gone(own.recorder, own.storm, LIMITS.death_s)
-
-
-async def _kill_at_failpoints(own: _KillStorm, names: tuple[str, ...], progress: Progress) -> None:
-    missed = []
-    for number, name in enumerate(names, 1):
-        progress(f"killing at failpoint {number} of {len(names)}: {name}")
-        if not await own.hit(name):
-            missed.append(name)
-        if own.load.broken is not None:
-            raise own.load.broken
-    for name in missed:
-        progress(f"once more, as it was not reached: {name}")
-        await own.hit(name)
 
 
 async def _make_keys(store_url: str) -> dict[str, str]:

@@ -44,6 +44,7 @@ from holdfast.testing.storm.recorder import Recorder
 
 __all__ = ["Load", "StormSession"]
 
+_EVERYTHING: tuple[Piece, ...] = ("say", "call", "task", "thread", "parallel", "child", "process", "raw")
 _QUIET_S = 0.05
 _MOST_WAIT_S = 0.5
 _RESENDS = 50
@@ -59,7 +60,7 @@ class _Message:
     key: str
     content: str
     policy: Policy
-    agent: str
+    agent: str | None
     may_fail: bool
     message_id: str | None = None
 
@@ -70,7 +71,7 @@ class StormSession:
 
     principal: str
     key: str
-    agent: str
+    agent: str | None
     chance: random.Random
     number: int = 0
     run_id: str | None = None
@@ -86,6 +87,8 @@ class Load:
         rate: actions per second, over all sessions.
         span_s: how long a piece of an agent's work takes.
         prefix: begins the keys of the sessions and the names of the messages.
+        agents: the sessions' agents, in turn; None for the host's default, of which nothing is known.
+        content: how a plan is said to the agents.
     """
 
     def __init__(
@@ -99,15 +102,15 @@ class Load:
         seed: int,
         prefix: str = "s",
         span_s: float = 0.05,
-        agents: tuple[str, ...] = (REPLAYABLE, PLAIN),
-        processes: bool = True,
+        agents: tuple[str | None, ...] = (REPLAYABLE, PLAIN),
+        content: Callable[[Plan], str] = encode_plan,
     ) -> None:
         self.access = access
         self.recorder = recorder
         self.limits = limits
         self.prefix = prefix
         self._span_s = span_s
-        self._processes = processes
+        self._content = content
         self._pause_s = sessions / rate
         self.chance = random.Random(seed)
         self._names = 0
@@ -149,6 +152,24 @@ class Load:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
+
+    async def abandon(self) -> None:
+        """Take everything away at once; nothing is raised or noted any more."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def warm_up(self) -> None:
+        """One run of each principal that touches everything, so that what is made only once is there afterwards."""
+        for principal in self.access.principals:
+            name = self._name()
+            session = StormSession(principal, f"{self.prefix}-warm-{principal}", PLAIN, self.chance)
+            self.others.append(session)
+            message = self.message(session, Plan(name=name, pieces=_EVERYTHING, span_s=0.02), "queue")
+            await self.send(session, message)
+            handle = self.access.session(principal, session.key)
+            await handle.wait(message.message_id or "", timeout_s=self.limits.answer_s)
 
     @property
     def broken(self) -> BaseException | None:
@@ -208,14 +229,14 @@ class Load:
     def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> _Message:
         """A new message, by lot where nothing is given."""
         chance = session.chance
-        plan = plan or make_plan(self._name(), chance, span_s=self._span_s, processes=self._processes)
+        plan = plan or make_plan(self._name(), chance, span_s=self._span_s)
         policies: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
         return _Message(
             key=f"k-{plan.name}",
-            content=encode_plan(plan),
+            content=self._content(plan),
             policy=policy or chance.choices(policies, (10, 3, 2, 3))[0],
             agent=session.agent,
-            may_fail="fail" in plan.pieces,
+            may_fail="fail" in plan.pieces or session.agent is None,
         )
 
     async def send(self, session: StormSession, message: _Message) -> bool:
@@ -232,7 +253,7 @@ class Load:
                 content=message.content,
                 policy=message.policy,
                 may_fail=message.may_fail,
-                replayable=message.agent == REPLAYABLE,
+                replayable=message.agent != PLAIN,
             )
             try:
                 receipt = await handle.send(
@@ -318,7 +339,7 @@ class Load:
     async def _cut_short(self, session: StormSession) -> None:
         """Start something rich that takes its time, and interrupt or stop it in the middle."""
         chance = session.chance
-        plan = make_plan(self._name(), chance, span_s=4 * self._span_s, processes=self._processes)
+        plan = make_plan(self._name(), chance, span_s=4 * self._span_s)
         if not await self.send(session, self.message(session, plan)):
             return
         await asyncio.sleep(chance.uniform(0.0, 4 * self._span_s))
@@ -515,7 +536,8 @@ class Load:
     # ── fairness ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def contend(self, *, places: int, greedy: int, polite: int, span_s: float) -> None:
-        """All places are taken; then one principal asks for `greedy` runs, each other one for `polite`: whose turn is it?
+        """All places are taken; then one principal asks for `greedy` runs, each other one for `polite`: whose turn is
+        it?
 
         Counted are the starts from the moment when everybody's messages were accepted until the first principal has
         no session left that waits: meanwhile all are backlogged.

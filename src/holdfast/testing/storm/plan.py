@@ -47,7 +47,7 @@ def decode_plan(content: str) -> Plan:
     return _decoder.decode(content)
 
 
-def make_plan(name: str, chance: random.Random, *, span_s: float, processes: bool = True) -> Plan:
+def make_plan(name: str, chance: random.Random, *, span_s: float) -> Plan:
     """A plan by lot: mostly little work, sometimes rich, rarely an error or something that does not want to stop."""
     lot = chance.random()
     pieces: list[Piece]
@@ -55,9 +55,9 @@ def make_plan(name: str, chance: random.Random, *, span_s: float, processes: boo
         pieces = chance.choices(_USUAL, k=chance.randint(1, 3))
     else:
         pieces = chance.choices(_RICH, k=chance.randint(2, 4))
-    if processes and lot > 0.9:
+    if lot > 0.9:
         pieces.insert(chance.randrange(len(pieces) + 1), "process")
-    elif processes and lot > 0.88:
+    elif lot > 0.88:
         pieces.append("raw")
     if 0.5 < lot < 0.52:
         pieces.append("stuck")

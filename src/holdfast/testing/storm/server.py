@@ -62,10 +62,13 @@ class OwnServer:
     Parameters:
         folder: holds its store, the side file of stamps and what it writes to stderr.
         settings: given to it by the environment, where they are not the defaults.
+        first: the number of the first incarnation.
     """
 
-    def __init__(self, folder: Path, recorder: Recorder, limits: Limits, storm: str, settings: Settings) -> None:
-        self.incarnation = 0
+    def __init__(
+        self, folder: Path, recorder: Recorder, limits: Limits, storm: str, settings: Settings, *, first: int = 1
+    ) -> None:
+        self.incarnation = first - 1
         self.storm = storm
         self.url = f"http://127.0.0.1:{settings.port}"
         self.stamps = folder / "stamps"

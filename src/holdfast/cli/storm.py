@@ -1,0 +1,203 @@
+"""``holdfast storm``: a load that double-texts, interrupts, disconnects and kills, and a verdict on each promise."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast import ids
+from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.output import note, say, say_error, say_json, say_table
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.testing.checker import Report
+    from holdfast.testing.history import Record
+
+__all__ = ["Storm", "storm"]
+
+_PROGRESS_S = 1.0
+_SHOWN = 3
+
+
+class Storm(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for.
+
+    Parameters:
+        sessions, seconds: how many, and how long.
+        kill_every_s: own a server process and kill it that often; None for none.
+        url, key, say: of somebody else's server, and what begins each message to it.
+        seed: of all choices; None takes a new one.
+        rate: actions per second; None for as much as a small machine bears.
+        history: where to keep the history.
+        check: judge this kept history and do nothing else.
+        as_json: write the figures as one JSON value.
+    """
+
+    sessions: int = 200
+    seconds: float = 60.0
+    kill_every_s: float | None = None
+    url: str | None = None
+    key: str | None = None
+    say: str = "stream 3"
+    seed: int | None = None
+    rate: float | None = None
+    history: str | None = None
+    check: str | None = None
+    as_json: bool = False
+
+
+def storm(asked: Storm) -> Exit:
+    """Run a storm, or judge a kept one. Exit 1 when a promise was broken or not observed, or a failpoint not hit."""
+    from holdfast.testing.checker import judge
+    from holdfast.testing.history import write_history
+
+    began = system_clock.monotonic()
+    seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
+    try:
+        _check(asked)
+        if asked.check is not None:
+            records = _read(asked.check)
+        else:
+            note(f"storm: seed {seed}")
+            records = _run(_conduct(asked, seed, _Progress()))
+        if asked.history is not None:
+            write_history(Path(asked.history), records)
+        note(f"judging {len(records):,} records")
+        report = judge(records)
+    except HoldfastError as error:
+        say_error(error, as_json=asked.as_json)
+        return exit_of(error)
+    except KeyboardInterrupt:
+        note("storm: broken off; nothing was judged")
+        return Exit.INTERRUPTED
+    if asked.as_json:
+        say_json(_figures(report, seed=None if asked.check else seed, seconds=system_clock.monotonic() - began))
+    else:
+        _say_report(report)
+    return Exit.OK if report.passed else Exit.FAILED
+
+
+def _check(asked: Storm) -> None:
+    if asked.check is not None and (asked.kill_every_s is not None or asked.url is not None):
+        raise ConfigurationError("--check judges a kept history", hint="leave --url and --kill-every out")
+    if asked.url is not None and asked.kill_every_s is not None:
+        raise ConfigurationError(
+            "--kill-every kills a server of the storm's own, not the one at --url", hint="leave one of them out"
+        )
+
+
+def _read(path: str) -> list[Record]:
+    from holdfast.testing.history import Opened, read_history
+
+    try:
+        records = list(read_history(Path(path)))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", hint="name a kept history") from None
+    except msgspec.DecodeError as error:
+        raise ConfigurationError(f"{path} is not a history: {error}", hint="name a file that --history wrote") from None
+    if not any(isinstance(record, Opened) for record in records):
+        raise ConfigurationError(f"{path} has no opening record", hint="name a file that --history wrote")
+    return records
+
+
+def _conduct(asked: Storm, seed: int, progress: Callable[[str], None]) -> Coroutine[None, None, list[Record]]:
+    from holdfast.testing.storm import conduct
+
+    if asked.url is not None:
+        return conduct.conduct_remote(
+            url=asked.url,
+            key=asked.key,
+            say=asked.say,
+            sessions=asked.sessions,
+            seconds=asked.seconds,
+            seed=seed,
+            progress=progress,
+            rate=asked.rate,
+        )
+    if asked.kill_every_s is not None:
+        return conduct.conduct_kills(
+            sessions=asked.sessions,
+            seconds=asked.seconds,
+            kill_every_s=asked.kill_every_s,
+            seed=seed,
+            progress=progress,
+            rate=asked.rate,
+        )
+    return conduct.conduct_embedded(
+        sessions=asked.sessions, seconds=asked.seconds, seed=seed, progress=progress, rate=asked.rate
+    )
+
+
+def _run(work: Coroutine[None, None, list[Record]]) -> list[Record]:
+    factory = None
+    if sys.platform == "linux":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(work)
+
+
+class _Progress:
+    """Lines on stderr: each new thing at once, the same thing with other figures once a second."""
+
+    def __init__(self) -> None:
+        self._began = system_clock.monotonic()
+        self._last = ("", 0.0)
+
+    def __call__(self, text: str) -> None:
+        now = system_clock.monotonic()
+        kind = "".join(character for character in text if not character.isdigit())
+        if kind == self._last[0] and now - self._last[1] < _PROGRESS_S:
+            return
+        self._last = (kind, now)
+        note(f"{now - self._began:6.1f} s  {text}")
+
+
+def _figures(report: Report, *, seed: int | None, seconds: float) -> dict[str, object]:
+    return {
+        "passed": report.passed,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "records": report.records,
+        "promises": list(report.judgements),
+        "failpoints": {
+            "registered": len(report.failpoints),
+            "hit": sum(report.failpoints.values()),
+            "missed": sorted(name for name, hit in report.failpoints.items() if not hit),
+        },
+    }
+
+
+def _rows(report: Report) -> Iterable[tuple[str, str, str, str]]:
+    for judgement in report.judgements:
+        verdict: str = judgement.verdict
+        if judgement.broken:
+            verdict = f"BROKEN {judgement.broken} times"
+        elif not judgement.passed:
+            verdict = "NOT OBSERVED"
+        elif judgement.verdict == "not observed":
+            verdict = "not observed (out of sight)"
+        yield judgement.promise, judgement.name, f"{judgement.observations:,}", verdict
+
+
+def _say_report(report: Report) -> None:
+    say_table(("", "promise", "observations", "verdict"), _rows(report))
+    for judgement in report.judgements:
+        for violation in judgement.violations[:_SHOWN]:
+            say(f"\n{judgement.promise}: {violation.what}")
+            for evidence in violation.evidence:
+                say(f"    {evidence}")
+    if report.failpoints:
+        missed = sorted(name for name, hit in report.failpoints.items() if not hit)
+        say(f"\nfailpoints: {len(report.failpoints) - len(missed)} of {len(report.failpoints)} were hit")
+        for name in missed:
+            say(f"    NOT HIT {name}")
+    say("\nevery promise was kept" if report.passed else "\nnot every promise was kept")

@@ -1,0 +1,33 @@
+"""Who takes part in a storm, the settings of its hosts, and the bounds by which it is judged."""
+
+from __future__ import annotations
+
+from holdfast.settings import Settings
+from holdfast.testing.history import Limits
+
+__all__ = ["LIMITS", "PRINCIPALS", "SETTINGS"]
+
+PRINCIPALS = ("ann", "bob", "eve", "dan")
+
+SETTINGS = Settings(
+    grace_s=0.4,
+    kill_after_s=0.3,
+    drain_s=2.0,
+    max_runs=48,
+    principal_runs=32,
+    principal_threads=32,
+    mailbox_limit=12,
+    restart_limit=3,
+    evict_after_s=2.0,
+)
+"""Short times and tight bounds, so that the storm meets them."""
+
+LIMITS = Limits(
+    answer_s=30.0,
+    stop_s=30.0,
+    mailbox=SETTINGS.mailbox_limit,
+    attempts=SETTINGS.restart_limit + 1,
+    principal_runs=SETTINGS.principal_runs,
+    thread_slack=SETTINGS.principal_threads * len(PRINCIPALS),
+    descriptor_slack=64,
+)

@@ -1,0 +1,103 @@
+"""The three storms, each from its opening record to its history: embedded, over a server of its own, over a URL."""
+
+from __future__ import annotations
+
+from holdfast.testing.history import Opened, Record, Source
+from holdfast.testing.storm.access import Progress
+from holdfast.testing.storm.bounds import LIMITS
+from holdfast.testing.storm.embedded import embedded_storm
+from holdfast.testing.storm.killing import kill_storm, registered_failpoints
+from holdfast.testing.storm.recorder import Recorder
+from holdfast.testing.storm.remote import remote_storm
+
+__all__ = ["conduct_embedded", "conduct_kills", "conduct_remote"]
+
+_EVERYTHING: tuple[Source, ...] = ("clients", "stamps", "processes", "kills", "drain", "host", "principals", "places")
+_CRASHES_S = 2.0
+_CRASH_SESSIONS = 8
+
+
+async def conduct_embedded(
+    *, sessions: int, seconds: float, seed: int, progress: Progress, rate: float | None = None
+) -> list[Record]:
+    """A host in this process; as that cannot be killed, a small server of its own is killed a few times afterwards.
+
+    Parameters:
+        sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
+        progress: told what goes on.
+    """
+    recorder = Recorder()
+    recorder.note(Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=LIMITS)
+    await embedded_storm(recorder, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate)
+    progress("crashes of a small server")
+    await kill_storm(
+        recorder,
+        sessions=min(_CRASH_SESSIONS, sessions),
+        seconds=_CRASHES_S,
+        kill_every_s=_CRASHES_S / 2,
+        seed=seed,
+        points=(),
+        progress=progress,
+        prefix="k",
+        first=3,
+        contention=False,
+    )
+    return recorder.records
+
+
+async def conduct_kills(
+    *,
+    sessions: int,
+    seconds: float,
+    kill_every_s: float,
+    seed: int,
+    progress: Progress,
+    rate: float | None = None,
+    points: tuple[str, ...] | None = None,
+) -> list[Record]:
+    """A server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
+
+    Raises:
+        ServerUnreachable: the server cannot be started.
+    """
+    recorder = Recorder()
+    names = registered_failpoints() if points is None else points
+    recorder.note(Opened, seed=seed, mode="kill", sees=_EVERYTHING, limits=LIMITS, failpoints=names)
+    await kill_storm(
+        recorder,
+        sessions=sessions,
+        seconds=seconds,
+        kill_every_s=kill_every_s,
+        seed=seed,
+        points=names,
+        progress=progress,
+        rate=rate,
+    )
+    return recorder.records
+
+
+async def conduct_remote(
+    *,
+    url: str,
+    key: str | None,
+    say: str,
+    sessions: int,
+    seconds: float,
+    seed: int,
+    progress: Progress,
+    rate: float | None = None,
+) -> list[Record]:
+    """Somebody else's server. Raises `HoldfastError` when it does not answer or refuses the key."""
+    recorder = Recorder()
+    await remote_storm(
+        recorder,
+        url=url,
+        key=key,
+        say=say,
+        sessions=sessions,
+        seconds=seconds,
+        seed=seed,
+        progress=progress,
+        rate=rate,
+    )
+    return recorder.records

@@ -1,0 +1,191 @@
+"""The storm keeps every promise over each kind of host, leaves nothing behind, and its command says how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast import ids
+from holdfast.cli.exits import Exit
+from holdfast.cli.storm import Storm, storm
+from holdfast.client import Client
+from holdfast.settings import Settings
+from holdfast.testing.checker import Report, judge
+from holdfast.testing.history import (
+    FailpointHit,
+    HostKilled,
+    Limits,
+    Opened,
+    Record,
+    SendAcknowledged,
+    SendAttempted,
+    read_history,
+    write_history,
+)
+from holdfast.testing.storm.conduct import conduct_kills, conduct_remote
+from holdfast.testing.storm.recorder import Recorder
+from holdfast.testing.storm.server import OwnServer, free_port
+from holdfast.testing.storm.stamps import MARKER
+
+BOUND_S = 110.0
+
+
+def run(work: Coroutine[Any, Any, list[Record]]) -> list[Record]:
+    async def bounded() -> list[Record]:
+        async with asyncio.timeout(BOUND_S):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+def told(report: Report) -> list[object]:
+    return [(j.promise, v.what, v.evidence) for j in report.judgements for v in j.violations]
+
+
+@contextmanager
+def nothing_left() -> Iterator[None]:
+    """Inside the block, no folder and no process of a storm is left behind."""
+    before = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("holdfast-storm-")}
+    yield
+    after = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("holdfast-storm-")}
+    assert after <= before
+    assert marked() == []
+
+
+def marked() -> list[int]:
+    """Processes below this one that carry a storm's marker."""
+    import psutil
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if MARKER in process.environ() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_small_storm_over_an_embedded_host_keeps_every_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "history.jsonl"
+    with nothing_left():
+        code = storm(Storm(sessions=12, seconds=2.0, seed=7, history=str(kept), as_json=True))
+    figures = msgspec.json.decode(capsys.readouterr().out)
+    assert [(p["promise"], p["violations"]) for p in figures["promises"] if p["verdict"] != "kept"] == []
+    assert all(promise["observations"] > 0 for promise in figures["promises"])
+    assert figures["passed"] is True
+    assert code == Exit.OK
+    assert storm(Storm(check=str(kept), as_json=True)) == Exit.OK
+    again = msgspec.json.decode(capsys.readouterr().out)
+    assert again["promises"] == figures["promises"]
+
+
+def test_kills_at_failpoints_and_at_random_lose_nothing() -> None:
+    points = ("sqlite.send.after_commit", "sqlite.commit_run.before_commit", "sqlite.restart.before_write")
+    with nothing_left():
+        records = run(
+            conduct_kills(sessions=6, seconds=1.5, kill_every_s=0.7, seed=3, points=points, progress=lambda text: None)
+        )
+    report = judge(records)
+    assert told(report) == []
+    assert dict(report.failpoints) == dict.fromkeys(points, True)
+    assert sum(isinstance(record, HostKilled) for record in records) > len(points)
+    assert [j.promise for j in report.judgements if j.verdict != "kept"] == []
+
+
+def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(tmp_path: Path) -> None:
+    settings = Settings(port=free_port(), store=f"sqlite:///{tmp_path / 'own.db'}")
+
+    async def work() -> list[Record]:
+        server = OwnServer(tmp_path, Recorder(), Limits(), ids.node_id(), settings)
+        assert await server.start()
+        try:
+            records = await conduct_remote(
+                url=server.url, key=None, say='{"name":"x","pieces":["say"]}', sessions=6, seconds=2.0, seed=1,
+                progress=lambda text: None,
+            )  # fmt: skip
+            async with Client(server.url) as client:
+                left = [view for view in await client.sessions(everybody=True) if view.state != "deleted"]
+            assert left == []
+        finally:
+            await server.end()
+        return records
+
+    report = judge(run(work()))
+    assert told(report) == []
+    unseen = [j.promise for j in report.judgements if j.verdict == "not observed"]
+    assert set(unseen) >= {"P1", "P11", "P12", "P13"}
+    assert report.passed
+
+
+def test_a_url_where_nothing_answers_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code = storm(Storm(url=f"http://127.0.0.1:{free_port()}", sessions=1, seconds=0.1))
+    assert code == Exit.UNREACHABLE
+    assert "holdfast serve" in capsys.readouterr().err
+
+
+def test_a_kept_history_that_breaks_a_promise_is_exit_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "history.jsonl"
+    records: list[Record] = [
+        Opened(at=1.0, seed=1, mode="url", sees=("clients",), failpoints=("sqlite.send.before_write",)),
+        SendAttempted(at=2.0, token="t1", principal="ann", session="s", idempotency_key="k", content="hello"),
+        SendAcknowledged(at=3.0, token="t1", message_id="m_1", seq=1, disposition="started", cursor=0),
+    ]
+    write_history(kept, records)
+    assert list(read_history(kept)) == records
+    assert storm(Storm(check=str(kept))) == Exit.FAILED
+    out = capsys.readouterr().out
+    assert "P5" in out
+    assert "BROKEN" in out
+    assert "its session has no log" in out
+    assert "NOT HIT sqlite.send.before_write" in out
+    assert "NOT OBSERVED" in out
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "not json\n"])
+def test_a_file_that_is_no_history_is_a_usage_error(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "history.jsonl"
+    kept.write_text(text)
+    assert storm(Storm(check=str(kept))) == Exit.USAGE
+    assert str(kept) in capsys.readouterr().err
+
+
+def test_options_that_exclude_each_other_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert storm(Storm(url="http://127.0.0.1:1", kill_every_s=1.0)) == Exit.USAGE
+    assert storm(Storm(check="x", kill_every_s=1.0)) == Exit.USAGE
+    assert storm(Storm(check="does-not-exist")) == Exit.USAGE
+
+
+def test_the_command_has_its_options() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from holdfast.cli import main; main()", "storm", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    for option in ("--sessions", "--seconds", "--kill-every", "--url", "--seed", "--history", "--check", "--json"):
+        assert option in done.stdout
+
+
+def test_every_failpoint_hit_is_one_that_was_registered() -> None:
+    from holdfast.testing.storm.killing import registered_failpoints
+
+    names = registered_failpoints()
+    assert names
+    assert FailpointHit(at=0.0, incarnation=1, name=names[0]).name in names
