@@ -64,6 +64,10 @@ class Live:
         """Send a message."""
         return await self.http.post(f"/v1/sessions/{key}/messages{query}", json={"content": content, **fields})
 
+    async def post_as(self, key: str, headers: dict[str, str]) -> httpx2.Response:
+        """Send a message with these headers."""
+        return await self.http.post(f"/v1/sessions/{key}/messages", json={"content": "hi"}, headers=headers)
+
     async def begun(self, key: str) -> dict[str, Any]:
         """Start an endless run, and return its receipt once it has begun."""
         receipt: dict[str, Any] = (await self.post(key, "go", agent="endless")).json()
@@ -86,7 +90,8 @@ async def live(
     ended = asyncio.create_task(
         serve_until(asked, host, bind(chosen), ready=started.set_result, note=lambda text: None)
     )
-    await asyncio.wait({ended, started}, return_when=asyncio.FIRST_COMPLETED)
+    waiting: set[asyncio.Future[Any]] = {ended, started}
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     if not started.done():
         await ended
     running = started.result()

@@ -90,7 +90,7 @@ class FrameDecoder:
 
     __slots__ = ("_data", "_event", "_id", "_limit", "_rest", "_size", "_skip_lf", "_start", "retry_ms")
 
-    def __init__(self, *, limit_bytes: int = 16_000_000) -> None:
+    def __init__(self, *, limit_bytes: int = 128_000_000) -> None:
         self._limit = limit_bytes
         self._rest = b""
         self._skip_lf = False

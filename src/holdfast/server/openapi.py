@@ -52,7 +52,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, by_type)
-    return {
+    made = {
         "openapi": "3.1.0",
         "info": {
             "title": "Holdfast",
@@ -73,6 +73,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         },
         "security": [{"bearer": []}, {}],
     }
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # defaults become JSON's own types
+    return plain
 
 
 def _members(kind: Any) -> list[Any]:

@@ -1,0 +1,134 @@
+"""The OpenAPI document is valid, lists every route, and the routes answer as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx2
+import jsonschema  # type: ignore[import-untyped]
+from openapi_spec_validator import validate
+
+from holdfast.server.app import SHELL, operations
+from holdfast.server.openapi import document
+from tests.server.live import AGENTS, JSON, Live, served
+
+Ask = Callable[[Live], Awaitable[httpx2.Response]]
+
+
+def test_the_document_is_valid_and_lists_every_operation() -> None:
+    made = document(operations())
+    validate(made)
+    listed = {(method.upper(), path) for path, item in made["paths"].items() for method in item}
+    assert listed == {(operation.method, operation.path) for operation in operations()}
+    assert len(listed) == len(operations())
+    for operation in operations():
+        assert operation.doc, f"{operation.name} has no description"
+
+
+def test_every_operation_is_known_to_the_dispatch() -> None:
+    async def scenario(server: Live) -> None:
+        found: set[tuple[str, str]] = set()
+
+        def walk(node: Any) -> None:
+            found.update((operation.method, operation.path) for operation in node.methods.values())
+            for child in [*node.children.values(), node.any_child]:
+                if child is not None:
+                    walk(child)
+
+        walk(server.app._root)
+        shell = {(operation.method, operation.path) for operation in SHELL.operations}
+        assert found | shell == {(operation.method, operation.path) for operation in operations()}
+        served_document = (await server.http.get("/openapi.json")).json()
+        assert served_document == json.loads(json.dumps(document(operations())))
+
+    served(scenario)
+
+
+def test_every_operation_answers_as_the_document_says() -> None:
+    async def slow(run: Any) -> None:
+        await run.emit("waiting")
+        try:
+            await run.interrupt.wait()
+        finally:
+            await asyncio.sleep(0.1)
+
+    async def scenario(server: Live) -> None:
+        made = (await server.http.get("/openapi.json")).json()
+        covered: set[tuple[str, str, int]] = set()
+
+        async def check(method: str, path: str, status: int, answer: httpx2.Response) -> Any:
+            assert answer.status_code == status, answer.text
+            spec = made["paths"][path][method.lower()]["responses"][str(status)]["content"]
+            media_type = answer.headers["content-type"].partition(";")[0]
+            assert media_type in spec
+            covered.add((method, path, status))
+            if media_type != "application/json":
+                return answer.text
+            schema = {**spec[media_type]["schema"], "components": made["components"]}
+            body = answer.json()
+            if schema.get("type") != "string":
+                jsonschema.validate(body, schema, cls=jsonschema.Draft202012Validator)
+            return body
+
+        http = server.http
+        base, one = "/v1/sessions", "/v1/sessions/{key}"
+        messages, message = f"{one}/messages", f"{one}/messages/{{message_id}}"
+        receipt = await check("POST", messages, 202, await server.post("alice", "go", agent="slow"))
+        async for event in server.host.session("alice").events(after=receipt["cursor"]):
+            if event.kind == "text.delta":
+                break
+        waiting = await check("POST", messages, 202, await server.post("alice"))
+        await check("GET", base, 200, await http.get(base))
+        await check("GET", one, 200, await http.get(f"{base}/alice"))
+        for part in ("transcript", "mailbox", "tree", "runs"):
+            await check("GET", f"{one}/{part}", 200, await http.get(f"{base}/alice/{part}"))
+        await check("GET", f"{one}/runs/{{run_id}}", 200, await http.get(f"{base}/alice/runs/{receipt['run_id']}"))
+        await check("GET", message, 200, await http.get(f"{base}/alice/messages/{waiting['message_id']}"))
+        await check("DELETE", message, 200, await http.delete(f"{base}/alice/messages/{waiting['message_id']}"))
+        path = f"{base}/alice/interrupt?wait=0.01"
+        pending = await check("POST", f"{one}/interrupt", 202, await http.post(path, json={"grace_s": 5}))
+        stop = f"{base}/alice/stops/{pending['stop_id']}"
+        await check("GET", f"{one}/stops/{{stop_id}}", 202, await http.get(stop))
+        while (done := await http.get(stop)).status_code == 202:
+            pass
+        await check("GET", f"{one}/stops/{{stop_id}}", 200, done)
+        await check("POST", f"{one}/interrupt", 200, await http.post(f"{base}/alice/interrupt", json={}))
+        for action, method in (("stop", "POST"), ("", "DELETE")):
+            started = (await server.post("alice", "go", agent="slow")).json()
+            async for event in server.host.session("alice").events(after=started["cursor"]):
+                if event.kind == "text.delta":
+                    break
+            where = f"{one}/{action}".rstrip("/")
+            path = f"{base}/alice/{action}".rstrip("/")
+            if method == "POST":
+                await check(method, where, 202, await http.post(f"{path}?wait=0.01", json={"grace_s": 5}))
+                await check(method, where, 200, await http.post(path, json={}))
+            else:
+                await check(method, where, 200, await http.delete(path))
+        await check("POST", messages, 200, await server.post("bob", query="?wait=10", agent="echo"))
+        followed = (await server.post("bob", agent="echo")).json()
+        events = f"{base}/bob/events?follow={followed['message_id']}"
+        await check("GET", f"{one}/events", 200, await http.get(events))
+        await check("GET", "/v1/tree", 200, await http.get("/v1/tree"))
+        await check("GET", "/v1/server", 200, await http.get("/v1/server"))
+        for page in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json"):
+            await check("GET", page, 200, await http.get(page))
+        created = await check(
+            "POST", "/v1/keys", 201, await http.post("/v1/keys", json={"principal": "x", "role": "admin"})
+        )
+        http.headers["authorization"] = f"Bearer {created['secret']}"
+        await check("GET", "/v1/keys", 200, await http.get("/v1/keys"))
+        other = (await http.post("/v1/keys", json={"principal": "y"})).json()["key"]["key_id"]
+        await check("DELETE", "/v1/keys/{key_id}", 200, await http.delete(f"/v1/keys/{other}"))
+        await check("POST", "/v1/drain", 200, await http.post("/v1/drain", headers=JSON))
+        await check("GET", "/readyz", 503, await http.get("/readyz"))
+        refusal = await server.post("bob")
+        await check("POST", messages, 503, refusal)
+        everything = {(o.method, o.path, status) for o in operations() for status in o.answers}
+        assert everything - covered == {("DELETE", one, 202)}, "it takes no wait, and nothing here stops slowly enough"
+        await server.end()
+
+    served(scenario, *AGENTS, slow)

@@ -1,0 +1,78 @@
+"""Settings come from the file, the environment and flags, in that rising order, and what does not fit is named."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.settings import Settings, describe, load_settings
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    (tmp_path / "holdfast.toml").write_text('port = 1\ngrace_s = 1\ndrain_s = 1.5\nallowed_hosts = ["a", "b"]\n')
+    environ = {"HOLDFAST_GRACE_S": "2", "HOLDFAST_DRAIN_S": " 2.5 ", "OTHER": "x", "HOLDFAST_KEY": "hf_x"}
+    found = load_settings({"drain_s": 3, "store": None, "host": "::1"}, environ=environ, folder=tmp_path)
+    assert (found.port, found.grace_s, found.drain_s, found.host) == (1, 2.0, 3.0, "::1")
+    assert (found.allowed_hosts, found.store) == (("a", "b"), Settings().store)
+    assert isinstance(found.grace_s, float)
+
+
+def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> None:
+    found = load_settings(environ={"HOLDFAST_ALLOWED_ORIGINS": "https://a, https://b,"}, folder=tmp_path)
+    assert found.allowed_origins == ("https://a", "https://b")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "file", "parts"),
+    [
+        ({"port": "x"}, {}, "", ["port", "'x'", "--port"]),
+        ({"port": 70_000}, {}, "", ["port", "70000", "--port"]),
+        ({"prot": 1}, {}, "", ["prot", "the command line", "port"]),
+        ({}, {"HOLDFAST_GRACE_S": "-1"}, "", ["grace_s", "'-1'", "HOLDFAST_GRACE_S"]),
+        ({}, {"HOLDFAST_GRACE_S": "nan"}, "", ["grace_s", "HOLDFAST_GRACE_S"]),
+        ({}, {"HOLDFAST_DRAIN_S": "inf"}, "", ["drain_s", "HOLDFAST_DRAIN_S"]),
+        ({}, {"HOLDFAST_PROT": "1"}, "", ["prot", "HOLDFAST_PROT", "'port'"]),
+        ({}, {"HOLDFAST_LOG_LEVEL": "loud"}, "", ["log_level", "loud"]),
+        ({}, {}, 'port = "8420"', ["port", "'8420'", "holdfast.toml"]),
+        ({}, {}, "prot = 1", ["prot", "holdfast.toml", "'port'"]),
+        ({}, {}, "port = ", ["holdfast.toml", "not valid TOML"]),
+        ({}, {}, "drain_s = inf", ["drain_s", "finite"]),
+        ({}, {"HOLDFAST_CONFIG": "/no/such/file.toml"}, "", ["/no/such/file.toml", "does not exist"]),
+    ],
+)
+def test_what_does_not_fit_names_the_setting_the_value_and_the_source(
+    flags: dict[str, object], environ: dict[str, str], file: str, parts: list[str], tmp_path: Path
+) -> None:
+    if file:
+        (tmp_path / "holdfast.toml").write_text(file)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(flags, environ=environ, folder=tmp_path)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "holdfast.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_settings(environ={}, folder=tmp_path)
+
+
+def test_arguments_are_checked_too() -> None:
+    with pytest.raises(ConfigurationError, match="max_runs"):
+        Settings(max_runs=0)
+    with pytest.raises(AttributeError):
+        Settings().port = 1  # type: ignore[misc]
+
+
+def test_every_setting_is_described_with_a_default_that_fits() -> None:
+    rows = describe()
+    assert [row.name for row in rows] == list(Settings.__struct_fields__)
+    for row in rows:
+        assert row.doc
+        assert row.variable == f"HOLDFAST_{row.name.upper()}"
+    written = "\n".join(f"{row.name} = {row.default}" for row in rows)
+    assert msgspec.convert(tomllib.loads(written), Settings) == Settings()

@@ -1,0 +1,272 @@
+"""Streams are honest: every event in order, or a gap; a cursor resumes; a slow or vanished reader holds nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import wsproto
+from wsproto.events import AcceptConnection, CloseConnection, Message, RejectConnection, RejectData
+from wsproto.events import Request as Upgrade
+
+from holdfast import Run
+from holdfast.protocol.sse import Frame, FrameDecoder
+from tests.server.live import AGENTS, Live, served
+
+
+async def frames(server: Live, path: str, **headers: str) -> AsyncIterator[Frame]:
+    """The frames of a stream, as they come."""
+    decoder = FrameDecoder()
+    async with server.http.stream("GET", path, headers=headers) as stream:
+        assert stream.status_code == 200, await stream.aread()
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        async for chunk in stream.aiter_raw():
+            for frame in decoder.feed(chunk):
+                yield frame
+
+
+async def all_frames(server: Live, path: str, **headers: str) -> list[Frame]:
+    """The frames of a stream that ends."""
+    return [frame async for frame in frames(server, path, **headers)]
+
+
+def test_a_followed_message_ends_its_stream_with_its_settlement() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = (await server.post("alice", "50", agent="counting")).json()
+        path = f"/v1/sessions/alice/events?after={receipt['cursor']}&follow={receipt['message_id']}"
+        found = await all_frames(server, path)
+        events = [json.loads(frame.data) for frame in found]
+        assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+        assert [frame.id for frame in found] == [f"{event['seq']}-1" for event in events]
+        assert [frame.event for frame in found] == [event["kind"] for event in events]
+        assert "".join(event.get("text", "") for event in events if event["kind"] == "text.delta") == "".join(
+            f"{n} " for n in range(50)
+        )
+        assert events[-1]["kind"] == "message.settled"
+        assert await all_frames(server, path) == found, "a settled message can be read again"
+        past = f"/v1/sessions/alice/events?after={found[-1].id}&follow={receipt['message_id']}"
+        assert await all_frames(server, past) == [], "and after it nothing comes"
+
+    served(scenario)
+
+
+def test_a_reader_that_is_cut_off_resumes_anywhere_without_loss_or_repeat() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = (await server.post("alice", "40", agent="counting")).json()
+        path = f"/v1/sessions/alice/events?follow={receipt['message_id']}"
+        whole = await all_frames(server, path)
+        for cut in range(0, len(whole), 7):
+            by_header = await all_frames(server, path, **{"last-event-id": whole[cut].id})
+            assert by_header == whole[cut + 1 :]
+            by_query = await all_frames(server, f"{path}&after={whole[cut].id}")
+            assert by_query == whole[cut + 1 :]
+        newest = await all_frames(server, f"{path}&after={whole[0].id}", **{"last-event-id": whole[5].id})
+        assert newest == whole[6:], "a browser that comes back sends both: the header is newer"
+
+    served(scenario)
+
+
+def test_readers_before_during_and_after_a_run_see_the_same() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = (await server.post("alice", "300", agent="counting")).json()
+        path = f"/v1/sessions/alice/events?after={receipt['cursor']}&follow={receipt['message_id']}"
+        seen = await asyncio.gather(*(all_frames(server, path) for _ in range(20)))
+        assert all(one == seen[0] for one in seen)
+        assert len(seen[0]) >= 4
+
+    served(scenario)
+
+
+def test_what_was_pruned_is_told_as_a_gap() -> None:
+    async def scenario(server: Live) -> None:
+        first = (await server.post("alice", query="?wait=10")).json()
+        now = server.host.clock.now() + 1000
+        await server.host.store.prune(events_before=now, tombstones_before=0.0, idempotency_before=0.0)
+        last = (await server.post("alice", query="?wait=10")).json()
+        path = f"/v1/sessions/alice/events?follow={last['message_id']}"
+        found = await all_frames(server, path)
+        gap = json.loads(found[0].data)
+        assert (found[0].event, gap["after"], gap["reason"]) == ("gap", 0, "pruned")
+        assert found[0].id == f"{gap['until']}-1"
+        assert json.loads(found[1].data)["seq"] == gap["until"] + 1
+        assert gap["until"] >= first["receipt"]["seq"]
+
+    served(scenario)
+
+
+def test_an_idle_stream_is_kept_alive() -> None:
+    async def scenario(server: Live) -> None:
+        await server.post("alice", query="?wait=10")
+        async with server.http.stream("GET", "/v1/sessions/alice/events") as stream:
+            text = b""
+            async for chunk in stream.aiter_raw():
+                text += chunk
+                if text.count(b": keep-alive\n\n") == 2:
+                    break
+
+    served(scenario, keepalive_s=0.05)
+
+
+def test_a_reader_that_leaves_is_let_go_and_its_run_goes_on() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = await server.begun("alice")
+        for _ in range(20):
+            async for _frame in frames(server, "/v1/sessions/alice/events"):
+                break
+        while server.app.native.streams.open or server.host.statistics().readers:
+            await asyncio.sleep(0.01)
+        run = (await server.http.get(f"/v1/sessions/alice/runs/{receipt['run_id']}")).json()
+        assert run["state"] == "running", "a disconnect interrupts nothing"
+
+    served(scenario)
+
+
+async def unread(server: Live, path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A reader that asks for a stream and takes nothing of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]), limit=1024)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+    await writer.drain()
+    return reader, writer
+
+
+async def big(run: Run) -> None:
+    """Say more than any buffer on the way holds."""
+    for _ in range(400):
+        await run.emit("x" * 50_000)
+
+
+def test_a_reader_that_takes_nothing_holds_neither_the_run_nor_others_up_and_is_let_go() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = (await server.post("alice", "go", agent="big")).json()
+        _, writer = await unread(server, "/v1/sessions/alice/events")
+        path = f"/v1/sessions/alice/events?after={receipt['cursor']}&follow={receipt['message_id']}"
+        assert (await all_frames(server, path))[-1].event == "message.settled"
+        while server.app.native.streams.open:
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    served(scenario, *AGENTS, big, stream_stall_s=0.3)
+
+
+def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = (await server.post("alice", "go", agent="big")).json()
+        await server.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}?wait=20")
+        _, writer = await unread(server, "/v1/sessions/alice/events")
+        while not server.app.native.streams.open:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(15):
+            await server.end()
+        writer.close()
+
+    served(scenario, *AGENTS, big)
+
+
+def test_when_the_server_ends_every_stream_says_where_to_go_on() -> None:
+    async def scenario(server: Live) -> None:
+        await server.begun("alice")
+        await server.post("bob", query="?wait=10")
+        readers = [
+            asyncio.create_task(all_frames(server, f"/v1/sessions/{key}/events")) for key in ("alice", "bob") * 5
+        ]
+        while server.app.native.streams.open < len(readers):
+            await asyncio.sleep(0.01)
+        await server.end()
+        for reader in readers:
+            *events, closed = await reader
+            assert closed.event == "closed"
+            assert json.loads(closed.data) == {"kind": "closed", "reason": "shutdown", "cursor": closed.id}
+            assert closed.id == events[-1].id, "behind the last event that it was given"
+            assert events[-1].event == "message.settled"
+
+    served(scenario)
+
+
+# ── WebSocket ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def socket_messages(server: Live, path: str, **headers: str) -> tuple[int, list[Any], int | None]:
+    """The handshake's status, the JSON messages until the server closes, and its close code."""
+    client = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    extra = [(name.encode(), value.encode()) for name, value in headers.items()]
+    writer.write(client.send(Upgrade(host="127.0.0.1", target=path, extra_headers=extra)))
+    status, found, text, body = 101, [], "", b""
+    try:
+        while True:
+            data = await reader.read(65_536)
+            client.receive_data(data or None)
+            for event in client.events():
+                if isinstance(event, RejectConnection):
+                    status = event.status_code
+                elif isinstance(event, RejectData):
+                    body += event.data
+                    if event.body_finished:
+                        return status, [json.loads(body)], None
+                elif isinstance(event, AcceptConnection):
+                    status = 101
+                elif isinstance(event, Message):
+                    text += str(event.data)
+                    if event.message_finished:
+                        found.append(json.loads(text))
+                        text = ""
+                elif isinstance(event, CloseConnection):
+                    if client.state is wsproto.connection.ConnectionState.REMOTE_CLOSING:
+                        writer.write(client.send(event.response()))
+                    return status, found, event.code
+    finally:
+        writer.close()
+
+
+def test_a_websocket_gives_the_same_events() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = (await server.post("alice", "30", agent="counting")).json()
+        path = f"/v1/sessions/alice/events?after={receipt['cursor']}&follow={receipt['message_id']}"
+        whole = await all_frames(server, path)
+        status, messages, code = await socket_messages(server, path)
+        assert (status, code) == (101, 1000)
+        assert [(one["id"], one["event"], one["data"]) for one in messages] == [
+            (frame.id, frame.event, json.loads(frame.data)) for frame in whole
+        ]
+        _, rest, _ = await socket_messages(
+            server, f"{path}&after={whole[3].id}".replace(f"after={receipt['cursor']}&", "")
+        )
+        assert rest == messages[4:]
+
+    served(scenario)
+
+
+def test_a_websocket_is_checked_like_any_request() -> None:
+    async def scenario(server: Live) -> None:
+        await server.post("alice", query="?wait=10")
+        events = "/v1/sessions/alice/events"
+        for path, headers, status, code in (
+            (events, {"origin": "https://evil.example"}, 403, "origin_refused"),
+            ("/v1/sessions/nobody/events", {}, 404, "unknown_session"),
+            (f"{events}?after=1-999", {}, 400, "invalid_cursor"),
+            ("/v1/sessions/alice", {}, 404, "unknown_route"),
+            ("/v1/nothing", {}, 404, "unknown_route"),
+        ):
+            found = await socket_messages(server, path, **headers)
+            assert (found[0], found[1][0]["error"]["code"]) == (status, code)
+        await server.app.keys.create(principal="ops", role="admin")
+        assert (await socket_messages(server, events))[0] == 401
+
+    served(scenario)
+
+
+def test_a_websocket_is_told_that_the_server_ends() -> None:
+    async def scenario(server: Live) -> None:
+        await server.begun("alice")
+        reader = asyncio.create_task(socket_messages(server, "/v1/sessions/alice/events"))
+        while not server.app.native.streams.open:
+            await asyncio.sleep(0.01)
+        await server.end()
+        _, messages, code = await reader
+        assert code == 1012
+        assert messages[-1]["event"] == "closed"
+        assert messages[-1]["id"] == messages[-2]["id"]
+
+    served(scenario)
