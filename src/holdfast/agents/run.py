@@ -510,18 +510,21 @@ _NOTHING = Usage()
 
 
 def _wants_call(work: Callable[..., Any]) -> bool:
-    code = getattr(work, "__code__", None)
+    code = getattr(_function(work), "__code__", None)
     return code is not None and code.co_argcount > 0 and code.co_varnames[0] == "call"
 
 
+def _function(work: Callable[..., Any]) -> Callable[..., Any]:
+    return work.func if isinstance(work, functools.partial) else work
+
+
 def _name(work: Callable[..., Any]) -> str:
-    function = work.func if isinstance(work, functools.partial) else work
+    function = _function(work)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def _placement(work: Callable[..., Any]) -> Placement:
-    function = work.func if isinstance(work, functools.partial) else work
-    return "loop" if inspect.iscoroutinefunction(function) else "thread"
+    return "loop" if inspect.iscoroutinefunction(_function(work)) else "thread"
 
 
 def _placed(work: Callable[[], Any], branch: Branch, where: Placement) -> Callable[[], Any]:
