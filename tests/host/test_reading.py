@@ -13,6 +13,7 @@ from holdfast import Gap, Host, Run, Settings, agent
 from holdfast.errors import (
     IdempotencyMismatch,
     InvalidCursor,
+    InvalidRequest,
     LimitExceeded,
     MailboxFull,
     PolicyUnavailable,
@@ -291,3 +292,14 @@ def test_a_principal_has_a_limit_of_sessions() -> None:
             await host.session("s2").send("1")
 
     virtual(scenario, principal_sessions=2)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\0b", "x\udfffy"])
+def test_text_that_cannot_be_stored_is_refused_with_a_hint(text: str) -> None:
+    async def scenario(host: Host) -> None:
+        with pytest.raises(InvalidRequest) as refusal:
+            await host.session("s").send(text)
+        assert refusal.value.hint
+        assert await host.session("s").ask("1") == "0 "
+
+    virtual(scenario)

@@ -28,7 +28,7 @@ from holdfast.protocol.events import (
     ToolOutput,
     ToolStarted,
 )
-from holdfast.protocol.messages import Entry, Message, Usage
+from holdfast.protocol.messages import Entry, Message, Usage, check_text
 from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
@@ -226,10 +226,13 @@ class Run:
         Raises:
             RunClosed: the run has ended; the text does not count.
             LimitExceeded: the run said more than its limit.
+            InvalidRequest: text that UTF-8 cannot hold (a lone surrogate).
             TypeError: not text.
         """
         if not isinstance(text, str):
             raise TypeError(f"emit() takes text (str), not {type(text).__name__}")
+        if not text.isascii():
+            check_text(text)
         if self.transcript.size > self._limits.answer_limit_bytes:
             raise LimitExceeded(
                 f"the run said more than {self._limits.answer_limit_bytes:,} characters",

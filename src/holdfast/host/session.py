@@ -32,6 +32,7 @@ from holdfast.protocol.messages import (
     SessionView,
     Settlement,
     TreeNode,
+    check_text,
 )
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
@@ -94,6 +95,7 @@ class Session:
             raise InvalidRequest("a message's content is text (str)")
         if "\0" in content or "\0" in (idempotency_key or ""):
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the content and the key")
+        check_text(content + (idempotency_key or ""))
         body_hash = b""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.errors import InvalidRequest
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Settlement",
     "TreeNode",
     "Usage",
+    "check_text",
 ]
 
 Policy = Literal["queue", "steer", "collect", "interrupt", "rollback", "reject"]
@@ -33,6 +35,17 @@ Disposition = Literal["started", "queued", "steering", "collecting", "interrupti
 MessageState = Literal["accepted", "taken", "completed", "failed", "interrupted", "superseded", "withdrawn"]
 RunState = Literal["running", "suspended", "stopping", "completed", "failed", "interrupted"]
 SettledAs = Literal["completed", "failed", "interrupted", "superseded", "withdrawn"]
+
+
+def check_text(text: str) -> None:
+    """Raise `InvalidRequest` for text that UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text has a lone surrogate at character {error.start}, which UTF-8 cannot hold",
+            hint="decode the bytes it came from with errors='replace'",
+        ) from None
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
