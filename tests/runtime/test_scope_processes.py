@@ -19,7 +19,7 @@ from holdfast.runtime.adoption import install
 from holdfast.runtime.processes import PIPE
 from holdfast.runtime.scope import Scope
 
-HOSTILE = ["sh", "-c", "trap '' TERM; setsid sh -c 'trap \"\" TERM; sleep 1000' & sleep 1000"]
+HOSTILE = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"]
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -79,7 +79,9 @@ def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None).open()
         meek = await scope.process(["sleep", "1000"], name="meek")
-        hostile = await scope.process(HOSTILE, name="hostile")
+        hostile = await scope.process(HOSTILE, name="hostile", stdout=PIPE)
+        assert hostile.stdout is not None
+        assert await hostile.stdout.readline() == b"ready\n"
         assert {(member.kind, member.name, member.pid) for member in scope.members()} == {
             ("process", "meek", meek.pid),
             ("process", "hostile", hostile.pid),
