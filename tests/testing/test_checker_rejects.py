@@ -751,6 +751,16 @@ def a_receipt_confesses_a_long_stop(tale: Tale) -> None:
     tale.change(answer, receipt=replace_receipt(answer.receipt, elapsed_s=60.0))
 
 
+@breaks("P9", "no answer from a living host")
+def a_living_host_does_not_answer(tale: Tale) -> None:
+    made = World()
+    made.start_host()
+    made.send(A)
+    made.send(A, outcome="request lost")
+    made.now += LIMITS.answer_s
+    tale.records = made.settle()
+
+
 @breaks("P9", "messages waited")
 def a_mailbox_overflows(tale: Tale) -> None:
     accepted = tale.event(A, MessageAccepted, 0)

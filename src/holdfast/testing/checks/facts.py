@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from holdfast.protocol.events import Event, MessageAccepted, MessageSettled, RunFinished, RunStarted, RunStopping
@@ -23,6 +23,7 @@ from holdfast.testing.history import (
     Lost,
     Opened,
     ProcessesListed,
+    ProcessSeen,
     ReaderClosed,
     ReaderConnected,
     ReaderGap,
@@ -211,8 +212,17 @@ class Facts:
             if left.incarnation in self.pid_of:
                 self.ended_at.setdefault(self.pid_of[left.incarnation], left.at)
         self._breaks = sorted(record.at for record in (*self.kills, *self.exits))
+        self._lifecycle = sorted(
+            (*self.ready, *self.kills, *self.exits, *self.drain_requests), key=lambda record: record.at
+        )
+        self._alive: dict[str, list[tuple[ProcessesListed, ProcessSeen]]] = {}
+        for listing in self.listings:
+            for seen in listing.alive:
+                self._alive.setdefault(seen.run_id, []).append((listing, seen))
+        self._listed_at = max((listing.began_at for listing in self.listings), default=float("-inf"))
         self.known_end = self._known_ends()
         self.stop_reasons = self._stop_reasons()
+        self._receipts = self._all_receipts()
 
     def _take(self, record: Record) -> None:
         match record:
@@ -316,6 +326,19 @@ class Facts:
                     runs[first.reason].append(run.run_id)
         return runs
 
+    def _all_receipts(self) -> dict[str, list[StopReceipt]]:
+        """For each run, the receipts that speak of it: its own, and those of the stops that ended it."""
+        receipts: dict[str, list[StopReceipt]] = {}
+        for run in self.run_logs.values():
+            if run.receipt is not None:
+                receipts.setdefault(run.run_id, []).append(run.receipt)
+        for request, answer in self.stops():
+            if isinstance(answer, StopAnswered):
+                runs = {request.run_id, *self.stop_reasons.get(_reason(answer.receipt), ())}
+                for run_id in runs - {None}:
+                    receipts.setdefault(run_id or "", []).append(answer.receipt)
+        return receipts
+
     def sends(self) -> Iterable[tuple[SendAttempted, Answer | None]]:
         """All attempts to send, with their answers, in order of time."""
         for call in self.calls.values():
@@ -335,22 +358,23 @@ class Facts:
 
     def lived_through(self, begin: float, end: float) -> bool:
         """Whether a host was ready at `begin`, and no host was killed, left or drained until `end`."""
-        before = [r for r in (*self.ready, *self.kills, *self.exits, *self.drain_requests) if r.at <= begin]
-        latest = max(before, key=lambda record: record.at, default=None)
-        draining = any(begin < request.at <= end for request in self.drain_requests)
-        return isinstance(latest, HostReady) and not draining and not self.broke_between(begin, end)
+        index = bisect_right(self._lifecycle, begin, key=lambda record: record.at)
+        ready = index > 0 and isinstance(self._lifecycle[index - 1], HostReady)
+        return ready and (index == len(self._lifecycle) or self._lifecycle[index].at > end)
+
+    def alive_after(self, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
+        """Processes of a run in the lists that were begun after `at`, each with its list."""
+        for listing, seen in self._alive.get(run_id, ()):
+            if listing.began_at > at:
+                yield listing, seen
+
+    def listed_after(self, at: float) -> bool:
+        """Whether the process list was read after `at`."""
+        return self._listed_at > at
 
     def named_survivors(self, run_id: str) -> tuple[int, frozenset[int]]:
         """How many tasks and threads, and which pids, the run's receipts name as left over."""
-        receipts: list[StopReceipt] = []
-        run = self.run_logs.get(run_id)
-        if run is not None and run.receipt is not None:
-            receipts.append(run.receipt)
-        for request, answer in self.stops():
-            if isinstance(answer, StopAnswered) and (
-                request.run_id == run_id or run_id in self.stop_reasons.get(_reason(answer.receipt), ())
-            ):
-                receipts.append(answer.receipt)
+        receipts = self._receipts.get(run_id, [])
         abandoned = max((len(receipt.abandoned) for receipt in receipts), default=0)
         return abandoned, frozenset(pid for receipt in receipts for pid in receipt.survivors)
 

@@ -327,6 +327,9 @@ def valid_transcript(facts: Facts, ledger: Ledger) -> None:
     }
     for where, log in facts.logs.items():
         last = latest.get(where)
+        by_run: dict[str | None, list[Entry]] = {}
+        for entry in last.entries if last is not None else ():
+            by_run.setdefault(entry.run_id, []).append(entry)
         broken_before = False
         for run in log.runs.values():
             if not run.finished:
@@ -344,7 +347,7 @@ def valid_transcript(facts: Facts, ledger: Ledger) -> None:
             if end.status == "failed" and not any(asked_to_fail.get((*where, content)) for content in contents):
                 ledger.broken("a run failed although nothing asked it to", where, end, run.started)
             if last is not None and end.status == "completed":
-                _judge_completed(ledger, last, run, contents)
+                _judge_completed(ledger, by_run.get(run.run_id, []), run, contents)
 
 
 def _judge_entries(ledger: Ledger, read: TranscriptRead) -> None:
@@ -371,8 +374,7 @@ def _judge_entries(ledger: Ledger, read: TranscriptRead) -> None:
         ledger.broken("a tool call has no result", *open_calls.values())
 
 
-def _judge_completed(ledger: Ledger, last: TranscriptRead, run: LogRun, contents: list[str]) -> None:
-    own = [entry for entry in last.entries if entry.run_id == run.run_id]
+def _judge_completed(ledger: Ledger, own: list[Entry], run: LogRun, contents: list[str]) -> None:
     end = run.finished[0]
     if end.text and not any(entry.role == "assistant" for entry in own):
         ledger.broken("a completed run left no answer in the transcript", end)

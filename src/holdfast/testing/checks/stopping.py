@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
 
 from holdfast.protocol.events import RunFinished, RunStopping
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.testing.checks.facts import Attempt, Facts, LogRun, Where, root_cause
 from holdfast.testing.checks.ledger import Ledger
 from holdfast.testing.history import (
-    ProcessesListed,
-    ProcessSeen,
     Stamp,
     StatisticsRead,
     StopAnswered,
@@ -30,18 +28,6 @@ def _branches(attempt: Attempt) -> dict[str, list[Stamp]]:
     for stamp in attempt.stamps:
         branches.setdefault(stamp.branch, []).append(stamp)
     return branches
-
-
-def _first_listing_after(facts: Facts, at: float) -> ProcessesListed | None:
-    return next((listing for listing in facts.listings if listing.began_at > at), None)
-
-
-def _alive_after(facts: Facts, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
-    for listing in facts.listings:
-        if listing.began_at > at:
-            for seen in listing.alive:
-                if seen.run_id == run_id:
-                    yield listing, seen
 
 
 def broadcast(facts: Facts, ledger: Ledger) -> None:
@@ -77,9 +63,9 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
         for stamps in _branches(last).values():
             first_stamp = stamps[0]
             if first_stamp.member == "process":
-                if _first_listing_after(facts, known_end) is not None:
+                if facts.listed_after(known_end):
                     ledger.saw()
-                    for listing, seen in _alive_after(facts, run.run_id, known_end):
+                    for listing, seen in facts.alive_after(run.run_id, known_end):
                         if seen.pid not in survivors:
                             ledger.broken("a process of an interrupted run lives on", seen, listing)
                             break
@@ -115,27 +101,29 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
     cause names a request or a message of another session; a withdrawal took a message of another session; ambient
     context named another session than the code was started for.
     """
-    asked: dict[Where, list[tuple[float, str | None]]] = {}
+    asked: dict[Where, float] = {}
     reasons: dict[str, StopRequested] = {}
     for request, _ in facts.stops():
-        asked.setdefault((request.principal, request.session), []).append((request.at, request.reason))
+        asked.setdefault((request.principal, request.session), request.at)
         reasons[request.reason] = request
     for sent, _ in facts.sends():
         if sent.policy == "interrupt":
-            asked.setdefault((sent.principal, sent.session), []).append((sent.at, None))
+            home = (sent.principal, sent.session)
+            asked[home] = min(sent.at, asked.get(home, sent.at))
     first_break = min((r.at for r in (*facts.drain_requests, *facts.kills, *facts.exits)), default=float("inf"))
     failed = {run.run_id for run in facts.run_logs.values() if any(event.status == "failed" for event in run.finished)}
     leaving = dict(facts.ended_at)
     leaving.update((facts.pid_of[r.incarnation], r.at) for r in facts.drain_requests if r.incarnation in facts.pid_of)
-    stop_times = sorted((request.at, (request.principal, request.session)) for request, _ in facts.stops())
+    stop_times: list[tuple[float, Where]] = sorted(
+        (request.at, (request.principal, request.session)) for request, _ in facts.stops()
+    )
 
     def unjustified(where: Where, cause: Cause | None, until: float, attempts: list[Attempt]) -> str | None:
         first = root_cause(cause)
         if first is None:
             return "nobody gave a cause"
         if first.kind in _ASKED:
-            own = [item for item in asked.get(where, ()) if item[0] < until]
-            if not own:
+            if asked.get(where, until) >= until:
                 return f"nobody had asked for a stop in this session (cause {first.kind})"
             elsewhere = reasons.get(first.reason)
             if elsewhere is not None and (elsewhere.principal, elsewhere.session) != where:
@@ -163,7 +151,8 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
                 ledger.broken(f"a run was stopped, but {why}", run.where, event)
         for attempt in attempts:
             begin, end = attempt.stamps[0].at, attempt.stamps[-1].at
-            if any(begin < at < end and where != attempt.where for at, where in stop_times):
+            near = stop_times[bisect_left(stop_times, (begin,)) : bisect_left(stop_times, (end,))]
+            if any(where != attempt.where for _, where in near):
                 ledger.saw()
     for stamp in facts.stamps:
         home = (stamp.principal, stamp.session)
@@ -176,7 +165,7 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
         if elsewhere is not None and (elsewhere.principal, elsewhere.session) != home:
             ledger.broken("a branch was told a stop of another session", stamp, elsewhere)
         elif (
-            not any(at < stamp.at for at, _ in asked.get(home, ()))
+            asked.get(home, stamp.at) >= stamp.at
             and leaving.get(stamp.host_pid, stamp.at) >= stamp.at
             and stamp.run_id not in failed
         ):
@@ -241,6 +230,8 @@ def stopped_means_stopped(facts: Facts, ledger: Ledger) -> None:
             start = attempt.start
             if start is None or start.at >= request.at:
                 continue
+            if attempt.stamps[-1].at <= answer.at and not any(facts.alive_after(attempt.run_id, answer.at)):
+                continue
             if request.run_id is not None and request.run_id != attempt.run_id:
                 continue
             if facts.broke_between(request.at, answer.at):
@@ -262,7 +253,7 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
             if pid not in survivors and not _dying(facts, stamp.host_pid, answer.at, stamp.at):
                 ledger.broken("a process of a stopped run goes on after the receipt", request, answer, stamp)
                 return
-    for listing, seen in _alive_after(facts, attempt.run_id, answer.at):
+    for listing, seen in facts.alive_after(attempt.run_id, answer.at):
         named = seen.pid in answer.receipt.survivors or seen.pid in facts.named_survivors(attempt.run_id)[1]
         if not named and not _dying(facts, seen.host_pid, answer.at, listing.began_at):
             ledger.broken("a process of a stopped run is alive after the receipt", request, answer, listing)
@@ -284,12 +275,13 @@ def no_leaks(facts: Facts, ledger: Ledger) -> None:
         if known_end is None:
             continue
         attempts = facts.attempts.get(run.run_id, [])
-        if attempts or _first_listing_after(facts, known_end) is not None:
+        if attempts or facts.listed_after(known_end):
             ledger.saw()
         _judge_leaks(facts, ledger, run, attempts, known_end)
+    last_signs = {stamp.host_pid: stamp for stamp in facts.stamps}
     for pid, ended_at in facts.ended_at.items():
         limit = ended_at + facts.limits.death_s
-        if _first_listing_after(facts, limit) is not None:
+        if facts.listed_after(limit):
             ledger.saw()
         outlived = next(
             (
@@ -303,15 +295,15 @@ def no_leaks(facts: Facts, ledger: Ledger) -> None:
         )
         if outlived is not None:
             ledger.broken("a process outlives its host", {"host_pid": pid, "ended_at": ended_at}, *outlived)
-        late = next((s for s in facts.stamps if s.host_pid == pid and s.at > limit), None)
-        if late is not None:
+        late = last_signs.get(pid)
+        if late is not None and late.at > limit:
             ledger.broken("code outlives its host", {"host_pid": pid, "ended_at": ended_at}, late)
     _judge_statistics(facts, ledger)
 
 
 def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attempt], known_end: float) -> None:
     late = [stamp for attempt in attempts for stamp in attempt.stamps if stamp.at > known_end]
-    left = next(_alive_after(facts, run.run_id, known_end), None)
+    left = next(facts.alive_after(run.run_id, known_end), None)
     if not late and left is None:
         return
     abandoned, survivors = facts.named_survivors(run.run_id)
@@ -326,7 +318,7 @@ def _judge_leaks(facts: Facts, ledger: Ledger, run: LogRun, attempts: list[Attem
         ):
             ledger.broken("a process of an ended run still works", {"known_end": known_end}, stamp)
             break
-    for listing, seen in _alive_after(facts, run.run_id, known_end):
+    for listing, seen in facts.alive_after(run.run_id, known_end):
         if seen.pid not in survivors and not _dying(facts, seen.host_pid, known_end, listing.began_at):
             ledger.broken("a process of an ended run is alive", {"known_end": known_end}, run.finished, listing)
             break

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 from holdfast.clock import system_clock
 from holdfast.host import Host
@@ -77,11 +78,30 @@ def _children(pid: int) -> Iterator[int]:
             yield int(child)
 
 
+def _connections() -> set[str]:
+    """The TCP sockets of this machine, as a process's descriptors name them."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            found.update(f"socket:[{line.split()[9]}]" for line in file.readlines()[1:])
+    return found
+
+
+def _descriptors(pid: int) -> int:
+    """Open descriptors of a process, but for TCP connections: those are its clients'."""
+    connections = _connections()
+    count = 0
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/{pid}/fd/{descriptor}") not in connections
+    return count
+
+
 def process_figures(pid: int) -> dict[str, int]:
     """Threads, descriptors and direct children of a process. Raises `OSError` when it is gone."""
     return {
         "threads": len(os.listdir(f"/proc/{pid}/task")),
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "descriptors": _descriptors(pid),
         "processes": len(list(_children(pid))),
     }
 
