@@ -80,7 +80,7 @@ def _children(pid: int) -> Iterator[int]:
 
 def _connections() -> set[str]:
     """The TCP sockets of this machine, as a process's descriptors name them."""
-    found = set()
+    found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
             found.update(f"socket:[{line.split()[9]}]" for line in file.readlines()[1:])
