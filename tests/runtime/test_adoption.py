@@ -9,8 +9,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import anyio
 import pytest
 import uvloop
 
@@ -267,17 +269,91 @@ def test_a_thread_that_foreign_code_starts_by_itself_is_named_as_unowned(install
         release.set()
 
 
+def test_a_call_on_an_executor_of_foreign_code_is_a_member_until_it_has_ended(
+    installed: Callable[[Main], None],
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def block() -> str:
+        begun.set()
+        release.wait(20)
+        return "late"
+
+    async def main() -> None:
+        with ThreadPoolExecutor(max_workers=1) as executor:
+            scope = Scope("run", parent=None).open()
+            futures: list[Future[str]] = []
+
+            async def library() -> None:
+                assert await asyncio.wrap_future(executor.submit(pow, 2, 3)) == 8
+                futures.append(executor.submit(block))
+                futures.append(executor.submit(block))
+
+            await scope.spawn(library())
+            while not begun.is_set():
+                await asyncio.sleep(0.001)
+            assert {member.name for member in scope.members()} == {block.__qualname__}
+            assert scope.statistics().unowned == 0
+            receipt = await scope.stop("enough", grace_s=0, kill_after_s=0.02)
+            assert receipt.outcome == "quarantined"
+            assert [left.name for left in receipt.abandoned] == [block.__qualname__]
+            assert any(" in block" in line for line in receipt.abandoned[0].stack)
+            assert futures[1].cancelled()
+            release.set()
+            assert await asyncio.wrap_future(futures[0]) == "late"
+
+    try:
+        installed(main)
+    finally:
+        release.set()
+
+
+def test_a_worker_thread_of_anyio_that_idles_is_nobodys_and_its_calls_are_members(
+    installed: Callable[[Main], None],
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        release.wait(20)
+
+    async def main() -> None:
+        async with Scope("ordinary") as scope:
+            assert await anyio.to_thread.run_sync(current_scope) is scope
+            with pytest.raises(ZeroDivisionError):
+                await anyio.to_thread.run_sync(divmod, 1, 0)
+            assert scope.members() == ()
+        assert scope.receipt is None
+        scope = Scope("blocked", parent=None).open()
+
+        async def library() -> None:
+            await anyio.to_thread.run_sync(block, abandon_on_cancel=True)
+
+        scope.spawn(library())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert block.__qualname__ in {member.name for member in scope.members()}
+        receipt = await scope.stop("enough", grace_s=0, kill_after_s=0.02)
+        assert [left.name for left in receipt.abandoned] == [block.__qualname__]
+        release.set()
+
+    try:
+        installed(main)
+    finally:
+        release.set()
+
+
 def test_outside_any_scope_everything_is_as_before_and_restore_undoes_it() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        before = loop.get_task_factory(), threading.Thread.start
+        before = loop.get_task_factory(), threading.Thread.start, ThreadPoolExecutor.submit
         installation = install(loop)
         task = asyncio.create_task(asyncio.sleep(0, "plain"), name="plain")
         assert (await task, task.get_name()) == ("plain", "plain")
         assert await asyncio.to_thread(pow, 2, 3) == 8
         installation.restore()
         installation.restore()
-        assert (loop.get_task_factory(), threading.Thread.start) == before
+        assert (loop.get_task_factory(), threading.Thread.start, ThreadPoolExecutor.submit) == before
 
     asyncio.run(main())
 

@@ -1,11 +1,12 @@
-"""Adopts what foreign code starts inside a scope with plain asyncio: tasks, executor calls, threads.
+"""Adopts what foreign code starts inside a scope with plain asyncio: tasks, and calls on the loop's executor.
+
+`install` switches on what `adoption_threads` and `adoption_processes` do, too.
 
 Invariants
 - Installed per loop; what is started outside any scope is started exactly as before.
 - Tasks and executor calls become members of the scope in whose context they were started. Their results and errors
   belong to the foreign code that started them: an error does not interrupt the scope.
 - During the grace of a stop clean-up code may still start tasks and calls; after it they are born cancelled.
-- `threading.Thread` started inside a scope is only recorded, and reported as unowned while it lives.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import functools
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime import adoption_processes
+from holdfast.runtime.adoption_threads import call_name, watch_threads
 from holdfast.runtime.enclosure import current_place, inside
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.owned_tasks import TaskHandle
@@ -128,7 +128,7 @@ class PoolExecutor(ThreadPoolExecutor):
             else:
                 future.set_result(result)
 
-        name = _name_of(fn)
+        name = call_name(fn)
         if scope is None or scope._loop is None:
             self.pool.submit(call, on_done=_ignore, name=name)
             return future
@@ -159,14 +159,6 @@ class _AdoptedCall(ThreadHandle[None]):
     def _withdrawn(self) -> None:
         self._future.cancel()
         self._future.set_running_or_notify_cancel()
-
-
-def _name_of(fn: Callable[..., object]) -> str:
-    while isinstance(fn, functools.partial):
-        # asyncio.to_thread makes partial(context.run, fn, …).
-        carried = fn.args[0] if fn.args and getattr(fn.func, "__name__", "") == "run" else fn.func
-        fn = carried if callable(carried) else fn.func
-    return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
 def _ignore(result: object, error: BaseException | None) -> None:
@@ -204,7 +196,7 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     executor = getattr(loop, "_default_executor", None)
     loop.set_task_factory(cast(Any, adopter))
     loop.set_default_executor(PoolExecutor(threads))
-    _watch_threads(1)
+    watch_threads(1)
     programs = 0 if getattr(loop, "virtual", False) else 1  # the explorer's loops have none
     _watch_processes(programs)
 
@@ -214,31 +206,9 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
         if isinstance(executor, ThreadPoolExecutor):
             loop.set_default_executor(executor)
         _watch_processes(-programs)
-        _watch_threads(-1)
+        watch_threads(-1)
 
     return Restorer(undo)
-
-
-# The runtime's own, and those in which asyncio waits for programs, which end with them.
-_OURS = ("holdfast-", "asyncio-waitpid-")
-_plain_start = threading.Thread.start
-_installed = 0
-
-
-def _recording_start(thread: threading.Thread) -> None:
-    scope = current_scope()
-    if scope is not None and not thread.name.startswith(_OURS):
-        scope._note_unowned(thread)
-    _plain_start(thread)
-
-
-def _watch_threads(step: int) -> None:
-    global _installed
-    _installed += step
-    if _installed and threading.Thread.start is _plain_start:
-        threading.Thread.start = _recording_start  # type: ignore[assignment,method-assign]
-    elif not _installed and threading.Thread.start is _recording_start:
-        threading.Thread.start = _plain_start  # type: ignore[method-assign]
 
 
 _watching = 0

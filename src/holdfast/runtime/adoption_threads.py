@@ -1,0 +1,205 @@
+"""Follows what foreign code does with threads of its own inside a scope: executors, anyio's workers, bare threads.
+
+Invariants
+- A call that foreign code gives to an executor of its own, or to anyio's worker threads, is a member of the scope in
+  whose context it was given, from then until it has ended. It runs as before: no context is added, its result and
+  error stay with foreign code. One that no thread has begun is cancelled when the scope stops.
+- A thread of such a pool is nobody's: only its calls count. Any other ``threading.Thread`` started inside a scope is
+  recorded, and reported as unowned while it lives.
+- Outside of scopes everything runs as before, for the price of one look at a context variable.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import concurrent.futures.thread
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import ScopeClosed
+from holdfast.protocol.stopping import Abandoned
+from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.members import Handle, Member, MemberKind
+from holdfast.runtime.scope import Scope, current_scope
+from holdfast.runtime.threads import thread_stack
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+__all__ = ["ForeignCall", "call_name", "watch_threads"]
+
+# The runtime's own, and those in which asyncio waits for programs, which end with them.
+_OURS = ("holdfast-", "asyncio-waitpid-")
+_ANYIO = "anyio._backends._asyncio"
+
+
+class ForeignCall(Handle[None]):
+    """A member that is a call on a thread of foreign code."""
+
+    __slots__ = ("_cancel_unbegun", "thread")
+
+    kind: MemberKind = "thread"
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        super().__init__(scope, name, adopted=True)
+        self.thread: threading.Thread | None = None
+        self._cancel_unbegun: Callable[[], object] | None = None
+
+    def enter(self) -> None:
+        """Become a member.
+
+        Raises:
+            ScopeClosed: the scope takes no calls any more, not even for clean-up.
+        """
+        if not self.scope._adopt(self):
+            raise ScopeClosed(f"scope {self.scope.name!r} is closed and starts no thread for {self.name!r}")
+
+    def run(self, fn: Callable[..., Any], *values: Any, **options: Any) -> Any:
+        """Run the call, on its thread."""
+        self.thread = threading.current_thread()
+        try:
+            return fn(*values, **options)
+        finally:
+            self.thread = None
+
+    def end(self, _: object = None) -> None:
+        """The call has ended, or will never begin. From any thread."""
+        self.scope._on_loop(self._finish)
+
+    def _finish(self) -> None:
+        if self._settle(None, None):
+            self.scope._discard(self, None)
+        self._cancel_unbegun = None
+
+    def _watch(self, interrupt: Interrupt) -> None:
+        """Foreign code does not know of it."""
+
+    def _ask(self) -> None:
+        if self.thread is None and self._cancel_unbegun is not None:
+            self._cancel_unbegun()
+
+    def _press(self) -> None:
+        self._ask()
+
+    def _abandon(self) -> Abandoned:
+        thread = self.thread
+        self._settle(None, None)
+        return Abandoned(kind="thread", name=self.name, stack=() if thread is None else thread_stack(thread))
+
+    def _snapshot(self) -> Member:
+        thread = self.thread
+        state = "starting" if thread is None else "stopping" if self.due else "running"
+        return Member(
+            kind="thread",
+            name=self.name,
+            started_at=self.started_at,
+            state=state,
+            thread=None if thread is None else thread.name,
+            adopted=True,
+        )
+
+
+def call_name(fn: Callable[..., object]) -> str:
+    """The name of what is called in the end, behind partial functions."""
+    while isinstance(fn, functools.partial):
+        # asyncio.to_thread makes partial(context.run, fn, …).
+        carried = fn.args[0] if fn.args and getattr(fn.func, "__name__", "") == "run" else fn.func
+        fn = carried if callable(carried) else fn.func
+    return str(getattr(fn, "__qualname__", type(fn).__name__))
+
+
+_plain_start = threading.Thread.start
+_plain_submit = ThreadPoolExecutor.submit
+_anyio_plain: Any = None
+_watching = 0
+
+
+def _start(thread: threading.Thread) -> None:
+    scope = current_scope()
+    if scope is not None and not _of_a_pool(thread):
+        scope._note_unowned(thread)
+    _plain_start(thread)
+
+
+def _of_a_pool(thread: threading.Thread) -> bool:
+    if type(thread).__module__ == _ANYIO:
+        _watch_anyio()
+        return True
+    target = getattr(thread, "_target", None)
+    return target is _EXECUTOR_THREAD or thread.name.startswith(_OURS)
+
+
+_EXECUTOR_THREAD = getattr(concurrent.futures.thread, "_worker", None)
+
+
+def _submit(executor: ThreadPoolExecutor, fn: Callable[..., Any], /, *values: Any, **options: Any) -> Future[Any]:
+    scope = current_scope()
+    if scope is None or scope._loop is None:
+        return _plain_submit(executor, fn, *values, **options)
+    call = ForeignCall(scope, call_name(fn))
+    call.enter()
+    try:
+        future = _plain_submit(executor, call.run, fn, *values, **options)
+    except BaseException:
+        call.end()
+        raise
+    call._cancel_unbegun = future.cancel
+    future.add_done_callback(call.end)
+    return future
+
+
+async def _run_in_anyio(
+    backend: Any, fn: Callable[..., Any], values: tuple[Any, ...], *rest: Any, **options: Any
+) -> Any:
+    scope = current_scope()
+    if scope is None or scope._loop is None:
+        return await _anyio_plain(backend, fn, values, *rest, **options)
+    call = ForeignCall(scope, call_name(fn))
+    call.enter()
+    begun: list[bool] = []
+
+    def run() -> Any:
+        begun.append(True)
+        try:
+            return call.run(fn, *values)
+        finally:
+            call.end()
+
+    try:
+        return await _anyio_plain(backend, run, (), *rest, **options)
+    finally:
+        if not begun:
+            call.end()
+
+
+def _watch_anyio() -> None:
+    """anyio is watched once it has been imported."""
+    global _anyio_plain
+    module = sys.modules.get(_ANYIO)
+    if module is not None and _anyio_plain is None:
+        backend = module.AsyncIOBackend
+        _anyio_plain = backend.__dict__["run_sync_in_worker_thread"].__func__
+        backend.run_sync_in_worker_thread = classmethod(_run_in_anyio)
+
+
+def watch_threads(step: int) -> None:
+    """Begin (1) or end (-1) to watch; it is counted."""
+    global _watching, _anyio_plain
+    before, _watching = _watching, _watching + step
+    if _watching and not before:
+        threading.Thread.start = _start  # type: ignore[assignment,method-assign]
+        ThreadPoolExecutor.submit = _submit  # type: ignore[assignment,method-assign]
+        _watch_anyio()
+    elif before and not _watching:
+        if threading.Thread.start is _start:
+            threading.Thread.start = _plain_start  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _plain_submit  # type: ignore[method-assign]
+        if _anyio_plain is not None:
+            with contextlib.suppress(KeyError):
+                sys.modules[_ANYIO].AsyncIOBackend.run_sync_in_worker_thread = classmethod(_anyio_plain)
+            _anyio_plain = None
