@@ -118,7 +118,7 @@ def test_nothing_of_a_foreign_tree_outlives_its_kill(
         await_condition(lambda: role != "leaves-strays" or place.members[0].ended, "its end was seen")
         result = await place.kill()
         assert living(token) == []
-        assert result.outcome == "gone"
+        assert result.outcome == "gone", result
         assert started.wait(10) == (7 if role == "leaves-strays" else -signal.SIGKILL)
         await_condition(lambda: zombies() == [], "orphans were waited for")
 
@@ -142,13 +142,13 @@ def by_fork(words: list[str]) -> Callable[[], int]:
 
 
 def by_multiprocessing(method: str, words: list[str]) -> Callable[[], int]:
-    process = multiprocessing.get_context(method).Process(target=subprocess.call, args=(words,))
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=subprocess.call, args=(words,))
     process.start()
 
     def wait() -> int:
         process.join(10)
-        assert process.exitcode is not None
-        return process.exitcode
+        return int(process.exitcode)
 
     return wait
 
@@ -171,7 +171,7 @@ def test_however_a_program_is_started_it_dies_with_its_scope_and_its_starter_lea
         wait = WAYS[way](program(role, token))
     await_condition(lambda: len(living(token)) >= 2, "the tree stands")
     result = kill_trees_blocking(place.members)
-    assert result.outcome == "gone"
+    assert result.outcome == "gone", result
     assert wait() == -signal.SIGKILL
     assert living(token) == []
 
@@ -190,7 +190,7 @@ def test_asyncio_programs_die_with_their_scope_and_their_watcher_learns_how(toke
         if way == "exec":
             await_condition(lambda: len(living(token)) == 2, "the tree stands")
         result = await place.kill()
-        assert result.outcome == "gone"
+        assert result.outcome == "gone", result
         assert await started.wait() == -signal.SIGKILL
         assert living(token) == []
 
@@ -221,9 +221,9 @@ def test_scopes_and_what_is_outside_of_them_do_not_disturb_each_other(
         names = [f"{token}-1", f"{token}-2", f"{token}-outside"]
         await_condition(lambda: all(len(living(name)) == 2 for name in names), "all trees stand")
         assert len((await first.kill()).killed) == 2
-        assert [len(living(name)) for name in names] == [0, 2, 2]
+        await_condition(lambda: [len(living(name)) for name in names] == [0, 2, 2], "the others go on")
         await second.kill()
-        assert [len(living(name)) for name in names] == [0, 0, 2]
+        await_condition(lambda: [len(living(name)) for name in names] == [0, 0, 2], "the outside goes on")
         outside.kill()
         outside.wait(10)
         for pid in living(f"{token}-outside"):
@@ -265,7 +265,7 @@ def test_exit_statuses_of_short_programs_are_never_taken_from_their_starters() -
         token = here.set(place)
         for number in range(40):
             if (got := subprocess.run(["sh", "-c", f"exit {number}"], timeout=10).returncode) != number:
-                wrong.append(got)
+                wrong.append(got)  # noqa: PERF401
         here.reset(token)
 
     stop = threading.Event()

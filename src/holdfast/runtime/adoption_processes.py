@@ -22,6 +22,7 @@ import _posixsubprocess
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import multiprocessing.process
 import os
 import resource
@@ -142,7 +143,7 @@ class _Adoption:
         self._lock = threading.Lock()
         self._families: dict[int, _Family] = {}  # by id of the owner, which the family keeps alive
         self._by_tag: dict[int, _Family] = {}
-        self._number = 0
+        self._number = _first_number()
         self._known: dict[int, ForeignProcess] = {}
         self._outside: set[int] = set()
         self._starting = 0
@@ -207,7 +208,7 @@ class _Adoption:
         with self._lock:
             known = self._known.get(pid)
             if known is not None and known.started == started:  # found as a stray while it was being started
-                known._orphan = orphan
+                known._orphan = known._orphan and orphan
                 os.close(pidfd)
                 return
             family = self._families.get(id(owner))
@@ -228,8 +229,7 @@ class _Adoption:
 
     def _end(self, process: ForeignProcess, family: _Family) -> None:
         """In the reading thread: an adopted program has ended. Its strays are children of ours by now."""
-        self.processes._unwatch(process._pidfd)
-        os.close(process._pidfd)
+        self._let_go(process)
         for pid in self._strangers():
             stat = procfs.read_stat(pid)
             if stat is not None and not stat.dead and self._tag_of(pid) == family.tag:
@@ -323,13 +323,28 @@ class _Adoption:
                 found.append(pid)
         return procfs.names(found)
 
+    def _let_go(self, process: ForeignProcess) -> None:
+        """Close its pidfd, once: an end and `close` may come at the same time, on two threads."""
+        with self._lock:
+            pidfd, process._pidfd = process._pidfd, -1
+        if pidfd >= 0:
+            self.processes._unwatch(pidfd)
+            os.close(pidfd)
+
     def close(self) -> None:
         """Watch nothing any more."""
         with self._lock:
             known = [process for process in self._known.values() if not process.ended]
         for process in known:
-            self.processes._unwatch(process._pidfd)
-            os.close(process._pidfd)
+            self._let_go(process)
+
+
+_numbers = itertools.count(1, foreign.SCOPES // 8)
+
+
+def _first_number() -> int:
+    """Where an installation begins to count its scopes: far from the one before, whose kills may still be at work."""
+    return next(_numbers) % (foreign.SCOPES - 1)
 
 
 def _tag_process(pid: int, tag: int) -> None:

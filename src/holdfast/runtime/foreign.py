@@ -94,22 +94,31 @@ def _started_at(started: int) -> Callable[[procfs.ProcessStat], bool]:
     return lambda stat: stat.started == started
 
 
-def _kill_found(find: Callable[[], list[procfs.ProcessStat]], bound_s: float) -> tuple[list[int], list[int]]:
-    """Kill what ``find`` finds until it found nothing twice in a row: a walk may miss who changes its parent in it."""
+def _kill_found(
+    walk: Callable[[], Iterable[int]],
+    ours: Callable[[int], bool],
+    roots: Collection[tuple[int, int]],
+    bound_s: float,
+) -> tuple[list[int], list[int]]:
+    """Kill what is found on the walk until nothing was found twice in a row: one walk may miss who changes its parent
+    meanwhile. Who was struck once is a root from then on: it may still be dying, without its parents."""
     deadline = time.monotonic() + bound_s
+    known = set(roots)
     killed: dict[int, None] = {}
     clean = 0
     pause_s = _PAUSE_S
     while True:
-        found = find()
+        found = _find(walk(), ours, known)
         clean = 0 if found else clean + 1
         if clean == 2:
             return list(killed), []
         for stat in found:
             if procfs.strike(stat.pid, signal.SIGKILL, _started_at(stat.started)) == "hit":
                 killed[stat.pid] = None
+                known.add((stat.pid, stat.started))
         if found and time.monotonic() >= deadline:
-            return [pid for pid in killed if pid not in {stat.pid for stat in found}], [stat.pid for stat in found]
+            left = [stat.pid for stat in found]
+            return [pid for pid in killed if pid not in left], left
         if found:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, _PAUSE_LIMIT_S)
@@ -130,18 +139,15 @@ def kill(
     Returns:
         The pids that were killed, and those that were still there at the bound.
     """
-    wanted = frozenset(tags)
     others = frozenset(without)
-    return _kill_found(
-        lambda: _find(procfs.descendants(host, without=others), wanted.__contains__, roots),
-        bound_s,
-    )
+    return _kill_found(lambda: procfs.descendants(host, without=others), frozenset(tags).__contains__, roots, bound_s)
 
 
 def end_host(host: int, started: int, bound_s: float) -> tuple[list[int], list[int]]:
     """Kill what any scope of a host that has ended started, wherever it is now, to a fixed point."""
     gone = (host, started & 0xFFFFF)
-    return _kill_found(
-        lambda: _find(sorted(procfs.all_pids()), lambda tag: scope_of_tag(tag) != 0 and host_of_tag(tag) == gone, ()),
-        bound_s,
-    )
+
+    def ours(tag: int) -> bool:
+        return scope_of_tag(tag) != 0 and host_of_tag(tag) == gone
+
+    return _kill_found(lambda: sorted(procfs.all_pids()), ours, (), bound_s)

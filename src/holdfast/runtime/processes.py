@@ -396,6 +396,7 @@ class _ZygoteLink:
     def end(self) -> None:
         """Have it end when its last child is gone."""
         with contextlib.suppress(OSError):  # it has ended, and the socket with it
+            self.socket.send(marshal.dumps(("end", None)))
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
@@ -1111,7 +1112,7 @@ def orphans() -> tuple[Orphan, ...]:
         owner, _, started = marker.partition(b".")
         if not (owner.isdigit() and started.isdigit()):
             continue
-        if not procfs.same_process(int(owner), int(started)):
+        if not procfs.lives(int(owner), int(started)):
             found.append(Orphan(pid=pid, host=int(owner), command=procfs.command(pid)))
     return tuple(found)
 

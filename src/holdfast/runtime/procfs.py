@@ -27,11 +27,11 @@ __all__ = [
     "command",
     "descendants",
     "environment_value",
+    "lives",
     "pidfd_open",
     "pidfd_signal",
     "read_stat",
     "read_text",
-    "same_process",
     "start_time",
     "strike",
     "supported",
@@ -99,9 +99,10 @@ def start_time(pid: int) -> int | None:
     return None if stat is None else stat.started
 
 
-def same_process(pid: int, started: int) -> bool:
-    """True while the process that started then under this pid exists, be it as a zombie."""
-    return start_time(pid) == started
+def lives(pid: int, started: int) -> bool:
+    """True while the process that started then under this pid runs."""
+    stat = read_stat(pid)
+    return stat is not None and stat.started == started and not stat.dead
 
 
 def all_pids() -> Iterator[int]:

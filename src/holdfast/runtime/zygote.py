@@ -11,8 +11,11 @@ millisecond and little memory, and no lock of the host's threads is ever inherit
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
 ``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.foreign.kill` and answers ``("done", killed,
-survivors)`` there. ``spec`` is None when it was too long and follows as one more descriptor. Answers: ``("ready",
-pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after its orphans are dead.
+survivors)`` there. ``spec`` is None when it was too long and follows as one more descriptor. ``("end", None)`` means
+that the host goes on without this zygote.
+
+Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
+its orphans are dead.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ __all__ = ["Zygote", "main"]
 _PACKET_BYTES = 65536
 _MAX_FDS = 8
 _CLEAR_UP_S = 10.0
+_HOST_END_S = 2.0
 _STRAY_BOUND_S = 2.0
 _STRAY_PAUSE_S = 0.005
 
@@ -62,6 +66,7 @@ class Zygote:
         self._lost: dict[int, float] = {}
         self._stray_kills: list[int] = []
         self._host_lost = False
+        self._dismissed = False
 
     def run(self) -> None:
         """Answer requests until the host is gone and no child is left."""
@@ -78,29 +83,35 @@ class Zygote:
             poll.register(fd, select.POLLIN)
         send(self._requests, ("ready", os.getpid()))
         strays = False
-        while True:
+        while not (self._dismissed or self._host_lost):
             for fd, _ in poll.poll(_STRAY_PAUSE_S * 1000 if strays else None):
                 if fd == self._wakeup.fd:
                     self._wakeup.clear()
                 elif fd == self._host or not self._serve():
                     self._host_lost = True
-            if self._host_lost:
-                break
             strays = bool(self._tend())
         poll.unregister(self._requests.fileno())
-        poll.unregister(self._host)
         self._requests.close()
-        self._clear_up()
+        self._end(poll)
+
+    def _end(self, poll: select.poll) -> None:
+        """Wait for the last child. A socket that ended untold may mean that the host is just ending: wait for that."""
+        wait_until = time.monotonic() + (0.0 if self._dismissed else _HOST_END_S)
+        cleared = False
         pause_s = _STRAY_PAUSE_S
-        while self._tend() is not None:
-            poll.poll(pause_s * 1000)
-            self._wakeup.clear()
+        while True:
+            ready = {fd for fd, _ in poll.poll(pause_s * 1000)}
             pause_s = min(pause_s * 2, 1.0)
+            self._wakeup.clear()
+            if self._host in ready:
+                poll.unregister(self._host)
+                self._clear_up()
+                cleared = True
+            if self._tend() is None and (cleared or time.monotonic() >= wait_until):
+                return
 
     def _clear_up(self) -> None:
-        """In a fork, so that strays are not kept waiting: end what foreign code started, if the host has ended."""
-        if procfs.same_process(*self._identity):
-            return
+        """The host has ended: end what foreign code started in it; in a fork, so that strays are not kept waiting."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -122,6 +133,9 @@ class Zygote:
         for _, _, raw in ancillary:
             fds.frombytes(raw)
         kind, spec = marshal.loads(data)
+        if kind == "end":
+            self._dismissed = True
+            return True
         try:
             pid = os.fork()
         except OSError as error:
