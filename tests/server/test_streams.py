@@ -147,7 +147,7 @@ def test_a_reader_that_takes_nothing_holds_neither_the_run_nor_others_up_and_is_
             await asyncio.sleep(0.01)
         writer.close()
 
-    served(scenario, *AGENTS, big, stream_stall_s=0.3)
+    served(scenario, *AGENTS, big, stream_stall_s=0.3, keepalive_s=0.1)
 
 
 def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:

@@ -28,6 +28,7 @@ __all__ = [
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment line that keeps an idle connection open; readers ignore it."""
 
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -88,11 +89,12 @@ class FrameDecoder:
     ``retry_ms`` is the last delay that the server asked for, or None.
     """
 
-    __slots__ = ("_data", "_event", "_id", "_limit", "_rest", "_size", "_skip_lf", "_start", "retry_ms")
+    __slots__ = ("_cut", "_cut_size", "_data", "_event", "_id", "_limit", "_size", "_skip_lf", "_start", "retry_ms")
 
     def __init__(self, *, limit_bytes: int = 128_000_000) -> None:
         self._limit = limit_bytes
-        self._rest = b""
+        self._cut: list[bytes] = []  # the pieces of a line whose end has not come yet
+        self._cut_size = 0
         self._skip_lf = False
         self._start = True
         self._size = 0
@@ -109,34 +111,48 @@ class FrameDecoder:
         """
         if self._skip_lf and chunk:
             self._skip_lf = False
-            if chunk[:1] == b"\n":
-                chunk = chunk[1:]
-        data = self._rest + chunk
-        if self._start:
-            if len(data) < 3 and b"\xef\xbb\xbf".startswith(data):
-                self._rest = data
+            chunk = chunk.removeprefix(b"\n")
+        if self._start and chunk:
+            chunk = b"".join([*self._cut, chunk])
+            self._keep([])
+            if len(chunk) < 3 and _BYTE_ORDER_MARK.startswith(chunk):
+                self._keep([chunk])
                 return []
             self._start = False
-            data = data.removeprefix(b"\xef\xbb\xbf")
-        lines = data.splitlines()
-        if data[-1:] in (b"\n", b"\r"):
-            self._rest = b""
-            self._skip_lf = data[-1:] == b"\r"
+            chunk = chunk.removeprefix(_BYTE_ORDER_MARK)
+        lines = chunk.splitlines()
+        if chunk[-1:] in (b"\n", b"\r"):
+            last = b""
+            self._skip_lf = chunk[-1:] == b"\r"
         else:
-            self._rest = lines.pop() if lines else b""
+            last = lines.pop() if lines else b""
         frames: list[Frame] = []
-        for line in lines:
-            if line:
-                self._field(line)
-            else:
-                if self._data:
-                    frames.append(Frame(self._id, self._event or "message", b"\n".join(self._data)))
-                    self._data = []
-                self._event = ""
-                self._size = 0
-        if self._size + len(self._rest) > self._limit:
+        if lines:
+            if self._cut:
+                lines[0] = b"".join([*self._cut, lines[0]])
+                self._keep([])
+            for line in lines:
+                self._line(line, frames)
+        if last:
+            self._cut.append(last)
+            self._cut_size += len(last)
+        if self._size + self._cut_size > self._limit:
             raise LimitExceeded(f"a frame of more than {self._limit} bytes")
         return frames
+
+    def _keep(self, pieces: list[bytes]) -> None:
+        self._cut = pieces
+        self._cut_size = sum(map(len, pieces))
+
+    def _line(self, line: bytes, frames: list[Frame]) -> None:
+        if line:
+            self._field(line)
+            return
+        if self._data:
+            frames.append(Frame(self._id, self._event or "message", b"\n".join(self._data)))
+            self._data = []
+        self._event = ""
+        self._size = 0
 
     def _field(self, line: bytes) -> None:
         name, _, value = line.partition(b":")

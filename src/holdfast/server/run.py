@@ -28,7 +28,7 @@ __all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
 
 FORCED_EXIT = 5
 _LAST_FRAMES_S = 1.0
-_CONNECTIONS_S = 5
+_CONNECTIONS_S = 2
 _WATCHDOG_S = 30.0
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,6 +1,7 @@
 """Event streams: the log of a session as Server-Sent Events or over a WebSocket, for as long as the reader stays.
 
-- A stream holds no events: the host hands it what is stored behind the cursor, joined into one write.
+- A stream holds no events: the host hands it what is stored behind the cursor, joined into one write, or a few if it is
+  much, so that little of it waits in the socket's buffer.
 - A reader that goes is noticed at once, one that takes nothing is let go after ``stream_stall_s``; the run, other
   readers and the shutdown never wait for one.
 - When the server shuts down, every stream gets a last ``closed`` frame with the cursor to resume from.
@@ -10,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,6 +28,7 @@ __all__ = ["Streams"]
 
 _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
+_WRITE_BYTES = 262_144
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-store"),
@@ -98,7 +100,9 @@ class Streams:
                     data = encode_gap(batch, number)
                 else:
                     data = encode_events(batch, number)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+                for start in range(0, len(data), _WRITE_BYTES):
+                    piece = data[start : start + _WRITE_BYTES]
+                    await _put(exchange, {"type": "http.response.body", "body": piece, "more_body": True})
 
             await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *exchange.extra]})
             await send({"type": "http.response.body", "body": b"retry: %d\n\n" % _RETRY_MS, "more_body": True})
@@ -116,7 +120,7 @@ class Streams:
 
         async def send_text(cursor: str, event: str, data: bytes) -> None:
             message = encode({"id": cursor, "event": event, "data": msgspec.Raw(data)})
-            await send({"type": "websocket.send", "text": message.decode()})
+            await _put(exchange, {"type": "websocket.send", "text": message.decode()})
 
         async with self._opened(exchange, session) as log:
             number = log.number
@@ -151,7 +155,6 @@ class Streams:
 
     async def _pump(self, exchange: Exchange, log: LogReader, write: Write) -> _End | None:
         """Write what the source has until it ends; None when the reader went, stalled or was cut."""
-        stall_s = exchange.settings.stream_stall_s
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -160,8 +163,7 @@ class Streams:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(_watch(exchange.receive))
                 async for batch in log:
-                    async with asyncio.timeout(stall_s):
-                        await write(batch)
+                    await write(batch)
                 end = _End(format_cursor(log.cursor, log.number), self._closing)
                 watcher.cancel()
         except* (_Gone, OSError):
@@ -174,6 +176,12 @@ class Streams:
         finally:
             self._tasks.discard(task)
         return end
+
+
+async def _put(exchange: Exchange, message: MutableMapping[str, Any]) -> None:
+    """Write one piece. Raises `TimeoutError` if the reader takes nothing for too long."""
+    async with asyncio.timeout(exchange.settings.stream_stall_s):
+        await exchange.send(message)
 
 
 async def _watch(receive: Receive) -> None:
