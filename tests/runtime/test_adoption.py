@@ -214,7 +214,9 @@ def test_clean_up_may_use_executors_and_timeouts_during_the_grace(installed: Cal
     installed(main)
 
 
-def test_a_task_started_in_the_context_of_a_closed_scope_never_runs(installed: Callable[[Main], None]) -> None:
+def test_a_task_started_in_the_context_of_a_closed_scope_never_runs_and_that_is_said(
+    installed: Callable[[Main], None], caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         ran: list[int] = []
 
@@ -230,6 +232,7 @@ def test_a_task_started_in_the_context_of_a_closed_scope_never_runs(installed: C
         with pytest.raises(asyncio.CancelledError):
             await started[0]
         assert not ran
+        assert "start what is shared between scopes" in caplog.text
 
     installed(main)
 

@@ -608,6 +608,40 @@ def test_a_generator_that_is_closed_half_way_stops_its_scope() -> None:
     run_virtual(main())
 
 
+def test_a_generator_that_is_never_resumed_is_named_and_leaves_no_timer() -> None:
+    async def main() -> None:
+        scope = Scope("generator", grace_s=0.1, kill_after_s=0.1)
+        items = _items(scope)
+        assert await anext(items) == 1
+        receipt = await scope.stop("enough")
+        assert receipt.outcome == "quarantined"
+        assert len(receipt.abandoned) == 1
+        await asyncio.sleep(1)
+        assert not asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]  # what timers are left
+        with pytest.raises(Interrupted):
+            await items.athrow(KeyError)  # type: ignore[attr-defined]
+        assert current_scope() is None
+
+    run_virtual(main())
+
+
+def test_nested_shields_all_end_with_the_grace() -> None:
+    async def main() -> None:
+        scope = Scope("run", parent=None, grace_s=1).open()
+
+        async def commit() -> None:
+            async with scope.interrupt.shield(), scope.interrupt.shield():
+                await asyncio.sleep(100)
+
+        scope.spawn(commit(), name="commit")
+        await asyncio.sleep(0)
+        receipt = await scope.stop()
+        assert receipt.outcome == "gone"
+        assert receipt.forced == ("commit",)
+
+    run_virtual(main())
+
+
 def test_a_scope_in_a_context_manager_is_the_one_of_the_block() -> None:
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[Scope]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, cast
@@ -31,6 +32,8 @@ from holdfast.runtime.threads import ThreadPool, shared_threads
 __all__ = ["PoolExecutor", "Restorer", "TaskAdopter", "install"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("holdfast.runtime")
 
 
 class TaskAdopter:
@@ -74,6 +77,12 @@ class TaskAdopter:
             handle._attach(task)
         else:
             task.cancel()
+            _log.warning(
+                "task %r was started in scope %r, which has ended, and was cancelled before it began; "
+                "start what is shared between scopes inside 'with detached():'",
+                name,
+                scope.name,
+            )
         return task
 
     def start_owned(

@@ -78,8 +78,7 @@ class Enclosure:
             if not inner.live:
                 return
             inner = inner.inner
-        shield = shielded_by(task, self.started_in)
-        if shield is not None:
+        while (shield := shielded_by(task, self.started_in)) is not None:
             shield.expire()
         self._cancel(task)
 

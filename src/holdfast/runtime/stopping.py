@@ -265,6 +265,7 @@ class Stopping:
         body = self.scope._body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())
+            body.leave()
         self._end()
 
     def _end(self) -> None:
