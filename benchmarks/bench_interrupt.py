@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import statistics
 import threading
@@ -160,7 +161,7 @@ async def _foreign(rounds: int) -> tuple[list[float], list[float]]:
     bare, ours = [], []
     for _ in range(rounds):
         future: asyncio.Future[None] = loop.create_future()
-        caller.call(lambda future=future: loop.call_soon_threadsafe(future.set_result, None))
+        caller.call(functools.partial(loop.call_soon_threadsafe, future.set_result, None))
         await future
         bare.append(time.perf_counter() - caller.began)
         caller.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -56,7 +57,7 @@ def a_stop_is_not_seen_in_another_session(flags: Flags) -> bool:
 
         results[session] = run_code(flags, 2, step)["status"]
 
-    threads = [threading.Thread(target=flags.inside(name, lambda name=name: tool(name))) for name in ("a", "b")]
+    threads = [threading.Thread(target=flags.inside(name, functools.partial(tool, name))) for name in ("a", "b")]
     for thread in threads:
         thread.start()
     steps.wait_for("a works")
@@ -77,7 +78,7 @@ def clearing_one_does_not_clear_another(flags: Flags) -> bool:
 
         results[session] = run_code(flags, 2, step)["status"]
 
-    threads = [threading.Thread(target=flags.inside(name, lambda name=name: tool(name))) for name in ("a", "b")]
+    threads = [threading.Thread(target=flags.inside(name, functools.partial(tool, name))) for name in ("a", "b")]
     for thread in threads:
         thread.start()
     steps.wait_for("a works")
@@ -126,25 +127,28 @@ def a_tool_on_a_pool_is_not_stopped_for_the_one_before(flags: Flags) -> bool:
 def a_thread_is_not_born_interrupted(flags: Flags) -> bool:
     """A thread ends, its run is interrupted late, and its id is given to a new thread of somebody else."""
     for _ in range(50):
-        idents: list[int] = []
-        results: list[bool] = []
+        old: list[int] = []
+        seen: dict[int, bool] = {}
+        all_there = threading.Barrier(8)
 
-        def run(idents: list[int] = idents) -> None:
-            idents.append(threading.get_ident())
+        def run(old: list[int] = old) -> None:
+            old.append(threading.get_ident())
 
-        def stranger(idents: list[int] = idents, results: list[bool] = results) -> None:
-            idents.append(threading.get_ident())
-            results.append(flags.is_interrupted())
+        def stranger(seen: dict[int, bool] = seen, all_there: threading.Barrier = all_there) -> None:
+            seen[threading.get_ident()] = flags.is_interrupted()
+            all_there.wait(PATIENCE_S)
 
-        old = threading.Thread(target=flags.inside("a", run))
-        old.start()
-        finish(old)
+        thread = threading.Thread(target=flags.inside("a", run))
+        thread.start()
+        finish(thread)
         flags.interrupt("a")
-        new = threading.Thread(target=flags.carried(stranger))
-        new.start()
-        finish(new)
-        if idents[0] == idents[1]:
-            return results == [False]
+        # As many at once as to use up the ids that are free.
+        strangers = [threading.Thread(target=flags.carried(stranger)) for _ in range(all_there.parties)]
+        for thread in strangers:
+            thread.start()
+        finish(*strangers)
+        if old[0] in seen:
+            return not seen[old[0]]
         flags.clear("a")
     raise AssertionError("no thread id was recycled in 50 rounds")
 
@@ -237,10 +241,13 @@ def test_a_parent_reaches_its_child_agent_from_another_thread() -> None:
     parent = Interrupt(name="parent agent")
     steps, results = Steps(), []
 
+    def step(number: int) -> None:
+        steps.reach("child works")
+        steps.wait_for("interrupted")
+
     def child_agent() -> None:
-        flags = ByInterrupt()
         with use(parent.child(name="child agent")):
-            results.append(run_code(flags, 3, lambda _: (steps.reach("child works"), steps.wait_for("interrupted"))))
+            results.append(run_code(ByInterrupt(), 3, step))
 
     thread = threading.Thread(target=child_agent)
     thread.start()

@@ -289,11 +289,14 @@ def _signal_main(number: int) -> None:
 
 def test_a_signal_handler_wakes_the_thread_it_interrupts() -> None:
     interrupt = Interrupt()
+
+    def strike() -> None:
+        until(lambda: interrupt.statistics().waiting_threads == 1)
+        _signal_main(signal.SIGUSR1)
+
     previous = signal.signal(signal.SIGUSR1, lambda *_: interrupt.trigger("signal"))
     try:
-        timer = threading.Thread(
-            target=lambda: (until(lambda: interrupt.statistics().waiting_threads == 1), _signal_main(signal.SIGUSR1))
-        )
+        timer = threading.Thread(target=strike)
         timer.start()
         assert interrupt.wait_blocking(PATIENCE_S) is interrupt.cause
         assert interrupt.triggered
@@ -530,6 +533,7 @@ def test_a_trigger_reaches_every_descendant_and_nobody_above_or_beside() -> None
     left, right = root.child(name="left"), root.child(name="right")
     leaf = left.child(name="leaf")
     left.trigger("enough", kind="stop", message_id="m-1")
+    assert left.cause is not None
     assert leaf.cause == Cause(
         kind="parent", reason="enough", origin="left", at=left.cause.at, parent=left.cause, message_id="m-1"
     )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import frontrun  # type: ignore[import-untyped]
@@ -37,10 +38,10 @@ class Gate:
         self._semaphore.release()
 
 
-def explored(setup: Callable[[], Any], workers: list[Callable[[Any], None]], sound: Callable[[Any], bool]) -> Any:
+def explored(setup: Callable[[], Any], workers: Sequence[Callable[[Any], None]], sound: Callable[[Any], bool]) -> Any:
     # The systematic strategy does not see that `if latch` and `latch.setdefault` meet in one dict; the random one does
     # not need to.
-    return frontrun.explore(setup, workers, sound, strategy="random", max_attempts=150, seed=1, detect_io=False)
+    return frontrun.explore(setup, list(workers), sound, strategy="random", max_attempts=150, seed=1, detect_io=False)
 
 
 class FaultyWait(Interrupt):
@@ -48,11 +49,10 @@ class FaultyWait(Interrupt):
 
     def wait_blocking(self, timeout_s: float | None = None) -> Cause | None:
         if not self._latch:
-            gate = interrupt_module.allocate_lock()
+            gate = Gate()
             gate.acquire()
-            self._gates[gate] = gate
-            if not gate.acquire(timeout=-1 if timeout_s is None else timeout_s):
-                return None
+            self._gates[gate] = gate  # type: ignore[index,assignment]
+            gate.acquire()
         return self.cause
 
 
@@ -72,7 +72,7 @@ class FaultyChild(Interrupt):
     def _follow(self, parent: Interrupt) -> None:
         triggered = parent.triggered
         self._parents = (parent,)
-        parent._children.add(interrupt_module.weakref.ref(self))
+        parent._children.add(weakref.ref(self))
         if triggered:
             self.trigger()
 
