@@ -24,6 +24,8 @@ from typing import Any
 import psutil
 
 import holdfast
+from benchmarks.load import load, request
+from benchmarks.peer_langgraph import PeerFigures, PeerMissing, measure
 from benchmarks.rows import Row, print_rows
 
 __all__ = ["rows"]
@@ -127,72 +129,6 @@ def echo_server() -> Iterator[Server]:
 # ── The load ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def request(method: str, path: str, body: bytes = b"") -> bytes:
-    """The bytes of a request on a connection that is kept."""
-    head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-    if body:
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-    return head.encode() + b"\r\n" + body
-
-
-class Caller(asyncio.Protocol):
-    """One kept connection that sends the same request again and again, and times each answer."""
-
-    def __init__(self, payload: bytes, until: float, latencies: list[float]) -> None:
-        self._payload = payload
-        self._until = until
-        self._latencies = latencies
-        self._buffer = b""
-        self._sent_at = 0.0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._send()
-
-    def _send(self) -> None:
-        self._sent_at = time.perf_counter()
-        self._transport.write(self._payload)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, found, body = self._buffer.partition(b"\r\n\r\n")
-        if not found:
-            return
-        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        if len(body) < length:
-            return
-        now = time.perf_counter()
-        if not head.startswith(b"HTTP/1.1 200"):
-            self.done.set_exception(RuntimeError(self._buffer.decode()))
-            return
-        self._buffer = b""
-        self._latencies.append(now - self._sent_at)
-        if now < self._until:
-            self._send()
-        else:
-            self._transport.close()
-            self.done.set_result(None)
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if not self.done.done():
-            self.done.set_exception(error or ConnectionResetError())
-
-
-async def load(port: int, payloads: list[bytes], seconds: float) -> tuple[float, list[float]]:
-    """Requests per second and their latencies, with one connection for each payload."""
-    loop = asyncio.get_running_loop()
-    latencies: list[float] = []
-    began = time.perf_counter()
-    callers = [
-        (await loop.create_connection(lambda p=payload: Caller(p, began + seconds, latencies), "127.0.0.1", port))[1]  # type: ignore[misc]
-        for payload in payloads
-    ]
-    await asyncio.gather(*(caller.done for caller in callers))
-    return len(latencies) / (time.perf_counter() - began), latencies
-
-
 def sends(count: int, *, agent: str = "noop") -> list[bytes]:
     """One send with a wait for each of `count` sessions."""
     body = json.dumps({"content": "x", "agent": agent}).encode()
@@ -242,7 +178,41 @@ def sync_latency_s(folder: str) -> float:
 # ── The figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-async def run_rows(server: Server, echo_rate: float, sync_s: float) -> list[Row]:
+def peer() -> PeerFigures | None:
+    """The peer's figures, or None with the reason printed."""
+    try:
+        return measure(sessions=SESSIONS, seconds=RUNS_S)
+    except PeerMissing as missing:
+        print(f"skipped: the rows against langgraph dev, because {missing}", file=sys.stderr)
+        return None
+
+
+def peer_rows(rate: float, first_s: float, other: PeerFigures, sync_s: float) -> list[Row]:
+    """Durable Holdfast against the peer in memory."""
+    least = 20.0 if sync_s <= 0.002 else 4.0
+    note = f"langgraph dev {other.version} in memory: {other.runs_per_s:.0f}/s with {other.setting} at a time"
+    ratio, sooner = rate / other.runs_per_s, first_s / other.first_event_s
+    return [
+        Row(
+            name="… against langgraph dev at its best setting",
+            value=ratio,
+            unit="x",
+            target=f">= {least:g}",
+            met=ratio >= least,
+            note=note,
+        ),
+        Row(
+            name="create → first event against langgraph dev, p50",
+            value=sooner,
+            unit="x",
+            target="<= 0.02",
+            met=sooner <= 0.02,
+            note=f"its: {other.first_event_s * 1000:.0f} ms",
+        ),
+    ]
+
+
+async def run_rows(server: Server, echo_rate: float, sync_s: float, other: PeerFigures | None) -> list[Row]:
     """Durable no-op runs at 50 sessions, and the way to the first event at one."""
     await load(server.port, sends(SESSIONS), 1.0)
     rate, latencies = await load(server.port, sends(SESSIONS), RUNS_S)
@@ -283,6 +253,7 @@ async def run_rows(server: Server, echo_rate: float, sync_s: float) -> list[Row]
             met=first_s <= bound_s,
             note=f"3 commits + 3 ms; {where}",
         ),
+        *(peer_rows(rate, first_s, other, sync_s) if other is not None else []),
     ]
 
 
@@ -366,8 +337,9 @@ def rows() -> list[Row]:
         with echo_server() as bare:
             asyncio.run(load(bare.port, [payload] * SESSIONS, 1.0))
             echo_rate, _ = asyncio.run(load(bare.port, [payload] * SESSIONS, RUNS_S))
+        other = peer()
         with holdfast_server(folder) as server:
-            found = asyncio.run(run_rows(server, echo_rate, sync_s))
+            found = asyncio.run(run_rows(server, echo_rate, sync_s, other))
             found += asyncio.run(chunk_rows(server))
         with holdfast_server(folder) as server:
             found += asyncio.run(idle_rows(server))
