@@ -116,12 +116,14 @@ class Reaper:
         control: the socket to the host.
         host: a pidfd of the host process.
         libc: the C library, loaded once by the zygote.
+        niceness: of the host, and so of its programs; the reaper's own may be more urgent.
     """
 
-    def __init__(self, control: _socket.socket, host: int, libc: ctypes.CDLL) -> None:
+    def __init__(self, control: _socket.socket, host: int, libc: ctypes.CDLL, niceness: int) -> None:
         self._control = control
         self._host = host
         self._libc = libc
+        self._niceness = niceness
         self._wakeup = Wakeup()
         self._poll = select.poll()
         self._main = 0
@@ -158,7 +160,7 @@ class Reaper:
             send(self._control, ("failed", "fork", error.errno))
             return
         if self._main == 0:
-            _become(argv, environment, directory, standard, write, me, self._libc)
+            _become(argv, environment, directory, standard, write, me, self._libc, self._niceness)
         os.close(write)
         for fd in standard:
             os.close(fd)
@@ -298,6 +300,7 @@ def _become(
     report: int,
     reaper: int,
     libc: ctypes.CDLL,
+    niceness: int,
 ) -> NoReturn:
     """In the forked child: turn into the program, or tell the reaper why not. Never returns."""
     stage = "start"
@@ -306,6 +309,7 @@ def _become(
         libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != reaper:  # it ended before the line above
             os._exit(127)
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
         signal.set_wakeup_fd(-1)
         for signum in (*IGNORED_SIGNALS, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)

@@ -44,6 +44,7 @@ _MAX_FDS = 8
 _CLEAR_UP_S = 10.0
 _HOST_END_S = 2.0
 _STRAY_BOUND_S = 2.0
+_URGENCY = 10
 _STRAY_PAUSE_S = 0.005
 
 
@@ -61,6 +62,7 @@ class Zygote:
         self._host = host
         self._identity = identity
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._niceness = os.getpriority(os.PRIO_PROCESS, 0)
         self._wakeup = Wakeup()
         self._forked: set[int] = set()
         self._lost: dict[int, float] = {}
@@ -75,6 +77,10 @@ class Zygote:
         for signum in IGNORED_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        try:  # where permitted, no fork bomb can starve who is to kill it
+            os.setpriority(os.PRIO_PROCESS, 0, self._niceness - _URGENCY)
+        except PermissionError:
+            pass
         gc.collect()
         gc.freeze()  # forks share these pages as long as the collector leaves them alone
         gc.disable()
@@ -167,7 +173,7 @@ class Zygote:
             send(control, ("done", killed, survivors))
             os._exit(0)
         argv, environment, directory = spec
-        Reaper(control, self._host, self._libc).run(argv, environment, directory, fds)
+        Reaper(control, self._host, self._libc, self._niceness).run(argv, environment, directory, fds)
         os._exit(0)
 
     def _tend(self) -> bool | None:
