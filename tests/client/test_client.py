@@ -1,0 +1,413 @@
+"""The client keeps the session interface's promises over a network that cuts connections and loses answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+
+from holdfast import Client, Host, Settings, errors
+from holdfast.client.session import RemoteSession
+from holdfast.client.wire import error_of
+from holdfast.errors import (
+    AlreadySettled,
+    ConfigurationError,
+    HoldfastError,
+    IdempotencyMismatch,
+    InvalidCursor,
+    InvalidKey,
+    MessageWithdrawn,
+    RunFailed,
+    RunInterrupted,
+    ServerUnreachable,
+    SessionBusy,
+    SessionDeleted,
+    UnknownAgent,
+    UnknownMessage,
+    UnknownRun,
+    UnknownSession,
+    WaitExpired,
+)
+from holdfast.protocol.events import Gap, MessageSettled
+from holdfast.protocol.interface import SessionLike
+from tests.server.live import AGENTS, Live, live
+
+Scenario = Callable[[Callable[[str], SessionLike]], Coroutine[Any, Any, None]]
+
+
+def both(scenario: Scenario) -> None:
+    """Run the scenario on sessions of a host, then on sessions of a client: the interface is the same."""
+
+    async def main() -> None:
+        async with asyncio.timeout(40):
+            settings = Settings(drain_s=0.2, grace_s=0.2)
+            async with Host(agents=AGENTS, store="memory://", settings=settings) as host:
+                await scenario(host.session)
+            async with live() as server, Client(server.url) as client:
+                await scenario(client.session)
+
+    asyncio.run(main())
+
+
+async def begun(session: SessionLike) -> str:
+    """Start an endless run; its message id, once it has begun."""
+    receipt = await session.send("go", agent="endless")
+    async for event in session.events(after=receipt.cursor):
+        if event.kind == "text.delta":
+            break
+    return receipt.message_id
+
+
+def test_a_message_goes_all_the_way() -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        session = session_of("alice")
+        assert await session.ask("hello", timeout_s=10) == "echo hello"
+        receipt = await session.send("again", idempotency_key="k")
+        settlement = await session.wait(receipt.message_id, timeout_s=10)
+        assert (settlement.state, settlement.text) == ("completed", "echo again")
+        assert await session.message(receipt.message_id) == settlement
+        assert (await session.send("again", idempotency_key="k")).disposition == "duplicate"
+        events = [event async for event in session.events(after=receipt.cursor, follow=receipt.message_id)]
+        assert isinstance(events[-1], MessageSettled)
+        assert not any(isinstance(event, Gap) for event in events)
+        view = await session.info()
+        assert (view.key, view.state, view.waiting) == ("alice", "idle", 0)
+        assert [entry.content for entry in await session.transcript()] == ["hello", "echo hello", "again", "echo again"]
+        runs = await session.runs()
+        assert [run.state for run in runs] == ["completed", "completed"]
+        assert await session.run(runs[0].run_id) == runs[0]
+        assert (await session.tree()).state == "idle"
+        assert await session.mailbox() == []
+
+    both(scenario)
+
+
+def test_what_becomes_of_a_message_is_raised_by_ask() -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        with pytest.raises(RunFailed, match="it broke"):
+            await session_of("failing").ask("x", agent="failing")
+        with pytest.raises(WaitExpired):
+            await session_of("slow").ask("x", agent="endless", timeout_s=0.05)
+        session = session_of("alice")
+        await begun(session)
+        waiting = asyncio.create_task(session.ask("later", agent="echo"))
+        while not (items := await session.mailbox()):
+            await asyncio.sleep(0.01)
+        await session.withdraw(items[0].message.message_id)
+        with pytest.raises(MessageWithdrawn):
+            await waiting
+        asking = asyncio.create_task(session_of("bob").ask("x", agent="endless"))
+        while True:
+            try:
+                if (await session_of("bob").info()).run_id:
+                    break
+            except UnknownSession:
+                await asyncio.sleep(0.01)
+        receipt = await session_of("bob").interrupt("enough")
+        assert receipt.cause.reason == "enough"
+        with pytest.raises(RunInterrupted, match="enough"):
+            await asking
+
+    both(scenario)
+
+
+def test_stopping_answers_with_receipts() -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        session = session_of("alice")
+        await begun(session)
+        waiting = await session.send("waits")
+        stopped = await session.stop("enough", grace_s=1.0)
+        assert stopped.receipt.outcome == "gone"
+        assert [message.message_id for message in stopped.withdrawn] == [waiting.message_id]
+        idle = await session.interrupt()
+        assert (idle.outcome, idle.stopped.tasks) == ("gone", 0)
+        message_id = await begun(session)
+        run_id = (await session.runs())[0].run_id
+        assert (await session.interrupt("exactly", run_id=run_id)).outcome == "gone"
+        assert (await session.wait(message_id)).state == "interrupted"
+        assert (await session.delete()).receipt.outcome == "gone"
+        with pytest.raises(SessionDeleted):
+            await session.send("too late")
+
+    both(scenario)
+
+
+def test_refusals_are_the_same_errors_here_and_there() -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        session = session_of("alice")
+        for refused in (
+            session.info,
+            session.transcript,
+            session.mailbox,
+            session.tree,
+            session.runs,
+            session.interrupt,
+        ):
+            with pytest.raises(UnknownSession):
+                await refused()
+        with pytest.raises(UnknownSession):
+            await anext(aiter(session.events()))
+        message_id = (await session.send("x", idempotency_key="k")).message_id
+        await session.wait(message_id)
+        with pytest.raises(IdempotencyMismatch):
+            await session.send("y", idempotency_key="k")
+        with pytest.raises(AlreadySettled):
+            await session.withdraw(message_id)
+        with pytest.raises(UnknownMessage):
+            await session.wait("m_none")
+        with pytest.raises(UnknownRun):
+            await session.run("r_none")
+        with pytest.raises(UnknownAgent):
+            await session.send("x", agent="nobody")
+        with pytest.raises(InvalidCursor):
+            await anext(aiter(session.events(after="1-77")))
+        await begun(session)
+        with pytest.raises(SessionBusy) as caught:
+            await session.send("x", policy="reject")
+        assert caught.value.hint
+        with pytest.raises(InvalidKey):
+            await session_of("a/b").info()
+
+    both(scenario)
+
+
+# ── A network that cuts ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Proxy:
+    """A TCP proxy that can cut every connection, refuse new ones, or swallow the next answer."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.refusing = False
+        self.lose_answers = 0
+        self.cut_after: int | None = None
+        self.connections = 0
+
+    def cut(self) -> None:
+        """Cut all connections."""
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        self.connections += 1
+        if self.refusing:
+            writer.transport.abort()
+            return
+        there, here = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {writer, here}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._copy(reader, here, answers=False))
+            group.create_task(self._copy(there, writer, answers=True))
+        self._writers -= {writer, here}
+
+    async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
+        try:
+            while data := await source.read(1024):
+                if answers and self.lose_answers:
+                    self.lose_answers -= 1
+                    break
+                if answers and self.cut_after is not None:
+                    data, self.cut_after = data[: self.cut_after], None
+                    sink.write(data)
+                    await sink.drain()
+                    break
+                sink.write(data)
+                await sink.drain()
+        except ConnectionError:
+            pass
+        finally:
+            sink.transport.abort() if answers else sink.close()
+
+
+@asynccontextmanager
+async def proxied(**options: Any) -> AsyncIterator[tuple[Live, Proxy, Client]]:
+    """A server, a proxy before it, and a client that speaks to the proxy."""
+    async with live() as server:
+        proxy = Proxy(int(server.url.rpartition(":")[2]))
+        listening = await asyncio.start_server(proxy.handle, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        try:
+            async with Client(f"http://127.0.0.1:{port}", **options) as client:
+                yield server, proxy, client
+        finally:
+            listening.close()
+            proxy.cut()
+
+
+def through_proxy(scenario: Callable[[Live, Proxy, Client], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """Run the scenario through a proxy."""
+
+    async def main() -> None:
+        async with asyncio.timeout(40), proxied(**options) as (server, proxy, client):
+            await scenario(server, proxy, client)
+
+    asyncio.run(main())
+
+
+def test_a_send_whose_answer_is_lost_is_repeated_and_runs_once() -> None:
+    async def scenario(server: Live, proxy: Proxy, client: Client) -> None:
+        session = client.session("alice")
+        for lost in (1, 2):
+            proxy.lose_answers = lost
+            await session.send(f"message {lost}")
+        proxy.lose_answers = 1
+        assert await session.ask("and now?") == "echo and now?"
+        await session.wait((await session.send("end")).message_id)
+        said = [entry.content for entry in await session.transcript() if entry.role == "user"]
+        assert said == ["message 1", "message 2", "and now?", "end"]
+
+    through_proxy(scenario)
+
+
+def test_an_interrupt_whose_answer_is_lost_is_not_repeated_unless_it_names_its_run() -> None:
+    async def scenario(server: Live, proxy: Proxy, client: Client) -> None:
+        session = client.session("alice")
+        await begun(session)
+        run_id = (await session.runs())[0].run_id
+        proxy.lose_answers = 1
+        with pytest.raises(ServerUnreachable, match="before the answer"):
+            await session.interrupt("once")
+        await begun(session)
+        run_id = (await session.runs())[0].run_id
+        proxy.lose_answers = 1
+        assert (await session.interrupt("exactly", run_id=run_id)).outcome == "gone"
+
+    through_proxy(scenario)
+
+
+def test_events_come_back_after_each_cut_without_loss_or_repeat() -> None:
+    async def scenario(server: Live, proxy: Proxy, client: Client) -> None:
+        session = client.session("alice")
+        cuts: list[HoldfastError] = []
+        backs = 0
+
+        def back() -> None:
+            nonlocal backs
+            backs += 1
+            proxy.cut_after = 700 + 500 * backs
+
+        client.on_cut = cuts.append
+        client.on_back = back
+        receipt = await session.send("300", agent="counting")
+        await session.wait(receipt.message_id)
+        whole = [event async for event in server.host.session("alice").events(follow=receipt.message_id)]
+        proxy.cut_after = 700
+        seen = [event async for event in session.events(follow=receipt.message_id)]
+        assert seen == whole
+        assert len(cuts) == backs
+        assert backs >= 3, "it was cut again and again"
+
+    through_proxy(scenario)
+
+
+def test_events_wait_for_a_server_that_is_away_and_give_up_in_time() -> None:
+    async def scenario(server: Live, proxy: Proxy, client: Client) -> None:
+        session = client.session("alice")
+        await begun(session)
+        seen = []
+        with pytest.raises(ServerUnreachable):
+            async for event in session.events():
+                seen.append(event.kind)
+                if event.kind == "text.delta":
+                    proxy.refusing = True
+                    proxy.cut()
+        assert seen == ["message.accepted", "run.started", "text.delta"]
+
+    through_proxy(scenario, reconnect_s=0.5)
+
+
+def test_events_go_on_when_the_server_was_started_again() -> None:
+    async def main() -> None:
+        from holdfast.storage import MemoryStore
+
+        async with asyncio.timeout(40):
+            store = MemoryStore()
+            async with live(store=store) as first, Client(first.url) as client:
+                session = client.session("alice")
+                receipt = await session.send("one")
+                await session.wait(receipt.message_id)
+                stream = session.events()
+                seen = [await anext(stream) for _ in range(5)]
+                port = int(first.url.rpartition(":")[2])
+                following = asyncio.create_task(anext(stream))
+                while not first.app.native.streams.open:
+                    await asyncio.sleep(0.01)
+                await first.end()
+                async with live(store=store, port=port):
+                    await session.send("two")
+                    assert msgspec.structs.asdict(await following)["seq"] == len(seen) + 1
+                    await stream.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_is_not_there_is_said_so_with_a_next_step() -> None:
+    async def main() -> None:
+        async with Client("http://127.0.0.1:9", retry_s=0.1) as client:
+            with pytest.raises(ServerUnreachable) as caught:
+                await client.session("alice").send("x")
+            assert "127.0.0.1:9" in caught.value.message
+            assert "holdfast serve" in caught.value.hint
+            with pytest.raises(ServerUnreachable):
+                await client.sessions()
+
+    asyncio.run(main())
+
+
+def test_something_else_than_holdfast_is_told_apart() -> None:
+    async def other(request: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(200 if request.url.path.endswith("/odd") else 502, content=b"<html>")
+
+    async def main() -> None:
+        async with Client("http://127.0.0.1:9", transport=httpx2.MockTransport(other)) as client:
+            with pytest.raises(HoldfastError, match="502"):
+                await client.session("alice").info()
+            with pytest.raises(HoldfastError, match="cannot be read"):
+                await client.session("odd").info()
+
+    asyncio.run(main())
+
+
+def test_a_limited_rate_is_waited_for() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), live(principal_rate_per_s=20.0) as server, Client(server.url) as client:
+            views = await asyncio.gather(*(client.sessions() for _ in range(60)))
+            assert len(views) == 60
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("url", ["", "127.0.0.1:8420", "ftp://x", "http://", "holdfast"])
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="not an address"):
+        Client(url)
+
+
+def test_every_error_has_a_code_of_its_own_and_comes_back_as_its_class() -> None:
+    kinds = [kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), HoldfastError)]
+    assert len({kind.code for kind in kinds}) == len(kinds)
+    for kind in kinds:
+        body = {"error": {"code": kind.code, "message": "what happened", "hint": "what to do"}}
+        response = httpx2.Response(400, json=body, headers={"retry-after": "7"})
+        error = error_of(response)
+        assert type(error) is kind
+        assert (error.message, error.hint, error.retry_after_s) == ("what happened", "what to do", 7.0)
+
+
+def test_a_remote_session_is_a_session() -> None:
+    def takes(session: SessionLike) -> str:
+        return session.key
+
+    client = Client()
+    assert takes(client.session("alice")) == "alice"
+    assert isinstance(client.session("alice"), RemoteSession)
+    assert "alice" in repr(client.session("alice"))
+    asyncio.run(client.http.aclose())
