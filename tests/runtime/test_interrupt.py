@@ -379,6 +379,58 @@ def test_many_waiters_do_not_hold_up_the_loop() -> None:
     run_virtual(test())
 
 
+class Meanwhile(dict[Any, Any]):
+    """Lets another thread trigger when a task enters itself: after its check, before its park."""
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self.interrupt = interrupt
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        thread = threading.Thread(target=self.interrupt.trigger, args=("meanwhile",))
+        thread.start()
+        thread.join(PATIENCE_S)
+        return super().setdefault(key, default)
+
+
+def test_a_trigger_between_the_check_and_the_park_of_a_task_is_not_lost() -> None:
+    async def test() -> None:
+        interrupt = Interrupt()
+        interrupt._tasks = Meanwhile(interrupt)
+        assert (await interrupt.wait()).reason == "meanwhile"
+        assert interrupt.statistics() == NOBODY
+        interrupt = Interrupt()
+        interrupt._tasks = Meanwhile(interrupt)
+        with pytest.raises(Interrupted):
+            await interrupt.sleep(1000)
+        assert interrupt.statistics() == NOBODY
+
+    on_asyncio(test)
+
+
+def test_it_works_the_same_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def test() -> None:
+        interrupt = Interrupt()
+        child = interrupt.child(deadline_s=1000)
+        ran: list[Cause] = []
+        child.on_trigger(ran.append)
+        waiters = [asyncio.create_task(child.wait()) for _ in range(interrupt_dispatch.CHUNK * 2)]
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=interrupt.trigger)
+        thread.start()
+        async with asyncio.timeout(PATIENCE_S):
+            causes = await asyncio.gather(*waiters)
+            assert (await interrupt.child(deadline_s=0).wait()).kind == "parent"
+            assert (await Interrupt(deadline_s=0.001).wait()).kind == "deadline"
+        thread.join(PATIENCE_S)
+        assert set(map(id, causes)) == {id(child.cause)}
+        assert ran == [child.cause]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test())
+
+
 # Callbacks
 
 
