@@ -20,6 +20,7 @@ from holdfast.errors import Interrupted
 from holdfast.runtime.adoption import install
 from holdfast.runtime.interrupt import current_interrupt, is_interrupted
 from holdfast.runtime.scope import Scope, current_scope, detached
+from holdfast.runtime.threads import ThreadPool
 
 Main = Callable[[], Coroutine[Any, Any, None]]
 
@@ -187,6 +188,40 @@ def test_an_executor_call_that_blocks_is_abandoned_and_named(installed: Callable
 
     try:
         installed(main)
+    finally:
+        release.set()
+
+
+def test_an_executor_call_that_no_thread_has_begun_is_cancelled_by_a_stop() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        release.wait(20)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        pool = ThreadPool(max_threads=1, name="test")
+        with install(loop, threads=pool):
+            scope = Scope("run", parent=None, threads=pool).open()
+            futures: list[asyncio.Future[Any]] = []
+
+            async def library() -> None:
+                futures.extend(loop.run_in_executor(None, fn) for fn in (block, time.monotonic))
+                while not begun.is_set():
+                    await asyncio.sleep(0.001)
+
+            await scope.spawn(library())
+            receipt = await scope.stop("enough", grace_s=0, kill_after_s=0.02)
+            assert receipt.stopped.threads == 1
+            assert [left.name for left in receipt.abandoned] == [block.__qualname__]
+            await asyncio.wait((futures[1],), timeout=10)
+            assert futures[1].cancelled()
+            release.set()
+            await futures[0]
+
+    try:
+        asyncio.run(main())
     finally:
         release.set()
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
+from holdfast.protocol.stopping import Cause
 from holdfast.runtime.adoption import install
 from holdfast.runtime.processes import PIPE
 from holdfast.runtime.scope import Scope
@@ -94,6 +95,21 @@ def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
         assert hostile.returncode == -signal.SIGKILL
         assert meek.gone
         assert hostile.gone
+
+    run(main)
+
+
+def test_a_shorter_stop_kills_at_once() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        hostile = await scope.process(HOSTILE, name="hostile", stdout=PIPE)
+        assert hostile.stdout is not None
+        assert await hostile.stdout.readline() == b"ready\n"
+        scope.request_stop(Cause(kind="user"), grace_s=1000)
+        await until(lambda: scope.state == "stopping")
+        receipt = await scope.stop(grace_s=0)
+        assert receipt.outcome == "gone"
+        assert receipt.forced == ("hostile",)
 
     run(main)
 
