@@ -1,0 +1,254 @@
+"""How fast the stores are: against bare loops that write the same rows, and with the event loop saturated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import uvloop
+
+from benchmarks.rows import Row, print_rows
+from holdfast import ids
+from holdfast.protocol.events import TextDelta, encode_event
+from holdfast.protocol.messages import Entry
+from holdfast.storage import MemoryStore, SqliteStore, sql
+from holdfast.storage.port import Appended, Claim, RunCommit, Send, Store
+
+SESSIONS = 50
+SYNC_ROUNDS = 300
+
+
+def _request(key: str) -> Send:
+    return Send(
+        principal="p",
+        key=key,
+        agent=None,
+        default_agent="demo",
+        message_id=ids.message_id(),
+        content="hello",
+        policy="queue",
+        at=time.time(),
+        run_id=ids.run_id(),
+    )
+
+
+async def _cycle(store: Store, key: str) -> None:
+    result = await store.send(_request(key))
+    assert result.claim is not None
+    entries = [Entry(role="user", content="hello"), Entry(role="assistant", content="hi")]
+    lease = result.claim.lease
+    await store.commit_run(RunCommit(lease=lease, status="completed", at=time.time(), text="hi", entries=entries))
+
+
+async def _cycles(store: Store, *, sessions: int, runs: int) -> tuple[float, float]:
+    """Seconds and CPU seconds per run, with one task for each session."""
+
+    async def one(key: str, count: int) -> None:
+        for _ in range(count):
+            await _cycle(store, key)
+
+    await asyncio.gather(*(one(f"k{n}", 2) for n in range(sessions)))
+    cpu, start = time.process_time(), time.perf_counter()
+    await asyncio.gather(*(one(f"k{n}", runs // sessions) for n in range(sessions)))
+    done = runs // sessions * sessions
+    return (time.perf_counter() - start) / done, (time.process_time() - cpu) / done
+
+
+def _on_disk(measure: Callable[[SqliteStore], Coroutine[Any, Any, Any]]) -> Any:
+    async def main(path: str) -> Any:
+        store = SqliteStore(path)
+        await store.open(node_id="n", at=time.time())
+        try:
+            return await measure(store)
+        finally:
+            await store.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        return uvloop.run(main(os.path.join(folder, "bench.db")))
+
+
+def fdatasync_s() -> float:
+    """The median time of an 8 KiB append and its fdatasync, in seconds, where the databases of this benchmark lie."""
+    with tempfile.TemporaryDirectory() as folder:
+        descriptor = os.open(os.path.join(folder, "sync"), os.O_RDWR | os.O_CREAT)
+        times = []
+        for n in range(SYNC_ROUNDS):
+            os.pwrite(descriptor, b"x" * 8192, n * 8192)
+            start = time.perf_counter()
+            os.fdatasync(descriptor)
+            times.append(time.perf_counter() - start)
+        os.close(descriptor)
+    return statistics.median(times)
+
+
+def bare_loop_s(batches: int = 400) -> float:
+    """Seconds per run of a loop that does nothing but write the rows of a run, for all sessions in one commit."""
+    sessions = range(1, SESSIONS + 1)
+    live = b'{"agent":"demo","attempt":1,"started_at":1790000000.123456,"started_seq":2,"messages":["%b"]}'
+    work = []
+    for n in range(batches):
+        seq = n * 4 + 1
+        begin: dict[str, list[Any]] = {"save_sessions": [], "add_messages": [], "add_events": []}
+        end: dict[str, list[Any]] = {"save_sessions": [], "add_events": [], "add_runs": []}
+        for s in sessions:
+            m, r = ids.message_id(), ids.run_id()
+            run = live % m.encode()
+            begin["save_sessions"] += (
+                s, n, seq, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, 0, None, 0.0, None
+            )  # fmt: skip
+            begin["add_messages"] += (s, m, seq, 1.5, None, b"", seq, 0.0, None, r, None, b"m" * 130)
+            begin["add_events"] += (s, seq + 1, seq, r, 1.5, b"e" * 300)
+            end["save_sessions"] += (
+                s, n + 1, seq + 2, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, 0, None, 0.0, None
+            )  # fmt: skip
+            end["add_events"] += (s, seq + 3, seq + 2, r, 1.5, b"e" * 340)
+            end["add_runs"] += (r, s, r, None, n, seq, seq, seq, n, b"v" * 230, b"t" * 90)
+        work.append((begin, end))
+    with tempfile.TemporaryDirectory() as folder:
+        connection = sqlite3.connect(os.path.join(folder, "bare.db"), isolation_level=None, cached_statements=256)
+        connection.executescript(sql.block("schema"))
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000"):
+            connection.execute(f"PRAGMA {pragma}")
+        for s in sessions:
+            connection.execute(
+                sql.many("add_sessions", 1),
+                (s, "p", f"k{s}", 1.0, "demo", 1.0, 1, 1, 0, 0, None, None, 0, 0, 0, None, 0, None, 0.0, None),
+            )
+        start = time.perf_counter()
+        for batch in work:
+            for statements in batch:
+                connection.execute("BEGIN IMMEDIATE")
+                for name, values in statements.items():
+                    written = connection.execute(sql.many(name, SESSIONS), values).rowcount
+                    assert written == SESSIONS
+                connection.execute("COMMIT")
+        elapsed = time.perf_counter() - start
+        connection.close()
+    return elapsed / (batches * SESSIONS)
+
+
+def memory_rows(runs: int = 20_000) -> list[Row]:
+    """A run in the memory store: send and commit."""
+
+    async def main() -> tuple[float, float]:
+        store = MemoryStore()
+        await store.open(node_id="n", at=time.time())
+        return await _cycles(store, sessions=SESSIONS, runs=runs)
+
+    elapsed, cpu = min(asyncio.run(main()) for _ in range(3))
+    return [
+        Row(
+            name="memory store, send + commit of a run",
+            value=cpu * 1e6,
+            unit="us",
+            target="<= 25",
+            met=cpu <= 25e-6,
+            note=f"CPU time, best of 3, {runs} runs over {SESSIONS} sessions; {elapsed * 1e6:.0f} us by the clock",
+        )
+    ]
+
+
+def sqlite_rows(runs: int = 20_000) -> list[Row]:
+    """Runs per second on SQLite, against the bare loop; taken in turns, because disks change their mind."""
+    sync = fdatasync_s()
+    ours, bare, cpus = [], [], []
+    for _ in range(3):
+        bare.append(bare_loop_s())
+        elapsed, cpu = _on_disk(lambda store: _cycles(store, sessions=SESSIONS, runs=runs))
+        ours.append(elapsed)
+        cpus.append(cpu)
+    ratio = statistics.median(b / o for b, o in zip(bare, ours, strict=True))
+    single, _ = _on_disk(lambda store: _cycles(store, sessions=1, runs=1_000))
+    at = f"fdatasync {sync * 1e6:.0f} us"
+    best = min(ours)
+    return [
+        Row(name="fdatasync of the disk, 8 KiB append", value=sync * 1e6, unit="us", note=f"median of {SYNC_ROUNDS}"),
+        Row(
+            name=f"SQLite FULL, {SESSIONS} sessions / bare group-commit loop",
+            value=ratio,
+            unit="x",
+            target=">= 0.5",
+            met=ratio >= 0.5,
+            note=f"{1 / best:.0f} runs/s against {1 / min(bare):.0f}, {min(cpus) * 1e6:.0f} us CPU a run, {at}",
+        ),
+        Row(
+            name="SQLite FULL, 1 session",
+            value=1 / single,
+            unit="runs/s",
+            note=f"two durable commits a run, {at}",
+        ),
+    ]
+
+
+async def _beside_streams(store: Store, *, streams: int, seconds: float) -> tuple[list[float], float]:
+    """How long runs of one session take beside streams that never pause, and the chunks per second of those."""
+    stopping = False
+    chunks = 0
+
+    async def stream(claim: Claim) -> None:
+        nonlocal chunks
+        waiting: list[tuple[str, bytes]] = []
+        written: asyncio.Future[Appended] | None = None
+        while not stopping:
+            waiting.append(encode_event(TextDelta(run_id=claim.lease.run_id, text="token ", at=1.0)))
+            chunks += 1
+            if written is None or written.done():
+                written = store.append(claim.lease, waiting)
+                waiting = []
+            elif len(waiting) >= 256:
+                await asyncio.wait([written])
+            await asyncio.sleep(0)
+
+    claims = [(await store.send(_request(f"s{n}"))).claim for n in range(streams)]
+    tasks = [asyncio.create_task(stream(claim)) for claim in claims if claim is not None]
+    await asyncio.sleep(0.2)
+    times = []
+    before, start = chunks, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        began = time.perf_counter()
+        await _cycle(store, "other")
+        times.append(time.perf_counter() - began)
+    rate = (chunks - before) / (time.perf_counter() - start)
+    stopping = True
+    await asyncio.gather(*tasks)
+    return times, rate
+
+
+def starvation_rows(seconds: float = 5.0) -> list[Row]:
+    """A run beside four streams that saturate the loop: the writer thread must get through."""
+    times, rate = _on_disk(lambda store: _beside_streams(store, streams=4, seconds=seconds))
+    times.sort()
+    p50, p99 = times[len(times) // 2], times[int(len(times) * 0.99)]
+    return [
+        Row(
+            name="a run beside 4 unpaced streams, p99",
+            value=p99 * 1e3,
+            unit="ms",
+            target="<= 50",
+            met=p99 <= 0.05,
+            note=f"p50 {p50 * 1e3:.1f} ms, {len(times)} runs, {rate:.0f} stored chunks/s meanwhile",
+        ),
+        Row(
+            name="chunks stored by 4 unpaced streams",
+            value=rate,
+            unit="1/s",
+            target=">= 30000",
+            met=rate >= 30_000,
+            note="while the runs above went on",
+        ),
+    ]
+
+
+def rows() -> list[Row]:
+    """All rows of this benchmark."""
+    return [*memory_rows(), *sqlite_rows(), *starvation_rows()]
+
+
+if __name__ == "__main__":
+    print_rows(rows())
