@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import sys
 import tomllib
@@ -45,19 +46,37 @@ def test_the_server_lock_holds_what_the_package_asks_for_and_builds_with() -> No
     assert {name_of(requirement) for requirement in asked} <= pins(ROOT / "requirements/serve.txt").keys()
 
 
-def test_what_the_package_imports_is_what_it_asks_for() -> None:
-    imported: set[str] = set()
-    for path in (ROOT / "src").rglob("*.py"):
+def imports_of(folder: str) -> set[str]:
+    """The top names of all foreign modules that the code in a folder imports."""
+    found: set[str] = set()
+    for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").partition(".")[0])
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                found.add((node.module or "").partition(".")[0])
             elif isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
-    foreign = {name.replace("_", "-") for name in imported - sys.stdlib_module_names - {"holdfast"}}
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+    own = {path.stem for path in ROOT.rglob(f"{folder}/**/*.py")}
+    return found - sys.stdlib_module_names - own - {"holdfast", "tests", "benchmarks", "examples"}
+
+
+def test_what_the_package_imports_is_what_it_asks_for() -> None:
+    foreign = {name.replace("_", "-") for name in imports_of("src")}
     package = tomllib.loads((ROOT / "pyproject.toml").read_text())
     asked = {name_of(requirement) for requirement in package["project"]["dependencies"]}
     # What uvicorn takes up when it is there, and nobody imports by name.
     assert foreign | {"httptools", "wsproto"} == asked
+
+
+@pytest.mark.parametrize("folder", ["tests", "examples", "docs", "benchmarks"])
+def test_what_else_is_imported_is_in_the_developers_lock(folder: str) -> None:
+    homes = importlib.metadata.packages_distributions()
+    locked = pins(ROOT / "requirements/dev.txt").keys() | pins(ROOT / "requirements/bench.txt").keys()
+    missing = {
+        name: homes.get(name)
+        for name in imports_of(folder)
+        if not {home.lower().replace("_", "-") for home in homes.get(name, [name])} & locked
+    }
+    assert missing == {}, "add it to requirements/dev.in and run 'make lock'"
 
 
 def test_the_developers_lock_contains_the_servers_at_the_same_versions() -> None:
