@@ -53,6 +53,7 @@ class Stopping:
         self._force_at = float("inf")
         self._end_at = float("inf")
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._press_in_s = _FIRST_PRESS_S
         self._press_at = 0.0
         self._pressed: dict[Enclosure, str] = {}
@@ -192,9 +193,10 @@ class Stopping:
         else:
             at = min(self._rest_at, self._force_at) if self._followers else self._force_at
         if self._timer is not None:
-            if self._timer.when() == at:
+            if self._timer_at == at:
                 return
             self._timer.cancel()
+        self._timer_at = at  # kept here: not every loop's handles know it once the time is over
         self._timer = self._loop.call_at(at, self._tick, context=contextvars.Context())
 
     def _tick(self) -> None:
