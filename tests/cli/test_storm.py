@@ -40,16 +40,20 @@ from holdfast.testing.storm.stamps import MARKER
 BOUND_S = 110.0
 
 
-def run(work: Coroutine[Any, Any, list[Record]]) -> list[Record]:
-    async def bounded() -> list[Record]:
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
         async with asyncio.timeout(BOUND_S):
-            return await work
+            await work
 
-    return asyncio.run(bounded())
+    asyncio.run(bounded())
 
 
 def told(report: Report) -> list[object]:
     return [(j.promise, v.what, v.evidence) for j in report.judgements for v in j.violations]
+
+
+def quietly(text: str) -> None:
+    """Progress that nobody wants to see."""
 
 
 @contextmanager
@@ -93,37 +97,38 @@ def test_a_small_storm_over_an_embedded_host_keeps_every_promise(
 
 
 def test_kills_at_failpoints_and_at_random_lose_nothing() -> None:
-    points = ("sqlite.send.after_commit", "sqlite.commit_run.before_commit", "sqlite.restart.before_write")
+    points = ("sqlite.commit_run.before_commit", "sqlite.restart.before_write")
+    recorder = Recorder()
     with nothing_left():
-        records = run(
-            conduct_kills(sessions=6, seconds=1.5, kill_every_s=0.7, seed=3, points=points, progress=lambda text: None)
-        )
-    report = judge(records)
+        run(conduct_kills(recorder, sessions=6, seconds=1.0, kill_every_s=0.5, seed=3, points=points, progress=quietly))
+    report = judge(recorder.records)
     assert told(report) == []
     assert dict(report.failpoints) == dict.fromkeys(points, True)
-    assert sum(isinstance(record, HostKilled) for record in records) > len(points)
+    assert sum(isinstance(record, HostKilled) for record in recorder.records) > len(points)
     assert [j.promise for j in report.judgements if j.verdict != "kept"] == []
 
 
 def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(tmp_path: Path) -> None:
     settings = Settings(port=free_port(), store=f"sqlite:///{tmp_path / 'own.db'}")
 
-    async def work() -> list[Record]:
+    recorder = Recorder()
+
+    async def work() -> None:
         server = OwnServer(tmp_path, Recorder(), Limits(), ids.node_id(), settings)
         assert await server.start()
         try:
-            records = await conduct_remote(
-                url=server.url, key=None, say='{"name":"x","pieces":["say"]}', sessions=6, seconds=2.0, seed=1,
-                progress=lambda text: None,
-            )  # fmt: skip
+            say = '{"name":"x","pieces":["say"]}'
+            await conduct_remote(
+                recorder, url=server.url, key=None, say=say, sessions=6, seconds=2.0, seed=1, progress=quietly
+            )
             async with Client(server.url) as client:
                 left = [view for view in await client.sessions(everybody=True) if view.state != "deleted"]
             assert left == []
         finally:
             await server.end()
-        return records
 
-    report = judge(run(work()))
+    run(work())
+    report = judge(recorder.records)
     assert told(report) == []
     unseen = [j.promise for j in report.judgements if j.verdict == "not observed"]
     assert set(unseen) >= {"P1", "P11", "P12", "P13"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from holdfast.errors import ConfigurationError, HoldfastError
 if TYPE_CHECKING:
     from holdfast.testing.checker import Report
     from holdfast.testing.history import Record
+    from holdfast.testing.storm.recorder import Recorder
 
 __all__ = ["Storm", "storm"]
 
@@ -57,6 +58,7 @@ def storm(asked: Storm) -> Exit:
     """Run a storm, or judge a kept one. Exit 1 when a promise was broken or not observed, or a failpoint not hit."""
     from holdfast.testing.checker import judge
     from holdfast.testing.history import write_history
+    from holdfast.testing.storm.recorder import Recorder
 
     began = system_clock.monotonic()
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
@@ -66,9 +68,13 @@ def storm(asked: Storm) -> Exit:
             records = _read(asked.check)
         else:
             note(f"storm: seed {seed}")
-            records = _run(_conduct(asked, seed, _Progress()))
-        if asked.history is not None:
-            write_history(Path(asked.history), records)
+            recorder = Recorder()
+            try:
+                _run(_conduct(asked, seed, recorder))
+            finally:
+                records = recorder.records
+                if asked.history is not None:
+                    write_history(Path(asked.history), records)
         note(f"judging {len(records):,} records")
         report = judge(records)
     except HoldfastError as error:
@@ -107,11 +113,13 @@ def _read(path: str) -> list[Record]:
     return records
 
 
-def _conduct(asked: Storm, seed: int, progress: Callable[[str], None]) -> Coroutine[None, None, list[Record]]:
+def _conduct(asked: Storm, seed: int, recorder: Recorder) -> Coroutine[None, None, None]:
     from holdfast.testing.storm import conduct
 
+    progress = _Progress()
     if asked.url is not None:
         return conduct.conduct_remote(
+            recorder,
             url=asked.url,
             key=asked.key,
             say=asked.say,
@@ -123,6 +131,7 @@ def _conduct(asked: Storm, seed: int, progress: Callable[[str], None]) -> Corout
         )
     if asked.kill_every_s is not None:
         return conduct.conduct_kills(
+            recorder,
             sessions=asked.sessions,
             seconds=asked.seconds,
             kill_every_s=asked.kill_every_s,
@@ -131,18 +140,18 @@ def _conduct(asked: Storm, seed: int, progress: Callable[[str], None]) -> Corout
             rate=asked.rate,
         )
     return conduct.conduct_embedded(
-        sessions=asked.sessions, seconds=asked.seconds, seed=seed, progress=progress, rate=asked.rate
+        recorder, sessions=asked.sessions, seconds=asked.seconds, seed=seed, progress=progress, rate=asked.rate
     )
 
 
-def _run(work: Coroutine[None, None, list[Record]]) -> list[Record]:
+def _run(work: Coroutine[None, None, None]) -> None:
     factory = None
     if sys.platform == "linux":
         import uvloop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)
+        runner.run(work)
 
 
 class _Progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.testing.history import Opened, Record, Source
+from holdfast.testing.history import Opened, Source
 from holdfast.testing.storm.access import Progress
 from holdfast.testing.storm.bounds import LIMITS
 from holdfast.testing.storm.embedded import embedded_storm
@@ -18,15 +18,15 @@ _CRASH_SESSIONS = 8
 
 
 async def conduct_embedded(
-    *, sessions: int, seconds: float, seed: int, progress: Progress, rate: float | None = None
-) -> list[Record]:
+    recorder: Recorder, *, sessions: int, seconds: float, seed: int, progress: Progress, rate: float | None = None
+) -> None:
     """A host in this process; as that cannot be killed, a small server of its own is killed a few times afterwards.
 
     Parameters:
+        recorder: gets the history.
         sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
         progress: told what goes on.
     """
-    recorder = Recorder()
     recorder.note(Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=LIMITS)
     await embedded_storm(recorder, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate)
     progress("crashes of a small server")
@@ -42,10 +42,10 @@ async def conduct_embedded(
         first=3,
         contention=False,
     )
-    return recorder.records
 
 
 async def conduct_kills(
+    recorder: Recorder,
     *,
     sessions: int,
     seconds: float,
@@ -54,13 +54,12 @@ async def conduct_kills(
     progress: Progress,
     rate: float | None = None,
     points: tuple[str, ...] | None = None,
-) -> list[Record]:
+) -> None:
     """A server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
 
     Raises:
         ServerUnreachable: the server cannot be started.
     """
-    recorder = Recorder()
     names = registered_failpoints() if points is None else points
     recorder.note(Opened, seed=seed, mode="kill", sees=_EVERYTHING, limits=LIMITS, failpoints=names)
     await kill_storm(
@@ -73,10 +72,10 @@ async def conduct_kills(
         progress=progress,
         rate=rate,
     )
-    return recorder.records
 
 
 async def conduct_remote(
+    recorder: Recorder,
     *,
     url: str,
     key: str | None,
@@ -86,9 +85,8 @@ async def conduct_remote(
     seed: int,
     progress: Progress,
     rate: float | None = None,
-) -> list[Record]:
+) -> None:
     """Somebody else's server. Raises `HoldfastError` when it does not answer or refuses the key."""
-    recorder = Recorder()
     await remote_storm(
         recorder,
         url=url,
@@ -100,4 +98,3 @@ async def conduct_remote(
         progress=progress,
         rate=rate,
     )
-    return recorder.records
