@@ -22,6 +22,7 @@ import queue
 import threading
 import time
 import weakref
+from asyncio import _get_running_loop, current_task
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
@@ -118,13 +119,15 @@ def _in_step(loop: Loop) -> bool:
     The loop is then certain to look at its ready queue again before it sleeps. Anywhere else on its thread this may be
     a signal handler that came just before the loop's `select`, which only `call_soon_threadsafe` cuts short.
     """
-    return asyncio.current_task(loop) is not None and asyncio._get_running_loop() is loop
+    return current_task(loop) is not None and _get_running_loop() is loop
 
 
 def wake_few(loop: Loop, group: FutureGroup) -> None:
     """Wake the waiting tasks of `group`, at most `CHUNK` of them, all on `loop`: the short way for a lone interrupt."""
-    if _in_step(loop):
-        _wake(list(group))
+    if current_task(loop) is not None and _get_running_loop() is loop:  # as `_in_step`, without the call
+        for future in list(group):
+            if not future.done():
+                future.set_result(None)
         return
     # A loop that is closed raises: whoever waited there is gone with it.
     try:
@@ -281,7 +284,7 @@ class _LoopTimer(Timer):
         handle, self._handle = self._handle, None
         if handle is None:
             return
-        if asyncio._get_running_loop() is self._loop:
+        if _get_running_loop() is self._loop:
             handle.cancel()
             return
         # A loop that is closed raises: its timers never fire.
@@ -318,7 +321,7 @@ class _ThreadTimer(Timer):
 
 def start_timer(delay_s: float, interrupt: Interrupt) -> Timer:
     """Trigger `interrupt` in `delay_s` seconds, by the clock of the loop that runs here, or else of the dispatcher."""
-    loop = asyncio._get_running_loop()
+    loop = _get_running_loop()
     return _ThreadTimer(interrupt, delay_s) if loop is None else _LoopTimer(interrupt, delay_s, loop)
 
 
