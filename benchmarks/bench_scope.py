@@ -19,8 +19,8 @@ from holdfast.runtime.scope import Scope
 
 __all__ = ["rows"]
 
-TASKS = 5_000
-ROUNDS = 7
+TASKS = 1_000
+ROUNDS = 40
 STOPS = 60
 TASKS_PER_STOP = 100
 THREADS_PER_STOP = 10
@@ -56,25 +56,25 @@ async def _nested() -> None:
                 pass
 
 
-async def _each_us(work: Callable[[], Awaitable[None]]) -> float:
-    """Microseconds for one of ``TASKS``, the best of some rounds."""
-    best = float("inf")
+async def _each_us(*works: Callable[[], Awaitable[None]]) -> list[float]:
+    """Microseconds for one of ``TASKS`` of each kind, the best of some rounds; the kinds take turns."""
+    best = [float("inf")] * len(works)
     for _ in range(ROUNDS):
-        began = time.perf_counter()
-        await work()
-        best = min(best, time.perf_counter() - began)
-    return best / TASKS * 1e6
+        for index, work in enumerate(works):
+            began = time.perf_counter()
+            await work()
+            best[index] = min(best[index], time.perf_counter() - began)
+    return [one / TASKS * 1e6 for one in best]
 
 
 async def _costs(loop: str) -> list[Row]:
-    bare = await _each_us(_bare)
-    supervised = await _each_us(_supervised)
+    bare, group, supervised, nested = await _each_us(_bare, _group, _supervised, _nested)
     return [
         Row(name=f"bare task, {loop}", value=bare, unit="us"),
-        Row(name=f"task of a task group, {loop}", value=await _each_us(_group), unit="us"),
+        Row(name=f"task of a task group, {loop}", value=group, unit="us"),
         Row(name=f"supervised task with its own interrupt, {loop}", value=supervised, unit="us"),
         ratio_row(f"supervised against bare, {loop}", supervised / bare, at_most=3),
-        Row(name=f"nested scope, entered and left, {loop}", value=await _each_us(_nested), unit="us"),
+        Row(name=f"nested scope, entered and left, {loop}", value=nested, unit="us"),
     ]
 
 
