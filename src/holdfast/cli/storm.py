@@ -70,7 +70,8 @@ def storm(asked: Storm) -> Exit:
             note(f"storm: seed {seed}")
             recorder = Recorder()
             try:
-                _run(_conduct(asked, seed, recorder))
+                embedded = asked.url is None and asked.kill_every_s is None
+                _run(_conduct(asked, seed, recorder), as_served=embedded)
             finally:
                 records = recorder.records
                 if asked.history is not None:
@@ -144,9 +145,10 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder) -> Coroutine[None, Non
     )
 
 
-def _run(work: Coroutine[None, None, None]) -> None:
+def _run(work: Coroutine[None, None, None], *, as_served: bool) -> None:
+    """Run it, an embedded host on the same kind of loop as a server's."""
     factory = None
-    if sys.platform == "linux":
+    if as_served and sys.platform == "linux":
         import uvloop
 
         factory = uvloop.new_event_loop
