@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -412,6 +413,43 @@ def test_an_eager_or_own_task_factory_of_the_user_stays_in_use() -> None:
                 await asyncio.create_task(asyncio.sleep(0))
         assert made == ["sleep", "sleep"]
         assert loop.get_task_factory() is factory
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with 3.12; the explorer simulates them")
+def test_eager_tasks_are_members_and_are_cancelled_once() -> None:
+    clean: list[str] = []
+
+    async def quick() -> int:
+        return 1
+
+    async def tool() -> None:
+        try:
+            async with Scope("inner"):
+                assert asyncio.create_task(quick()).done()
+                clean_later = asyncio.create_task(forever())
+                try:
+                    await clean_later
+                finally:
+                    await asyncio.sleep(0.01)
+                    clean.append("inner")
+        finally:
+            await asyncio.sleep(0.01)
+            clean.append("outer")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(cast(Any, asyncio).eager_task_factory)
+        with install(loop):
+            scope = Scope("run", parent=None).open()
+            handle = scope.spawn(quick())
+            assert handle.done()
+            assert await handle == 1
+            scope.spawn(tool())
+            receipt = await scope.stop("enough")
+            assert (receipt.outcome, receipt.forced) == ("gone", ())
+            assert clean == ["inner", "outer"]
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import opcode
 import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Body", "Enclosure", "current_place", "inside", "task_stack"]
 
+_RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
 """How often to look whether a generator is iterated further, in seconds."""
 
@@ -155,8 +157,10 @@ def rests_at_yield(generator: FrameType) -> bool:
     """Whether a generator waits for being iterated further, rather than for something that it awaits."""
     if generator.f_back is not None:
         return False
-    # What it resumes with is the instruction after the one it rests at: RESUME 1 after a yield, 3 after an await.
-    return generator.f_code.co_code[generator.f_lasti + 3] & 3 == 1
+    # It goes on with RESUME, whose lowest bits are 1 after a yield and 3 after an await. From Python 3.13 on it rests
+    # at that instruction, before at the one in front of it.
+    code, at = generator.f_code.co_code, generator.f_lasti
+    return code[at + 1 if code[at] == _RESUME else at + 3] & 3 == 1
 
 
 _set_place = current_place.variable.set
