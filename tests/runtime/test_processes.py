@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import processes, procfs
+from holdfast.runtime import foreign, processes, procfs, starting
 from holdfast.runtime.processes import DEVNULL, PIPE, STDOUT, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
@@ -548,7 +549,7 @@ def test_only_a_proven_result_without_survivors_is_gone() -> None:
 def test_without_reapers_the_group_is_killed_and_nothing_is_called_proven(
     monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
-    monkeypatch.setattr(processes, "_supported", lambda: False)
+    monkeypatch.setattr(processes, "supported", lambda: False)
     host = ProcessHost()
 
     async def body() -> None:
@@ -573,18 +574,33 @@ def test_a_signal_never_reaches_a_process_that_is_not_wanted(token: str) -> None
         assert procfs.strike(started.pid, signal.SIGKILL, lambda _stat: True) == "dead"
 
 
+@contextlib.contextmanager
+def running(words: list[str], environment: dict[str, str]) -> Iterator[int]:
+    with subprocess.Popen(words, env=environment) as started:
+        try:
+            yield started.pid
+        finally:
+            started.kill()
+
+
 def test_orphans_of_a_host_that_no_longer_lives_are_found_and_others_are_not(token: str) -> None:
     mark = os.fsdecode(procfs.HOST_MARKER)
     dead = subprocess.Popen(["true"])
     dead.wait(10)
     lost = {**os.environ, mark: f"{dead.pid}.1"}
-    held = {**os.environ, mark: os.fsdecode(processes.host_marker())}
-    with (
-        subprocess.Popen(program("ignores-term", token), env=lost) as orphan,
-        subprocess.Popen(program("ignores-term", token), env=held) as owned,
-    ):
-        found = {entry.pid: entry for entry in processes.orphans()}
-        orphan.kill()
-        owned.kill()
-    assert owned.pid not in found
-    assert found[orphan.pid].host == dead.pid
+    held = {**os.environ, mark: os.fsdecode(starting.host_marker())}
+    words = program("ignores-term", token)
+    with running(words, lost) as orphan, running(words, held) as owned:
+        found = {entry.pid: entry.host for entry in processes.orphans()}
+    assert owned not in found
+    assert found[orphan] == dead.pid
+
+
+def test_orphans_that_wiped_their_environment_are_found_by_their_tag(token: str) -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait(10)
+    with running(program("ignores-term", token), {}) as orphan:
+        _, hard = resource.prlimit(orphan, foreign.RLIMIT_LOCKS)
+        resource.prlimit(orphan, foreign.RLIMIT_LOCKS, (foreign.make_tag(dead.pid, 1, 1), hard))
+        found = {entry.pid: entry.host for entry in processes.orphans()}
+    assert found[orphan] == dead.pid

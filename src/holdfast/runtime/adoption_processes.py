@@ -35,19 +35,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from holdfast.runtime import foreign, procfs
-from holdfast.runtime.processes import (
-    ProcessHost,
-    TreeResult,
-    _backlog_pauses,
-    _Once,
-    _supported,
-    host_marker,
-    process_host,
-)
+from holdfast.runtime.once import Once
+from holdfast.runtime.processes import ProcessHost, process_host
+from holdfast.runtime.starting import backlog_pauses, host_marker
+from holdfast.runtime.trees import KILL_BOUND_S, TreeResult
+from holdfast.runtime.zygote_link import supported
 
 __all__ = ["ForeignProcess", "Owner", "Restorer", "install", "kill_trees", "kill_trees_blocking"]
 
-_KILL_BOUND_S = 2.0
 _ANSWER_S = 1.0
 _TICK_S = 1.0
 _UNKNOWN_ZOMBIE_S = 5.0
@@ -82,7 +77,7 @@ class ForeignProcess:
         self._tag = tag
         self._pidfd = pidfd
         self._orphan = orphan
-        self._ended: _Once[bool] = _Once()
+        self._ended: Once[bool] = Once()
 
     def __repr__(self) -> str:
         return f"<ForeignProcess {self.name} pid={self.pid}{' ended' if self.ended else ''}>"
@@ -357,7 +352,7 @@ def _tag_process(pid: int, tag: int) -> None:
 _adoption: _Adoption | None = None
 
 
-async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = _KILL_BOUND_S) -> TreeResult:
+async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_BOUND_S) -> TreeResult:
     """Kill adopted programs of a scope with all they ever started; their starters still get the exit statuses.
 
     A zygote's fork does it, so a busy interpreter does not delay it. When this returns, those killed run no more.
@@ -367,7 +362,7 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = _KILL_
         bound_s: how long to try.
     """
     request = _Request(roots, bound_s)
-    for pause_s in _backlog_pauses():
+    for pause_s in backlog_pauses():
         if request.submit():
             break
         await asyncio.sleep(pause_s)
@@ -379,10 +374,10 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = _KILL_
     return request.conclude(result)
 
 
-def kill_trees_blocking(roots: Sequence[ForeignProcess], *, bound_s: float = _KILL_BOUND_S) -> TreeResult:
+def kill_trees_blocking(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_BOUND_S) -> TreeResult:
     """As `kill_trees`, for a thread."""
     request = _Request(roots, bound_s)
-    for pause_s in _backlog_pauses():
+    for pause_s in backlog_pauses():
         if request.submit():
             break
         time.sleep(pause_s)
@@ -401,7 +396,7 @@ class _Request:
         self._tags = frozenset(root._tag for root in roots)
         self._since = min((root.started for root in roots), default=0)
         if not roots or self._adoption is None:
-            self.answer: _Once[TreeResult] = _Once()
+            self.answer: Once[TreeResult] = Once()
             self.answer.set(TreeResult(proven=not roots))
             self.submit: Callable[[], bool] = lambda: True
             return
@@ -437,7 +432,7 @@ def install(current: Callable[[], Owner | None], processes: ProcessHost | None =
     global _adoption
     if _adoption is not None:
         raise RuntimeError("foreign processes are adopted already; restore() the first install() before the next")
-    if not _supported():
+    if not supported():
         return Restorer(lambda: None)
     processes = process_host() if processes is None else processes
     adoption = _Adoption(current, processes)

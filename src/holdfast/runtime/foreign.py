@@ -17,13 +17,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-__all__ = ["RLIMIT_LOCKS", "SCOPES", "end_host", "host_of_tag", "kill", "make_tag", "scope_of_tag", "tag_of"]
+__all__ = [
+    "RLIMIT_LOCKS",
+    "SCOPES",
+    "end_host",
+    "host_of_tag",
+    "is_start",
+    "kill",
+    "make_tag",
+    "scope_of_tag",
+    "tag_of",
+]
 
 RLIMIT_LOCKS = 10
 SCOPES = 1 << 16
 """Numbers of scopes are below this; 0 is what was started outside of any scope."""
 
 _MAGIC = 0b10110
+_START_MASK = 0xFFFFF
 _PAUSE_S = 0.0005
 _PAUSE_LIMIT_S = 0.02
 
@@ -31,7 +42,7 @@ _PAUSE_LIMIT_S = 0.02
 def make_tag(host: int, started: int, scope: int) -> int:
     """The tag of a scope of the host with this pid and start time: 5 bits say whose tags these are, then 22 of the
     pid, 20 of the start time and 16 of the scope's number."""
-    return ((_MAGIC << 22 | host) << 20 | started & 0xFFFFF) << 16 | scope
+    return ((_MAGIC << 22 | host) << 20 | started & _START_MASK) << 16 | scope
 
 
 def scope_of_tag(tag: int) -> int:
@@ -43,7 +54,12 @@ def host_of_tag(tag: int) -> tuple[int, int] | None:
     """Pid and lower 20 bits of the start time of the host; None when this is no tag of ours."""
     if tag >> 58 != _MAGIC:
         return None
-    return tag >> 36 & 0x3FFFFF, tag >> 16 & 0xFFFFF
+    return tag >> 36 & 0x3FFFFF, tag >> 16 & _START_MASK
+
+
+def is_start(lower: int, started: int) -> bool:
+    """Whether these are the lower bits of this start time."""
+    return started & _START_MASK == lower
 
 
 def tag_of(pid: int) -> int | None:
@@ -145,7 +161,7 @@ def kill(
 
 def end_host(host: int, started: int, bound_s: float) -> tuple[list[int], list[int]]:
     """Kill what any scope of a host that has ended started, wherever it is now, to a fixed point."""
-    gone = (host, started & 0xFFFFF)
+    gone = (host, started & _START_MASK)
 
     def ours(tag: int) -> bool:
         return scope_of_tag(tag) != 0 and host_of_tag(tag) == gone

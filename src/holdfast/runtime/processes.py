@@ -15,25 +15,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import fcntl
 import functools
 import marshal
 import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Final, Generic, Protocol, TypeVar
+from typing import IO, Any
 
-from holdfast.runtime import procfs
+from holdfast.runtime.once import Once
+from holdfast.runtime.orphans import Orphan, orphans
+from holdfast.runtime.starting import (
+    DEVNULL,
+    PIPE,
+    START_S,
+    STDOUT,
+    Argument,
+    Descriptors,
+    Specification,
+    Stream,
+    backlog_pauses,
+    pid_or_error,
+    specification,
+)
+from holdfast.runtime.trees import (
+    KILL_BOUND_S,
+    GroupTree,
+    Held,
+    ReaperTree,
+    TreeResult,
+    end_tree,
+    end_tree_blocking,
+)
+from holdfast.runtime.zygote_link import ZygoteLink, identity, supported
 
 __all__ = [
     "DEVNULL",
@@ -44,62 +63,13 @@ __all__ = [
     "Process",
     "ProcessHost",
     "ProcessHostStatistics",
+    "Stream",
     "TreeResult",
-    "host_marker",
     "orphans",
     "process_host",
 ]
 
-PIPE: Final = subprocess.PIPE
-STDOUT: Final = subprocess.STDOUT
-DEVNULL: Final = subprocess.DEVNULL
-
-Argument = str | bytes | os.PathLike[str] | os.PathLike[bytes]
-
-Stream = int | IO[Any] | None
-"""`PIPE`, `DEVNULL`, `STDOUT` (stderr only), a descriptor, an open file, or None for the default."""
-
-_KILL_BOUND_S = 2.0
-_ESCALATE_S = 0.5
-_INLINE_BYTES = 32768
-_START_S = 30.0
 _TICK_S = 1.0
-_BOOT = """\
-import sys, types
-for name, path in (("holdfast", {top!r}), ("holdfast.runtime", {runtime!r})):
-    package = types.ModuleType(name)
-    package.__path__ = [path]
-    sys.modules[name] = package
-from holdfast.runtime.zygote import main
-main(3, 4)
-"""
-
-T = TypeVar("T")
-
-_Specification = tuple[list[bytes], dict[bytes, bytes], bytes]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeResult:
-    """What became of a process tree.
-
-    Parameters:
-        killed: pids that were alive and were killed, in the order they were found.
-        survivors: pids that were still there when the bound was over (they are killed on, but not waited for).
-        unattributed: ``<pid> <command>`` of processes that may belong to the tree, but could not be attributed; they
-            were left alone.
-        proven: True when it is certain that nothing else of the tree is left.
-    """
-
-    killed: tuple[int, ...] = ()
-    survivors: tuple[int, ...] = ()
-    unattributed: tuple[str, ...] = ()
-    proven: bool = True
-
-    @property
-    def outcome(self) -> str:
-        """``gone`` when the tree is proven dead, else ``unknown``."""
-        return "gone" if self.proven and not self.survivors and not self.unattributed else "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,188 +107,11 @@ class Completed:
     tree: TreeResult
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orphan:
-    """A process that outlived its host.
-
-    Parameters:
-        pid: its number.
-        host: the number that its host had.
-        command: its command line, shortened.
-    """
-
-    pid: int
-    host: int
-    command: str
-
-
-class _Once(Generic[T]):
-    """A value that is set once and can be awaited by tasks of any loop and by threads."""
-
-    __slots__ = ("_callbacks", "_lock", "value")
-
-    def __init__(self) -> None:
-        self.value: T | None = None
-        self._callbacks: list[Callable[[], object]] | None = []
-        self._lock = threading.Lock()
-
-    def set(self, value: T) -> bool:
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, None
-            if callbacks is None:
-                return False
-            self.value = value
-        for callback in callbacks:
-            callback()
-        return True
-
-    def add(self, callback: Callable[[], object]) -> bool:
-        """Have ``callback`` called from the thread that sets the value; False when it is set already."""
-        with self._lock:
-            if self._callbacks is None:
-                return False
-            self._callbacks.append(callback)
-            return True
-
-    def discard(self, callback: Callable[[], object]) -> None:
-        with self._lock:
-            if self._callbacks is not None and callback in self._callbacks:
-                self._callbacks.remove(callback)
-
-    async def wait(self) -> T:
-        loop = asyncio.get_running_loop()
-        woken = loop.create_future()
-
-        def wake() -> None:
-            if not woken.done():
-                woken.set_result(None)
-
-        def callback() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
-                loop.call_soon_threadsafe(wake)
-
-        if self.add(callback):
-            try:
-                await woken
-            finally:
-                self.discard(callback)
-        return self._get()
-
-    def wait_blocking(self, timeout_s: float | None = None) -> T:
-        """As `wait`, for a thread.
-
-        Raises:
-            TimeoutError: it was not set in time.
-        """
-        woken = threading.Event()
-        if self.add(woken.set):
-            try:
-                if not woken.wait(timeout_s):
-                    raise TimeoutError
-            finally:
-                self.discard(woken.set)
-        return self._get()
-
-    def _get(self) -> T:
-        assert self.value is not None
-        return self.value
-
-
-class _Tree:
-    """The host's side of one reaper."""
-
-    def __init__(
-        self,
-        control: socket.socket,
-        link: _ZygoteLink,
-        name: str,
-        spec: _Specification,
-        theirs: socket.socket,
-        fds: Sequence[int],
-    ) -> None:
-        self.name = name
-        self.link = link
-        self.started: _Once[int | tuple[str, int]] = _Once()
-        self.exited: _Once[int] = _Once()
-        self.gone: _Once[TreeResult] = _Once()
-        self.control: socket.socket | None = control
-        self.reaper = 0
-        self._spec = spec
-        self._theirs = theirs
-        self._fds = fds
-        self._answers: list[_Once[TreeResult]] = []
-        self._lock = threading.Lock()
-
-    def submit(self) -> bool:
-        """Ask the zygote for the reaper; False when it has too many requests already."""
-        packed = marshal.dumps(("spawn", self._spec))
-        fds = [self._theirs.fileno(), *self._fds]
-        try:
-            if len(packed) <= _INLINE_BYTES:
-                sent = self.link.request(packed, fds)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    file.write(marshal.dumps(self._spec))
-                    file.flush()
-                    sent = self.link.request(marshal.dumps(("spawn", None)), [*fds, file.fileno()])
-        except BrokenPipeError:  # the zygote was killed; what is waited for is set when its end is heard
-            sent = True
-        if sent:
-            self._theirs.close()
-        return sent
-
-    def tell(self, message: tuple[Any, ...]) -> None:
-        """Send to the reaper; nothing when it is gone."""
-        with self._lock:  # against the reading thread's close: the number may be another file's afterwards
-            if self.control is not None:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    self.control.send(marshal.dumps(message))
-
-    def close(self) -> None:
-        """Only for the reading thread."""
-        with self._lock:
-            control, self.control = self.control, None
-        if control is not None:
-            control.close()
-
-    def ask_kill(self, term_first_s: float, bound_s: float) -> _Once[TreeResult]:
-        """Have the tree killed; what is returned is set when it is gone or the bound is over."""
-        answer: _Once[TreeResult] = _Once()
-        with self._lock:
-            if self.gone.value is None:
-                self._answers.append(answer)
-        if self.gone.value is not None:
-            answer.set(self.gone.value)
-        self.tell(("kill", float(term_first_s), float(bound_s)))
-        return answer
-
-    def report(self, result: TreeResult) -> None:
-        """Answer those who asked for the kill."""
-        with self._lock:
-            answers, self._answers = self._answers, []
-        for answer in answers:
-            answer.set(result)
-
-    def finish(self, result: TreeResult) -> bool:
-        """The tree is gone, or at least its reaper is; False when that was known."""
-        self._theirs.close()
-        self.started.set(("reaper", errno.ECHILD))
-        self.exited.set(-signal.SIGKILL)  # its parent-death signal, when the reaper did not live to tell
-        first = self.gone.set(result)
-        self.report(result)
-        return first
-
-    def force(self, signum: signal.Signals) -> None:
-        """Signal the reaper itself: it does not answer."""
-        if self.reaper:
-            procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
-
-
-class _Killer:
+class Killer:
     """A fork of the zygote that kills foreign trees once and answers."""
 
-    def __init__(self, link: _ZygoteLink, packet: bytes) -> None:
-        self.answer: _Once[TreeResult] = _Once()
+    def __init__(self, link: ZygoteLink, packet: bytes) -> None:
+        self.answer: Once[TreeResult] = Once()
         self.ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link = link
         self._packet = packet
@@ -342,69 +135,6 @@ class _Killer:
         return TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors)
 
 
-class _ZygoteLink:
-    """The host's side of the zygote."""
-
-    def __init__(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        host = procfs.pidfd_open(os.getpid())
-        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), host)]
-        runtime = os.path.dirname(os.path.abspath(__file__))
-        try:
-            self.pid = os.posix_spawn(
-                sys.executable,
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    _BOOT.format(top=os.path.dirname(runtime), runtime=runtime),
-                ],
-                {**os.environb, procfs.HOST_MARKER: host_marker()},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, high[0], 3),
-                    (os.POSIX_SPAWN_DUP2, high[1], 4),
-                ],
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in (host, *high):
-                os.close(fd)
-        self.socket = ours
-        self.socket.setblocking(False)
-        self.pidfd = procfs.pidfd_open(self.pid)
-        self.identity = _identity()
-        self.alive = True
-
-    def request(self, packet: bytes, fds: Sequence[int]) -> bool:
-        """Send a request; False when the zygote has too many already.
-
-        Raises:
-            BrokenPipeError: it has ended.
-        """
-        try:
-            socket.send_fds(self.socket, [packet], fds)
-        except BlockingIOError:
-            return False
-        return True
-
-    def end(self) -> None:
-        """Have it end when its last child is gone."""
-        with contextlib.suppress(OSError):  # it has ended, and the socket with it
-            self.socket.send(marshal.dumps(("end", None)))
-            self.socket.shutdown(socket.SHUT_RDWR)
-
-
-def _identity() -> tuple[Any, ...]:
-    """Whom the zygote acts as; another identity needs another zygote."""
-    return (os.getresuid(), os.getresgid(), tuple(os.getgroups()))
-
-
 class ProcessHost:
     """Starts programs under reapers; one per process is enough, see `process_host`.
 
@@ -425,11 +155,11 @@ class ProcessHost:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._zygote: _ZygoteLink | None = None
-        self._links: dict[int, _ZygoteLink] = {}
-        self._trees: dict[int, _Tree] = {}
+        self._zygote: ZygoteLink | None = None
+        self._links: dict[int, ZygoteLink] = {}
+        self._trees: dict[int, ReaperTree] = {}
         self._poll: select.epoll | None = None
-        self._live: set[_Held] = set()
+        self._live: set[Held] = set()
         self._watched: dict[int, Callable[[], object]] = {}
         self._tick: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
@@ -457,13 +187,13 @@ class ProcessHost:
         Raises:
             OSError: the interpreter cannot be started again.
         """
-        if _supported():
+        if supported():
             self._link()
 
-    def _link(self) -> _ZygoteLink:
+    def _link(self) -> ZygoteLink:
         with self._lock:
             link = self._zygote
-            if link is not None and link.alive and link.identity == _identity():
+            if link is not None and link.alive and link.identity == identity():
                 return link
             if self._thread is None:
                 self._closing = False
@@ -473,7 +203,7 @@ class ProcessHost:
                 )
                 self._thread.start()
             assert self._poll is not None
-            fresh = _ZygoteLink()
+            fresh = ZygoteLink()
             self._zygote = fresh
             self._links[fresh.socket.fileno()] = fresh
             self._links[fresh.pidfd] = fresh
@@ -527,10 +257,10 @@ class ProcessHost:
 
         self._watch(wakeup, wake)
 
-    def _send_killer(self, tags: list[int], roots: list[tuple[int, int]], bound_s: float) -> _Killer:
+    def _send_killer(self, tags: list[int], roots: list[tuple[int, int]], bound_s: float) -> Killer:
         """Prepare a fork of the zygote that kills what foreign code started in these scopes."""
         link = self._link()
-        killer = _Killer(link, marshal.dumps(("kill", (os.getpid(), tags, roots, bound_s))))
+        killer = Killer(link, marshal.dumps(("kill", (os.getpid(), tags, roots, bound_s))))
 
         def hear() -> None:
             self._unwatch(killer.ours.fileno())
@@ -542,7 +272,7 @@ class ProcessHost:
         self._watch(killer.ours.fileno(), hear)
         return killer
 
-    def _hear_reaper(self, fd: int, tree: _Tree) -> None:
+    def _hear_reaper(self, fd: int, tree: ReaperTree) -> None:
         control = tree.control
         if control is None:
             return
@@ -572,18 +302,18 @@ class ProcessHost:
                 self._drop(fd, tree)
                 self._finish(tree, TreeResult(killed=tuple(killed)))
 
-    def _drop(self, fd: int, tree: _Tree) -> None:
+    def _drop(self, fd: int, tree: ReaperTree) -> None:
         assert self._poll is not None
         self._poll.unregister(fd)
         del self._trees[fd]
         tree.close()
 
-    def _finish(self, tree: _Tree, result: TreeResult) -> None:
+    def _finish(self, tree: ReaperTree, result: TreeResult) -> None:
         self._live.discard(tree)
         if tree.finish(result):
             self._killed += len(result.killed)
 
-    def _hear_zygote(self, fd: int, link: _ZygoteLink) -> None:
+    def _hear_zygote(self, fd: int, link: ZygoteLink) -> None:
         if fd == link.pidfd:
             self._bury(link)
             return
@@ -601,21 +331,21 @@ class ProcessHost:
         match marshal.loads(data):
             case ("lost", int(reaper), list(killed), list(survivors)):
                 for tree in list(self._live):
-                    if isinstance(tree, _Tree) and tree.link is link and tree.reaper == reaper:
+                    if isinstance(tree, ReaperTree) and tree.link is link and tree.reaper == reaper:
                         self._survivors += len(survivors)
                         self._finish(
                             tree,
                             TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors),
                         )
 
-    def _bury(self, link: _ZygoteLink) -> None:
+    def _bury(self, link: ZygoteLink) -> None:
         """The zygote has ended."""
         assert self._poll is not None
         self._poll.unregister(link.pidfd)
         del self._links[link.pidfd]
         link.alive = False
         for tree in list(self._live):
-            if isinstance(tree, _Tree) and tree.link is link and tree.control is None:
+            if isinstance(tree, ReaperTree) and tree.link is link and tree.control is None:
                 self._finish(tree, TreeResult(proven=False))
         with contextlib.suppress(ChildProcessError):  # somebody waited for any child
             os.waitpid(link.pid, 0)
@@ -652,22 +382,22 @@ class ProcessHost:
             TimeoutError: the program did not start within 30 s.
             ValueError: ``argv`` is empty, or something holds a NUL byte.
         """
-        spec = _specification(argv, cwd, env)
-        with _Descriptors(stdin, stdout, stderr) as descriptors:
+        spec = specification(argv, cwd, env)
+        with Descriptors(stdin, stdout, stderr) as descriptors:
             tree = self._begin(spec, name, descriptors.theirs)
             try:
-                if isinstance(tree, _Tree):
-                    for pause_s in _backlog_pauses():
+                if isinstance(tree, ReaperTree):
+                    for pause_s in backlog_pauses():
                         if tree.submit():
                             break
                         await asyncio.sleep(pause_s)
                 descriptors.close_theirs()
-                async with asyncio.timeout(_START_S):
+                async with asyncio.timeout(START_S):
                     started = await tree.started.wait()
-                process = Process(tree, _pid_or_error(started, argv, cwd))
+                process = Process(tree, pid_or_error(started, argv, cwd))
                 await process._connect(descriptors)
             except BaseException:
-                await asyncio.shield(_kill(tree, 0.0, _KILL_BOUND_S))
+                await asyncio.shield(end_tree(tree, 0.0, KILL_BOUND_S))
                 raise
         return process
 
@@ -689,19 +419,19 @@ class ProcessHost:
         """
         if PIPE in (stdin, stdout, stderr):
             raise ValueError("spawn_blocking() takes descriptors or files, not PIPE; its streams would need a loop")
-        spec = _specification(argv, cwd, env)
-        with _Descriptors(stdin, stdout, stderr) as descriptors:
+        spec = specification(argv, cwd, env)
+        with Descriptors(stdin, stdout, stderr) as descriptors:
             tree = self._begin(spec, name, descriptors.theirs)
             try:
-                if isinstance(tree, _Tree):
-                    for pause_s in _backlog_pauses():
+                if isinstance(tree, ReaperTree):
+                    for pause_s in backlog_pauses():
                         if tree.submit():
                             break
                         time.sleep(pause_s)
-                started = tree.started.wait_blocking(_START_S)
-                return Process(tree, _pid_or_error(started, argv, cwd))
+                started = tree.started.wait_blocking(START_S)
+                return Process(tree, pid_or_error(started, argv, cwd))
             except BaseException:
-                _kill_blocking(tree, 0.0, _KILL_BOUND_S)
+                end_tree_blocking(tree, 0.0, KILL_BOUND_S)
                 raise
 
     def run_blocking(
@@ -734,17 +464,17 @@ class ProcessHost:
             err.seek(0)
             return Completed(returncode=returncode, stdout=out.read(), stderr=err.read(), tree=tree)
 
-    def _begin(self, spec: _Specification, name: str | None, fds: Sequence[int]) -> _Held:
+    def _begin(self, spec: Specification, name: str | None, fds: Sequence[int]) -> Held:
         name = name or os.fsdecode(os.path.basename(spec[0][0]))
-        held: _Held
-        if not _supported():
-            held = _Group(spec, name, fds)
+        held: Held
+        if not supported():
+            held = GroupTree(spec, name, fds)
             held.gone.add(lambda: self._live.discard(held))
         else:
             link = self._link()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
-            held = _Tree(ours, link, name, spec, theirs, fds)
+            held = ReaperTree(ours, link, name, spec, theirs, fds)
             assert self._poll is not None
             self._trees[ours.fileno()] = held
             self._poll.register(ours.fileno(), select.EPOLLIN)
@@ -758,8 +488,8 @@ class ProcessHost:
         The host may be used again afterwards.
         """
         for held in list(self._live):
-            held.ask_kill(0.0, _KILL_BOUND_S)
-        deadline = time.monotonic() + _KILL_BOUND_S
+            held.ask_kill(0.0, KILL_BOUND_S)
+        deadline = time.monotonic() + KILL_BOUND_S
         for held in list(self._live):
             with contextlib.suppress(TimeoutError):
                 held.gone.wait_blocking(max(0.0, deadline - time.monotonic()))
@@ -770,7 +500,7 @@ class ProcessHost:
         if link is not None:
             link.end()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_KILL_BOUND_S)
+            thread.join(KILL_BOUND_S)
 
     def statistics(self) -> ProcessHostStatistics:
         """A snapshot; safe from any thread."""
@@ -793,7 +523,7 @@ class Process:
         stdin, stdout, stderr: asyncio streams where `PIPE` was asked for, else None.
     """
 
-    def __init__(self, held: _Held, pid: int) -> None:
+    def __init__(self, held: Held, pid: int) -> None:
         self._held = held
         self._readers: list[tuple[asyncio.ReadTransport, asyncio.StreamReader]] = []
         self.pid = pid
@@ -835,7 +565,7 @@ class Process:
         """Signal the program itself; nothing when it has ended."""
         self._held.tell(("signal", int(signum)))
 
-    async def kill_tree(self, *, term_first_s: float = 0.0, bound_s: float = _KILL_BOUND_S) -> TreeResult:
+    async def kill_tree(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
         """Kill the program and everything it ever started; when the tree is gone already, say so at once.
 
         Concurrent callers get the same result. Cancelling the wait does not take the kill back.
@@ -844,13 +574,13 @@ class Process:
             term_first_s: send SIGTERM first and leave the tree this long to end by itself.
             bound_s: how long to wait for processes to die after SIGKILL.
         """
-        return await _kill(self._held, term_first_s, bound_s)
+        return await end_tree(self._held, term_first_s, bound_s)
 
-    def kill_tree_blocking(self, *, term_first_s: float = 0.0, bound_s: float = _KILL_BOUND_S) -> TreeResult:
+    def kill_tree_blocking(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
         """As `kill_tree`, for a thread."""
-        return _kill_blocking(self._held, term_first_s, bound_s)
+        return end_tree_blocking(self._held, term_first_s, bound_s)
 
-    async def _connect(self, descriptors: _Descriptors) -> None:
+    async def _connect(self, descriptors: Descriptors) -> None:
         loop = asyncio.get_running_loop()
         if (fd := descriptors.take("stdin")) is not None:
             sink = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
@@ -890,231 +620,6 @@ class Process:
                     reader.feed_data(data)
                 transport.close()
         self._readers.clear()
-
-
-class _Held(Protocol):
-    """What keeps a tree: a reaper where there can be one, else a process group."""
-
-    name: str
-    started: _Once[int | tuple[str, int]]
-    exited: _Once[int]
-    gone: _Once[TreeResult]
-
-    def tell(self, message: tuple[Any, ...]) -> None: ...
-
-    def ask_kill(self, term_first_s: float, bound_s: float) -> _Once[TreeResult]: ...
-
-    def force(self, signum: signal.Signals) -> None: ...
-
-
-def _escalation(term_first_s: float, bound_s: float) -> Iterator[tuple[float, signal.Signals | None]]:
-    """How long to wait for the reaper's answer, and what to do to the reaper when it does not come."""
-    yield term_first_s + bound_s + _ESCALATE_S, signal.SIGCONT
-    yield _ESCALATE_S, signal.SIGKILL
-    yield bound_s + _ESCALATE_S, None
-
-
-async def _kill(held: _Held, term_first_s: float, bound_s: float) -> TreeResult:
-    answer = held.ask_kill(term_first_s, bound_s)
-    for wait_s, signum in _escalation(term_first_s, bound_s):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                return await answer.wait()
-        if signum is not None:
-            held.force(signum)
-    return TreeResult(proven=False)
-
-
-def _kill_blocking(held: _Held, term_first_s: float, bound_s: float) -> TreeResult:
-    answer = held.ask_kill(term_first_s, bound_s)
-    for wait_s, signum in _escalation(term_first_s, bound_s):
-        with contextlib.suppress(TimeoutError):
-            return answer.wait_blocking(wait_s)
-        if signum is not None:
-            held.force(signum)
-    return TreeResult(proven=False)
-
-
-class _Group:
-    """Where there is no reaper: a process group. Who leaves the group is not found, so nothing is ever proven."""
-
-    def __init__(self, spec: _Specification, name: str, fds: Sequence[int]) -> None:
-        self.name = name
-        self.started: _Once[int | tuple[str, int]] = _Once()
-        self.exited: _Once[int] = _Once()
-        self.gone: _Once[TreeResult] = _Once()
-        argv, environment, directory = spec
-        self._program = subprocess.Popen(
-            argv,
-            stdin=fds[0],
-            stdout=fds[1],
-            stderr=fds[2],
-            cwd=directory,
-            env=environment,
-            start_new_session=True,
-        )
-        self.started.set(self._program.pid)
-        threading.Thread(target=self._attend, name=f"holdfast-wait-{name}", daemon=True).start()
-
-    def _attend(self) -> None:
-        self.exited.set(self._program.wait())
-
-    def tell(self, message: tuple[Any, ...]) -> None:
-        match message:
-            case ("signal", int(signum)):
-                self._program.send_signal(signum)
-
-    def ask_kill(self, term_first_s: float, bound_s: float) -> _Once[TreeResult]:
-        def end() -> None:
-            with contextlib.suppress(ProcessLookupError):
-                if term_first_s > 0:
-                    os.killpg(self._program.pid, signal.SIGTERM)
-                    with contextlib.suppress(TimeoutError):
-                        self.exited.wait_blocking(term_first_s)
-                os.killpg(self._program.pid, signal.SIGKILL)
-            survivors: tuple[int, ...] = ()
-            try:
-                self.exited.wait_blocking(bound_s)
-            except TimeoutError:
-                survivors = (self._program.pid,)
-            self.gone.set(TreeResult(killed=(self._program.pid,), survivors=survivors, proven=False))
-
-        threading.Thread(target=end, name=f"holdfast-kill-{self.name}", daemon=True).start()
-        return self.gone
-
-    def force(self, signum: signal.Signals) -> None:
-        """There is no reaper."""
-
-
-class _Descriptors:
-    """The descriptors of one start: what the program gets, and our ends of its pipes. Closes what nobody took."""
-
-    def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
-        self.theirs: list[int] = []
-        self._opened: list[int] = []
-        self._ours: dict[str, int] = {}
-        try:
-            self._add("stdin", DEVNULL if stdin is None else stdin)
-            self._add("stdout", 1 if stdout is None else stdout)
-            if stderr == STDOUT:
-                self.theirs.append(self.theirs[1])
-            else:
-                self._add("stderr", 2 if stderr is None else stderr)
-        except BaseException:
-            self.close()
-            raise
-
-    def _add(self, name: str, stream: int | IO[Any]) -> None:
-        if stream == PIPE:
-            read, write = os.pipe2(os.O_CLOEXEC)
-            theirs, self._ours[name] = (read, write) if name == "stdin" else (write, read)
-            self._opened.append(theirs)
-        elif stream == DEVNULL:
-            theirs = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-            self._opened.append(theirs)
-        elif isinstance(stream, int):
-            if stream < 0:
-                raise ValueError(f"{name} cannot be {stream}: give PIPE, DEVNULL, a descriptor or an open file")
-            theirs = stream
-        else:
-            theirs = stream.fileno()
-        self.theirs.append(theirs)
-
-    def take(self, name: str) -> int | None:
-        return self._ours.pop(name, None)
-
-    def close_theirs(self) -> None:
-        while self._opened:
-            os.close(self._opened.pop())
-
-    def close(self) -> None:
-        self.close_theirs()
-        while self._ours:
-            os.close(self._ours.popitem()[1])
-
-    def __enter__(self) -> _Descriptors:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[str, str] | None) -> _Specification:
-    if isinstance(argv, str | bytes) or not argv:
-        raise ValueError("argv must be a sequence of the program and its arguments, as in ['ls', '-l']")
-    words = [os.fsencode(word) for word in argv]
-    if env is None:
-        environment = dict(os.environb)
-    else:
-        environment = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
-    environment[procfs.HOST_MARKER] = host_marker()
-    if any(b"\0" in word for word in (*words, *environment, *environment.values())):
-        raise ValueError("neither arguments nor environment may hold a NUL byte")
-    if cwd is not None:
-        directory = os.fsencode(os.path.abspath(cwd))
-    else:
-        directory = os.getcwdb()
-    return words, environment, directory
-
-
-def _pid_or_error(started: int | tuple[str, int], argv: Sequence[Argument], cwd: Argument | None) -> int:
-    if isinstance(started, int):
-        return started
-    stage, number = started
-    match stage:
-        case "chdir":
-            raise OSError(number, os.strerror(number), os.fspath(cwd) if cwd is not None else os.getcwd())
-        case "exec":
-            raise OSError(number, os.strerror(number), os.fspath(argv[0]))
-        case _:
-            raise OSError(number, f"cannot start {os.fsdecode(argv[0])} ({stage}): {os.strerror(number)}")
-
-
-def _backlog_pauses() -> Iterator[float]:
-    """Pauses until the zygote has worked some requests off, seconds in all."""
-    deadline = time.monotonic() + _START_S
-    pause_s = 0.0005
-    while time.monotonic() < deadline:
-        yield pause_s
-        pause_s = min(pause_s * 2, 0.02)
-    raise TimeoutError(errno.ETIMEDOUT, "the zygote takes no more requests; is it stopped?")
-
-
-@functools.cache
-def _supported() -> bool:
-    return sys.platform == "linux" and procfs.supported()
-
-
-_marker: tuple[int, bytes] = (0, b"")
-
-
-def host_marker() -> bytes:
-    """What programs of this process carry in their environment: its pid and start time."""
-    global _marker
-    pid = os.getpid()
-    if _marker[0] != pid:
-        _marker = (pid, b"%d.%d" % (pid, procfs.start_time(pid) or 0))
-    return _marker[1]
-
-
-def orphans() -> tuple[Orphan, ...]:
-    """Processes that carry the marker of a Holdfast host which no longer lives; for ``holdfast doctor``.
-
-    Only processes of this user (all for root) can be judged; a program that wiped its environment is not found.
-    """
-    if not _supported():
-        return ()
-    found = []
-    for pid in procfs.all_pids():
-        marker = procfs.environment_value(pid, procfs.HOST_MARKER)
-        if marker is None:
-            continue
-        owner, _, started = marker.partition(b".")
-        if not (owner.isdigit() and started.isdigit()):
-            continue
-        if not procfs.lives(int(owner), int(started)):
-            found.append(Orphan(pid=pid, host=int(owner), command=procfs.command(pid)))
-    return tuple(found)
 
 
 @functools.cache

@@ -1,0 +1,88 @@
+"""A value that is set once, from any thread, and awaited by tasks of any loop and by threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+__all__ = ["Once"]
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """A value that is set once and can be awaited by tasks of any loop and by threads."""
+
+    __slots__ = ("_callbacks", "_lock", "value")
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self._callbacks: list[Callable[[], object]] | None = []
+        self._lock = threading.Lock()
+
+    def set(self, value: T) -> bool:
+        """Set it and wake all who wait; False, without effect, when it was set before."""
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, None
+            if callbacks is None:
+                return False
+            self.value = value
+        for callback in callbacks:
+            callback()
+        return True
+
+    def add(self, callback: Callable[[], object]) -> bool:
+        """Have ``callback`` called from the thread that sets the value; False when it is set already."""
+        with self._lock:
+            if self._callbacks is None:
+                return False
+            self._callbacks.append(callback)
+            return True
+
+    def discard(self, callback: Callable[[], object]) -> None:
+        """Take a callback back; nothing when it was called."""
+        with self._lock:
+            if self._callbacks is not None and callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+    async def wait(self) -> T:
+        """The value, once it is set."""
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        def callback() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(wake)
+
+        if self.add(callback):
+            try:
+                await woken
+            finally:
+                self.discard(callback)
+        return self._get()
+
+    def wait_blocking(self, timeout_s: float | None = None) -> T:
+        """As `wait`, for a thread.
+
+        Raises:
+            TimeoutError: it was not set in time.
+        """
+        woken = threading.Event()
+        if self.add(woken.set):
+            try:
+                if not woken.wait(timeout_s):
+                    raise TimeoutError
+            finally:
+                self.discard(woken.set)
+        return self._get()
+
+    def _get(self) -> T:
+        assert self.value is not None
+        return self.value

@@ -1,0 +1,248 @@
+"""One program with all it started, as the host sees it: held by a reaper, or where there is none by a process group."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import marshal
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from holdfast.runtime import procfs
+from holdfast.runtime.once import Once
+from holdfast.runtime.starting import Specification
+from holdfast.runtime.zygote_link import ZygoteLink
+
+__all__ = ["KILL_BOUND_S", "GroupTree", "Held", "ReaperTree", "TreeResult", "end_tree", "end_tree_blocking"]
+
+KILL_BOUND_S = 2.0
+"""How long a kill waits for processes to die, by default."""
+
+_ESCALATE_S = 0.5
+_INLINE_BYTES = 32768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeResult:
+    """What became of a process tree.
+
+    Parameters:
+        killed: pids that were alive and were killed, in the order they were found.
+        survivors: pids that were still there when the bound was over (they are killed on, but not waited for).
+        unattributed: ``<pid> <command>`` of processes that may belong to the tree, but could not be attributed; they
+            were left alone.
+        proven: True when it is certain that nothing else of the tree is left.
+    """
+
+    killed: tuple[int, ...] = ()
+    survivors: tuple[int, ...] = ()
+    unattributed: tuple[str, ...] = ()
+    proven: bool = True
+
+    @property
+    def outcome(self) -> str:
+        """``gone`` when the tree is proven dead, else ``unknown``."""
+        return "gone" if self.proven and not self.survivors and not self.unattributed else "unknown"
+
+
+class Held(Protocol):
+    """What keeps a tree: a reaper where there can be one, else a process group."""
+
+    name: str
+    started: Once[int | tuple[str, int]]
+    exited: Once[int]
+    gone: Once[TreeResult]
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Send a message; nothing when the tree is gone."""
+        ...
+
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
+        """Have the tree killed; what is returned is set when it is gone or the bound is over."""
+        ...
+
+    def force(self, signum: signal.Signals) -> None:
+        """Signal who holds the tree: it does not answer."""
+        ...
+
+
+def _escalation(term_first_s: float, bound_s: float) -> Iterator[tuple[float, signal.Signals | None]]:
+    """How long to wait for the reaper's answer, and what to do to the reaper when it does not come."""
+    yield term_first_s + bound_s + _ESCALATE_S, signal.SIGCONT
+    yield _ESCALATE_S, signal.SIGKILL
+    yield bound_s + _ESCALATE_S, None
+
+
+async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
+    """Kill a tree and its holder if it must be; bounded whatever they do."""
+    answer = held.ask_kill(term_first_s, bound_s)
+    for wait_s, signum in _escalation(term_first_s, bound_s):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                return await answer.wait()
+        if signum is not None:
+            held.force(signum)
+    return TreeResult(proven=False)
+
+
+def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
+    """As `end_tree`, for a thread."""
+    answer = held.ask_kill(term_first_s, bound_s)
+    for wait_s, signum in _escalation(term_first_s, bound_s):
+        with contextlib.suppress(TimeoutError):
+            return answer.wait_blocking(wait_s)
+        if signum is not None:
+            held.force(signum)
+    return TreeResult(proven=False)
+
+
+class ReaperTree:
+    """The host's side of one reaper."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        link: ZygoteLink,
+        name: str,
+        spec: Specification,
+        theirs: socket.socket,
+        fds: Sequence[int],
+    ) -> None:
+        self.name = name
+        self.link = link
+        self.started: Once[int | tuple[str, int]] = Once()
+        self.exited: Once[int] = Once()
+        self.gone: Once[TreeResult] = Once()
+        self.control: socket.socket | None = control
+        self.reaper = 0
+        self._spec = spec
+        self._theirs = theirs
+        self._fds = fds
+        self._answers: list[Once[TreeResult]] = []
+        self._lock = threading.Lock()
+
+    def submit(self) -> bool:
+        """Ask the zygote for the reaper; False when it has too many requests already."""
+        packed = marshal.dumps(("spawn", self._spec))
+        fds = [self._theirs.fileno(), *self._fds]
+        try:
+            if len(packed) <= _INLINE_BYTES:
+                sent = self.link.request(packed, fds)
+            else:
+                with tempfile.TemporaryFile() as file:
+                    file.write(marshal.dumps(self._spec))
+                    file.flush()
+                    sent = self.link.request(marshal.dumps(("spawn", None)), [*fds, file.fileno()])
+        except BrokenPipeError:  # the zygote was killed; what is waited for is set when its end is heard
+            sent = True
+        if sent:
+            self._theirs.close()
+        return sent
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Send to the reaper; nothing when it is gone."""
+        with self._lock:  # against the reading thread's close: the number may be another file's afterwards
+            if self.control is not None:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.control.send(marshal.dumps(message))
+
+    def close(self) -> None:
+        """Only for the reading thread."""
+        with self._lock:
+            control, self.control = self.control, None
+        if control is not None:
+            control.close()
+
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
+        """Have the tree killed; what is returned is set when it is gone or the bound is over."""
+        answer: Once[TreeResult] = Once()
+        with self._lock:
+            if self.gone.value is None:
+                self._answers.append(answer)
+        if self.gone.value is not None:
+            answer.set(self.gone.value)
+        self.tell(("kill", float(term_first_s), float(bound_s)))
+        return answer
+
+    def report(self, result: TreeResult) -> None:
+        """Answer those who asked for the kill."""
+        with self._lock:
+            answers, self._answers = self._answers, []
+        for answer in answers:
+            answer.set(result)
+
+    def finish(self, result: TreeResult) -> bool:
+        """The tree is gone, or at least its reaper is; False when that was known."""
+        self._theirs.close()
+        self.started.set(("reaper", errno.ECHILD))
+        self.exited.set(-signal.SIGKILL)  # its parent-death signal, when the reaper did not live to tell
+        first = self.gone.set(result)
+        self.report(result)
+        return first
+
+    def force(self, signum: signal.Signals) -> None:
+        """Signal the reaper itself: it does not answer."""
+        if self.reaper:
+            procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
+
+
+class GroupTree:
+    """Where there is no reaper: a process group. Who leaves the group is not found, so nothing is ever proven."""
+
+    def __init__(self, spec: Specification, name: str, fds: Sequence[int]) -> None:
+        self.name = name
+        self.started: Once[int | tuple[str, int]] = Once()
+        self.exited: Once[int] = Once()
+        self.gone: Once[TreeResult] = Once()
+        argv, environment, directory = spec
+        self._program = subprocess.Popen(
+            argv,
+            stdin=fds[0],
+            stdout=fds[1],
+            stderr=fds[2],
+            cwd=directory,
+            env=environment,
+            start_new_session=True,
+        )
+        self.started.set(self._program.pid)
+        threading.Thread(target=self._attend, name=f"holdfast-wait-{name}", daemon=True).start()
+
+    def _attend(self) -> None:
+        self.exited.set(self._program.wait())
+
+    def tell(self, message: tuple[Any, ...]) -> None:
+        """Signal the program."""
+        match message:
+            case ("signal", int(signum)):
+                self._program.send_signal(signum)
+
+    def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
+        """Kill the group, from a thread of its own."""
+
+        def end() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                if term_first_s > 0:
+                    os.killpg(self._program.pid, signal.SIGTERM)
+                    with contextlib.suppress(TimeoutError):
+                        self.exited.wait_blocking(term_first_s)
+                os.killpg(self._program.pid, signal.SIGKILL)
+            survivors: tuple[int, ...] = ()
+            try:
+                self.exited.wait_blocking(bound_s)
+            except TimeoutError:
+                survivors = (self._program.pid,)
+            self.gone.set(TreeResult(killed=(self._program.pid,), survivors=survivors, proven=False))
+
+        threading.Thread(target=end, name=f"holdfast-kill-{self.name}", daemon=True).start()
+        return self.gone
+
+    def force(self, signum: signal.Signals) -> None:
+        """There is no reaper."""

@@ -1,0 +1,97 @@
+"""The host's side of the zygote: starts it, and sends it requests with descriptors."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import marshal
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.runtime import procfs
+from holdfast.runtime.starting import host_marker
+
+__all__ = ["ZygoteLink", "identity", "supported"]
+
+_BOOT = """\
+import sys, types
+for name, path in (("holdfast", {top!r}), ("holdfast.runtime", {runtime!r})):
+    package = types.ModuleType(name)
+    package.__path__ = [path]
+    sys.modules[name] = package
+from holdfast.runtime.zygote import main
+main(3, 4)
+"""
+
+
+class ZygoteLink:
+    """The host's side of the zygote."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        host = procfs.pidfd_open(os.getpid())
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), host)]
+        runtime = os.path.dirname(os.path.abspath(__file__))
+        try:
+            self.pid = os.posix_spawn(
+                sys.executable,
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    "-c",
+                    _BOOT.format(top=os.path.dirname(runtime), runtime=runtime),
+                ],
+                {**os.environb, procfs.HOST_MARKER: host_marker()},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_DUP2, high[0], 3),
+                    (os.POSIX_SPAWN_DUP2, high[1], 4),
+                ],
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in (host, *high):
+                os.close(fd)
+        self.socket = ours
+        self.socket.setblocking(False)
+        self.pidfd = procfs.pidfd_open(self.pid)
+        self.identity = identity()
+        self.alive = True
+
+    def request(self, packet: bytes, fds: Sequence[int]) -> bool:
+        """Send a request; False when the zygote has too many already.
+
+        Raises:
+            BrokenPipeError: it has ended.
+        """
+        try:
+            socket.send_fds(self.socket, [packet], fds)
+        except BlockingIOError:
+            return False
+        return True
+
+    def end(self) -> None:
+        """Have it end when its last child is gone."""
+        with contextlib.suppress(OSError):  # it has ended, and the socket with it
+            self.socket.send(marshal.dumps(("end", None)))
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+def identity() -> tuple[Any, ...]:
+    """Whom the zygote acts as; another identity needs another zygote."""
+    return (os.getresuid(), os.getresgid(), tuple(os.getgroups()))
+
+
+@functools.cache
+def supported() -> bool:
+    """True where there can be a zygote and reapers."""
+    return sys.platform == "linux" and procfs.supported()
