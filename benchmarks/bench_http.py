@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 import holdfast
+from benchmarks.disk import sync_latency_s
 from benchmarks.load import load, request
 from benchmarks.peer_langgraph import PeerFigures, PeerMissing, measure
 from benchmarks.rows import Row, print_rows
@@ -161,18 +162,6 @@ async def count_chunks(port: int, path: str) -> tuple[int, float]:
             break
     writer.close()
     return chunks, time.perf_counter() - began
-
-
-def sync_latency_s(folder: str) -> float:
-    """The median time of an fdatasync in `folder`, in seconds."""
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        times = []
-        for _ in range(50):
-            began = time.perf_counter()
-            os.write(file.fileno(), b"\0" * 4096)
-            os.fdatasync(file.fileno())
-            times.append(time.perf_counter() - began)
-    return statistics.median(times)
 
 
 # ── The figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -332,7 +321,7 @@ async def idle_rows(server: Server) -> list[Row]:
 def rows() -> list[Row]:
     """All figures of this module."""
     with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
-        sync_s = sync_latency_s(folder)
+        sync_s = sync_latency_s()
         payload = request("POST", "/v1/sessions/s0/messages?wait=30", b'{"content": "x", "agent": "noop"}')
         with echo_server() as bare:
             asyncio.run(load(bare.port, [payload] * SESSIONS, 1.0))

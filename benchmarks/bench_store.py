@@ -13,6 +13,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.disk import sync_latency_s
 from benchmarks.rows import Row, print_rows
 from holdfast import ids
 from holdfast.protocol.events import TextDelta, encode_event
@@ -21,7 +22,6 @@ from holdfast.storage import MemoryStore, SqliteStore, sql
 from holdfast.storage.port import Appended, Claim, RunCommit, Send, Store
 
 SESSIONS = 50
-SYNC_ROUNDS = 300
 
 
 def _request(key: str) -> Send:
@@ -71,20 +71,6 @@ def _on_disk(measure: Callable[[SqliteStore], Coroutine[Any, Any, Any]]) -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         return uvloop.run(main(os.path.join(folder, "bench.db")))
-
-
-def fdatasync_s() -> float:
-    """The median time of an 8 KiB append and its fdatasync, in seconds, where the databases of this benchmark lie."""
-    with tempfile.TemporaryDirectory() as folder:
-        descriptor = os.open(os.path.join(folder, "sync"), os.O_RDWR | os.O_CREAT)
-        times = []
-        for n in range(SYNC_ROUNDS):
-            os.pwrite(descriptor, b"x" * 8192, n * 8192)
-            start = time.perf_counter()
-            os.fdatasync(descriptor)
-            times.append(time.perf_counter() - start)
-        os.close(descriptor)
-    return statistics.median(times)
 
 
 def bare_loop_s(batches: int = 400) -> float:
@@ -156,7 +142,7 @@ def memory_rows(runs: int = 20_000) -> list[Row]:
 
 def sqlite_rows(runs: int = 20_000) -> list[Row]:
     """Runs per second on SQLite, against the bare loop; taken in turns, because disks change their mind."""
-    sync = fdatasync_s()
+    sync = sync_latency_s()
     ours, bare, cpus = [], [], []
     for _ in range(3):
         bare.append(bare_loop_s())
@@ -168,7 +154,7 @@ def sqlite_rows(runs: int = 20_000) -> list[Row]:
     at = f"fdatasync {sync * 1e6:.0f} us"
     best = min(ours)
     return [
-        Row(name="fdatasync of the disk, 8 KiB append", value=sync * 1e6, unit="us", note=f"median of {SYNC_ROUNDS}"),
+        Row(name="fdatasync of the disk, 8 KiB append", value=sync * 1e6, unit="us", note="median"),
         Row(
             name=f"SQLite FULL, {SESSIONS} sessions / bare group-commit loop",
             value=ratio,

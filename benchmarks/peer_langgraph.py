@@ -1,7 +1,7 @@
 """The peer: ``langgraph dev`` with a no-op graph, at the best setting that was found, in an environment of its own.
 
-It is installed on demand, once, into a cache folder of the user; where that fails, the reason is printed and its rows
-are left out. It keeps everything in memory; Holdfast's figures beside it are durable.
+The environment is made on demand from its own lock; where that fails, the reason is printed and its rows are left out.
+It keeps everything in memory; Holdfast's figures beside it are durable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from benchmarks.load import load, request
 
 __all__ = ["PeerFigures", "PeerMissing", "measure"]
 
-PACKAGES = ("langgraph-cli[inmem]==0.4.40", "langgraph-api==0.16.7")
+ROOT = Path(__file__).parent.parent
 SETTINGS = (10, 50, 100)
 """Runs at the same time that are tried; the best one counts."""
 START_S = 90.0
@@ -62,22 +61,12 @@ class PeerFigures:
 
 
 def _environment() -> Path:
-    """The peer's Python, installed if need be."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "holdfast-bench" / "langgraph"
-    python = cache / "bin" / "python"
-    stamp = cache / "installed"
-    wanted = " ".join(PACKAGES)
-    if stamp.exists() and stamp.read_text() == wanted:
-        return python
-    print("installing langgraph dev into its own environment (a minute or two) …", file=sys.stderr)
-    venv.create(cache, with_pip=True, clear=True)
-    done = subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", *PACKAGES], capture_output=True, text=True, check=False
-    )
+    """The peer's Python: an environment made from ``requirements/bench.txt``."""
+    command = [sys.executable, str(ROOT / "requirements" / "install.py"), "bench", str(ROOT / ".venv-bench")]
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
     if done.returncode:
-        raise PeerMissing(f"pip could not install it: {done.stderr.strip().splitlines()[-1:]}")
-    stamp.write_text(wanted)
-    return python
+        raise PeerMissing("its environment cannot be made from requirements/bench.txt; what pip said is above")
+    return ROOT / ".venv-bench" / "bin" / "python"
 
 
 @contextlib.contextmanager
@@ -137,6 +126,12 @@ def _post(port: int, path: str, body: object) -> dict[str, str]:
         return parsed
 
 
+def _version(python: Path) -> str:
+    """Of langgraph-api."""
+    program = "from importlib.metadata import version; print(version('langgraph-api'))"
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
 RUN = {"assistant_id": "noop", "input": {"messages": [{"role": "user", "content": "x"}]}}
 
 
@@ -174,7 +169,7 @@ def measure(*, sessions: int, seconds: float) -> PeerFigures:
             rate, _ = asyncio.run(load(port, payloads, seconds))
             if best is None or rate > best.runs_per_s:
                 first_s = asyncio.run(_first_event_s(port, 15))
-                best = PeerFigures(rate, first_s, at_a_time, PACKAGES[1].partition("==")[2])
+                best = PeerFigures(rate, first_s, at_a_time, _version(python))
     assert best is not None
     return best
 

@@ -40,11 +40,14 @@ class Upkeep:
         actor.idle_since = self._host.loop.time()
         self._idle.append(actor)
 
-    def _evict(self) -> None:
-        """Each live session is in the line once; those in front were idle, or were looked at, before the others."""
+    def evict(self, *, idle_for_s: float) -> None:
+        """Forget every session that has been idle for so long; the store keeps it.
+
+        Each live session is in the line once; those in front were idle, or were looked at, before the others.
+        """
         host = self._host
-        evict_after_s = host.settings.evict_after_s
-        before = host.loop.time() - evict_after_s
+        before = host.loop.time() - idle_for_s
+        at_first = len(host.actors)
         for _ in range(len(self._idle)):
             actor = self._idle[0]
             if actor.idle and actor.idle_since > before:
@@ -54,7 +57,14 @@ class Upkeep:
                 del host.actors[actor.session]
             else:
                 self.follow(actor)
-        self._timers["evict"] = host.loop.call_later(max(0.05, evict_after_s / 4), self._evict, context=host.context)
+        if len(host.actors) < at_first / 2:
+            host.actors = dict(host.actors)  # a dict that was large keeps its table
+
+    def _evict(self) -> None:
+        idle_for_s = self._host.settings.evict_after_s
+        self.evict(idle_for_s=idle_for_s)
+        every_s = max(0.05, idle_for_s / 4)
+        self._timers["evict"] = self._host.loop.call_later(every_s, self._evict, context=self._host.context)
 
     def _prune(self) -> None:
         self._host.start_task(self._prune_store(), "prune")
