@@ -562,6 +562,44 @@ def test_the_interrupt_of_one_handle_is_current_in_its_task() -> None:
     run_virtual(main())
 
 
+def test_the_interrupt_of_one_handle_reaches_the_scopes_below_it() -> None:
+    async def main() -> None:
+        seen: list[str] = []
+        clean: list[str] = []
+
+        def wait() -> None:
+            interrupt = current_interrupt()
+            assert interrupt is not None
+            cause = interrupt.wait_blocking(10)
+            seen.append("nobody" if cause is None else cause.reason)
+
+        async def work() -> None:
+            async with Scope("inner") as inner:
+                inner.spawn(wait, on="thread")
+                started.append(inner)
+                try:
+                    await forever()
+                finally:
+                    await asyncio.sleep(0.01)
+                    clean.append("body")
+
+        started: list[Scope] = []
+        async with Scope("run", parent=None) as scope:
+            handle = scope.spawn(work())
+            # Made before the task runs, as by whoever gives the handle a deadline.
+            interrupt = handle.interrupt
+            while not started:
+                await asyncio.sleep(0.001)
+            interrupt.trigger("only this one")
+            with pytest.raises(Interrupted, match="only this one"):
+                await handle
+            assert seen == ["only this one"]
+            assert clean == ["body"]
+            assert not scope.interrupt.triggered
+
+    _asyncio(main)
+
+
 # Context and generators
 
 

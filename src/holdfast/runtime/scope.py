@@ -84,18 +84,22 @@ class Scope(Membership):
         processes: ProcessHost | None = None,
         owner: str | None = None,
     ) -> None:
-        above: Interrupt | None = None
+        nearest: Interrupt | None = None
         if detached:
             parent = None
         elif isinstance(parent, _Current):
             parent = current_scope()
-            above = current_interrupt() if parent is None else None
-        if parent is not None:
-            above = parent.interrupt
+            nearest = current_interrupt()
+        above = nearest if parent is None else parent.interrupt
+        if above is None or nearest is None or nearest is above:
+            interrupt = Interrupt(name=name, parent=above)
+        else:
+            # The interrupt of one handle, or one that was made current by hand, is nearer than that of the scope.
+            interrupt = above.linked(nearest, name=name)
         super().__init__(
             name,
             parent=parent,
-            interrupt=Interrupt(name=name, parent=above),
+            interrupt=interrupt,
             deadline_s=deadline_s,
             grace_s=grace_s if grace_s is not None else parent.grace_s if parent is not None else GRACE_S,
             kill_after_s=(
