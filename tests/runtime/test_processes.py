@@ -604,3 +604,53 @@ def test_orphans_that_wiped_their_environment_are_found_by_their_tag(token: str)
         resource.prlimit(orphan, foreign.RLIMIT_LOCKS, (foreign.make_tag(dead.pid, 1, 1), hard))
         found = {entry.pid: entry.host for entry in processes.orphans()}
     assert found[orphan] == dead.pid
+
+
+def test_a_forked_child_starts_its_own_zygote_and_leaves_the_trees_of_its_parent_alone(token: str) -> None:
+    script = """
+import os, sys
+from holdfast.runtime.adoption_processes import install
+from holdfast.runtime.processes import process_host
+from tests.runtime.processes_zoo import living, program
+
+class Place:
+    def adopt_process(self, process):
+        return True
+
+with install(Place):
+    host = process_host()
+    held = host.spawn_blocking(program("ignores-term", sys.argv[1]))
+    child = os.fork()
+    if child == 0:
+        ok = host.run_blocking(["echo", "child"]).stdout == b"child\\\\n" and host.statistics().started == 1
+        host.close()
+        os._exit(0 if ok else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert living(sys.argv[1]) == [held.pid]
+    assert held.kill_tree_blocking().outcome == "gone"
+    host.close()
+""".replace("\\\\", "\\")
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, token],
+        check=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": f"{root}:{_SOURCE}"},
+    )
+
+
+def test_what_fails_in_the_reading_thread_is_shown_and_silences_no_tree(
+    host: ProcessHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: shown.append(str(arguments.exc_value)))
+    fd = os.eventfd(1)
+
+    def fail() -> None:
+        host._unwatch(fd)
+        raise RuntimeError("out of order")
+
+    host._watch(fd, fail)
+    await_condition(lambda: shown == ["out of order"], "the failure was shown")
+    os.close(fd)
+    assert host.run_blocking(["echo", "on"]).stdout == b"on\n"

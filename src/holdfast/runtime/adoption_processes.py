@@ -242,7 +242,7 @@ class _Adoption:
         children = procfs.children(self.pid)  # first: who is started after this is not among them
         with self._lock:
             certain = self._starting == 0
-            ours = {link.pid for link in self.processes._links.values()}
+            ours = {link.pid for link in list(self.processes._links.values())}
             unknown = [pid for pid in children if pid not in self._outside and pid not in ours]
             return [pid for pid in unknown if (known := self._known.get(pid)) is None or known._orphan], certain
 
@@ -401,7 +401,13 @@ class _Request:
             self.submit: Callable[[], bool] = lambda: True
             return
         pairs = [(root.pid, root.started) for root in roots if not root.ended]
-        killer = self._adoption.processes._send_killer(sorted(self._tags), pairs, bound_s)
+        try:
+            killer = self._adoption.processes._send_killer(sorted(self._tags), pairs, bound_s)
+        except OSError:  # no descriptor is left: the roots at least can be hit with those they have
+            self.answer = Once()
+            self.answer.set(TreeResult(killed=_kill_roots(roots), proven=False))
+            self.submit = lambda: True
+            return
         self.answer = killer.answer
         self.submit = killer.submit
 
@@ -416,6 +422,16 @@ class _Request:
             unattributed=self._adoption.unattributed(self._since),
             proven=result.proven,
         )
+
+
+def _kill_roots(roots: Sequence[ForeignProcess]) -> tuple[int, ...]:
+    hit = []
+    for root in roots:
+        with contextlib.suppress(OSError):  # it ended just now, or is another user's
+            if not root.ended:
+                procfs.pidfd_signal(root._pidfd, signal.SIGKILL)
+                hit.append(root.pid)
+    return tuple(hit)
 
 
 def install(current: Callable[[], Owner | None], processes: ProcessHost | None = None) -> Restorer:

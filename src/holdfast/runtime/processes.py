@@ -20,6 +20,7 @@ import marshal
 import os
 import select
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -218,20 +219,25 @@ class ProcessHost:
     def _listen(self, poll: select.epoll) -> None:
         while not (self._closing and not self._links and not self._trees):
             for fd, _ in poll.poll(None if self._tick is None else _TICK_S):
-                watcher = self._watched.get(fd)
-                if watcher is not None:
-                    watcher()
-                    continue
-                tree = self._trees.get(fd)
-                if tree is not None:
-                    self._hear_reaper(fd, tree)
-                    continue
-                link = self._links.get(fd)
-                if link is not None:
-                    self._hear_zygote(fd, link)
+                self._guard(self._hear, fd)
             if self._tick is not None:
-                self._tick()
+                self._guard(self._tick)
         poll.close()
+
+    def _guard(self, act: Callable[..., object], *values: int) -> None:
+        """Do one thing; its failure is shown, and must not keep the other trees from being heard."""
+        try:
+            act(*values)
+        except Exception:
+            threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+    def _hear(self, fd: int) -> None:
+        if (watcher := self._watched.get(fd)) is not None:
+            watcher()
+        elif (tree := self._trees.get(fd)) is not None:
+            self._hear_reaper(fd, tree)
+        elif (link := self._links.get(fd)) is not None:
+            self._hear_zygote(fd, link)
 
     def _watch(self, fd: int, watcher: Callable[[], object]) -> None:
         """Have ``watcher`` called in the reading thread whenever ``fd`` is readable."""
