@@ -356,3 +356,20 @@ def test_the_kept_sessions_are_bounded(tmp_path, monkeypatch):
             assert done.claim.messages[0].message_id == "m99"
 
     run(main())
+
+
+def test_pruning_goes_through_all_sessions_in_small_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.storage.tables._PRUNED_TOGETHER", 7)
+
+    async def main():
+        async with opened(tmp_path / "store.db") as store:
+            for n in range(30):
+                claim = (await store.send(message(n, key=f"k{n}"))).claim
+                await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=40.0))
+            commits = (await store.info()).commits
+            assert await store.prune(events_before=99.0, tombstones_before=0.0, idempotency_before=0.0) == 60
+            assert (await store.info()).commits - commits == 5
+            for session in range(1, 31):
+                assert await store.oldest_seq(session) == 5
+
+    run(main())

@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -428,14 +429,21 @@ class SqliteStore:
         return await self._read(lambda reads: reads.runs(session, limit=limit))
 
     async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
-        return await self._write(
-            "prune",
-            lambda tables: tables.prune(
+        def some(tables: SqlTables, *, after: int) -> tuple[int, int | None]:
+            return tables.prune(
                 events_before=events_before,
                 tombstones_before=tombstones_before,
                 idempotency_before=idempotency_before,
-            ),
-        )
+                after=after,
+            )
+
+        total, after = 0, 0
+        while True:  # in small transactions, so that others get their turn
+            dropped, upto = await self._write("prune", partial(some, after=after))
+            total += dropped
+            if upto is None:
+                return total
+            after = upto
 
     async def add_key(self, record: KeyRecord) -> None:
         await self._write("add_key", lambda tables: tables.add_key(record))

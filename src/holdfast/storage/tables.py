@@ -39,6 +39,7 @@ from holdfast.storage.records import (
 __all__ = ["Database", "SessionChanged", "SqlReads", "SqlTables"]
 
 _KEPT_SESSIONS = 2048
+_PRUNED_TOGETHER = 1000
 _ALL = 2**62
 
 
@@ -369,13 +370,16 @@ class SqlTables:
             )
         )
 
-    def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
-        """See `Store.prune`."""
+    def prune(
+        self, *, events_before: float, tombstones_before: float, idempotency_before: float, after: int
+    ) -> tuple[int, int | None]:
+        """See `Store.prune`, for some sessions numbered above ``after``: what was dropped, and where to go on."""
+        upto = after + _PRUNED_TOGETHER
         self.flush()
         self._between()
         database = self._database
         dropped = 0
-        for (session,) in database.query("tombstones", tombstones_before):
+        for (session,) in database.query("tombstones", after, upto, tombstones_before):
             for (body,) in database.query("ended_runs", session, session, _ALL, session):
                 run = _decode_run(body)
                 database.write("purge_run", run.run_id, session)
@@ -388,15 +392,15 @@ class SqlTables:
             if row is not None:
                 del self._names[row.principal, row.key]
                 del self._seen[session]
-        for (session,) in database.query("sessions_to_prune", events_before):
+        for (session,) in database.query("sessions_to_prune", after, upto, events_before):
             row = self.get(session)
             if row is None:
                 continue
             keep = row.next_seq if row.run_id is None else row.started_seq
             first_kept = database.query("events_to_keep", session, events_before, keep)[0][0]
             dropped += database.write("prune_events", session, row.next_seq if first_kept is None else first_kept)
-        dropped += database.write("forget_idempotency_keys", idempotency_before)
-        return dropped
+        dropped += database.write("forget_idempotency_keys", idempotency_before, after, upto)
+        return dropped, upto if upto < self._last_number else None
 
     def add_key(self, record: KeyRecord) -> None:
         """See `Store.add_key`."""

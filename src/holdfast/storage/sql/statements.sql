@@ -146,7 +146,7 @@ SELECT run.body FROM chain JOIN run ON run.run_id = chain.run_id AND run.session
 
 -- name: sessions_to_prune
 SELECT session FROM session
-WHERE (SELECT event.at FROM event WHERE event.session = session.session ORDER BY event.last_seq LIMIT 1) < ?
+WHERE session > ? AND session <= ? AND (SELECT event.at FROM event WHERE event.session = session.session ORDER BY event.last_seq LIMIT 1) < ?
 
 -- name: events_to_keep
 SELECT min(last_seq) FROM event WHERE session = ? AND (at >= ? OR last_seq >= ?)
@@ -158,9 +158,10 @@ DELETE FROM event WHERE session = ? AND last_seq < ?
 UPDATE message SET idempotency_key = NULL
 WHERE idempotency_key IS NOT NULL AND at < ? AND (withdrawn_at IS NOT NULL
     OR EXISTS (SELECT 1 FROM run WHERE run.session = message.session AND run.run_id = message.run_id))
+    AND session > ? AND session <= ?
 
 -- name: tombstones
-SELECT session FROM session WHERE deleted_at < ? AND run_id IS NULL
+SELECT session FROM session WHERE session > ? AND session <= ? AND deleted_at < ? AND run_id IS NULL
 
 -- name: purge_message
 DELETE FROM message WHERE message_id = ? AND session = ?
