@@ -177,28 +177,28 @@ def _never_told(tale: Tale, member: str) -> None:
     tale.drop(*[stamp for stamp in tale.interrupted(member) if stamp.what in ("told", "end")])
 
 
-@breaks("P1", "never told")
+@breaks("P1", "not told before its end")
 def a_task_is_not_told(tale: Tale) -> None:
     _never_told(tale, "task")
 
 
-@breaks("P1", "never told")
+@breaks("P1", "not told before its end")
 def a_thread_is_not_told(tale: Tale) -> None:
     _never_told(tale, "thread")
 
 
-@breaks("P1", "never told")
+@breaks("P1", "not told before its end")
 def a_child_is_not_told(tale: Tale) -> None:
     _never_told(tale, "child")
 
 
-@breaks("P1", "never told")
+@breaks("P1", "not told before its end")
 def a_late_waiter_is_not_told(tale: Tale) -> None:
     told = tale.interrupted("task")[-1]
     tale.add(replace(told, at=told.at + 0.0001, what="branch", branch="late"))
 
 
-@breaks("P1", "only after")
+@breaks("P1", "only long after")
 def a_branch_is_told_after_the_end(tale: Tale) -> None:
     stamps = tale.interrupted("thread")
     told = next(stamp for stamp in stamps if stamp.what == "told")

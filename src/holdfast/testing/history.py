@@ -81,6 +81,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         stop_s: from a stop's request to its receipt: grace, kill time and ``answer_s``.
         ready_s: from the start of a server to its first answer.
         death_s: from the kill of a host to the end of its last process.
+        wake_s: from the end of a run to the moment when a branch of it that a receipt names as left over has been told.
         drain_slack_s: what a drain may last over its deadline.
         mailbox: messages that may wait in a session; 0 when that is not known.
         attempts: how often one run may be started.
@@ -93,6 +94,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stop_s: float = 40.0
     ready_s: float = 30.0
     death_s: float = 5.0
+    wake_s: float = 1.5
     drain_slack_s: float = 10.0
     mailbox: int = 100
     attempts: int = 4

@@ -35,10 +35,10 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
 
     Judged are the runs that the log shows ``interrupted`` by anything but a crash, in their last attempt, if its host
     lived until the end was known. *Observation*: a branch (task, thread or child that watches its interrupt; process,
-    when the process list was read after the end) that had begun. *Violations*: such a task, thread or child ended
-    without having been told, or never ended; it was told only after the run's end was known; it was told another first
-    cause than its siblings, or one that the log does not have; a process lived on after the end, unless a receipt
-    names it.
+    when the process list was read after the end) that had begun. *Violations*: more such tasks, threads and children
+    than the receipts name as left over had neither been told nor ended when the run's end was known; one of them was
+    told, or ended untold, more than ``wake_s`` after that, named or not; branches were told different first causes, or
+    one that the log does not have; a process lived on after the end, unless a receipt names it.
     """
     for run in facts.run_logs.values():
         attempts = facts.attempts.get(run.run_id)
@@ -75,16 +75,18 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
             ledger.saw()
             telling = next((s for s in stamps if s.what == "told"), None)
             over = next((s for s in stamps if s.what in ("end", "finish")), None)
-            if telling is None:
-                if over is None:
-                    untold.append(first_stamp)
+            last_word = telling or over
+            if last_word is None:
+                untold.append(first_stamp)
                 continue
-            if telling.at > known_end:
-                ledger.broken("a branch was told only after its run's end was known", telling, run.finished[0])
-            if telling.cause:
+            if last_word.at > known_end + facts.limits.wake_s:
+                ledger.broken("a branch was told only long after its run's end", last_word, run.finished[0])
+            elif last_word.at > known_end:
+                untold.append(last_word)
+            if telling is not None and telling.cause:
                 told.setdefault(telling.cause, telling)
         if len(untold) > abandoned:
-            ledger.broken("a branch of an interrupted run was never told", *untold, run.finished[0])
+            ledger.broken("a branch of an interrupted run was not told before its end", *untold, run.finished[0])
         if len(told) > 1:
             ledger.broken("branches of one run were told different first causes", *told.values())
         for reason, telling in told.items():

@@ -32,7 +32,7 @@ _home: ContextVar[str | None] = ContextVar("holdfast_storm_home", default=None)
 """The session for which code was started, to be found again wherever the runtime carries it."""
 
 _STUCK_S = 0.9
-_LONGEST_S = 20.0
+_WAIT_S = 3.0
 
 _TREE = """\
 trap '' TERM INT HUP
@@ -159,6 +159,27 @@ class _Work:
                 teller.tick(name, "thread")
         finally:
             teller.ended(name, "thread", interrupt)
+
+    async def _wait(self, name: str) -> None:
+        """A task and a thread wait on the interrupt; they end long after their run if nobody tells them."""
+        teller = self._teller
+
+        async def on_loop() -> None:
+            teller.stamp("branch", f"{name}-task")
+            try:
+                await self._run.interrupt.sleep(_WAIT_S)
+            finally:
+                teller.ended(f"{name}-task", "task", self._run.interrupt)
+
+        def in_thread() -> None:
+            interrupt = current_interrupt() or self._run.interrupt
+            teller.stamp("branch", f"{name}-thread", "thread")
+            try:
+                interrupt.sleep_blocking(_WAIT_S)
+            finally:
+                teller.ended(f"{name}-thread", "thread", interrupt)
+
+        await self._run.parallel(on_loop, in_thread)
 
     async def _task(self, name: str) -> None:
         self._run.spawn(self._beating, name, name=name)

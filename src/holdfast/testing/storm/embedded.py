@@ -130,7 +130,7 @@ async def embedded_storm(
             await load.abandon()
             await hosts.close()
             stamps.close()
-        recorder.records.extend(read_stamps(folder / "stamps"))
+            recorder.records.extend(read_stamps(folder / "stamps"))
 
 
 async def _watch(load: Load, hosts: _Hosts, recorder: Recorder, storm: str, seconds: float, progress: Progress) -> None:

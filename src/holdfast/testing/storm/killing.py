@@ -260,7 +260,8 @@ async def kill_storm(
             await load.abandon()
             if server.alive:
                 await server.kill()
-        recorder.records.extend(read_stamps(server.stamps))
+            if server.stamps.exists():
+                recorder.records.extend(read_stamps(server.stamps))
 
 
 async def _make_keys(store_url: str) -> dict[str, str]:

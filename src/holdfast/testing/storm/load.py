@@ -38,7 +38,7 @@ from holdfast.testing.history import (
 )
 from holdfast.testing.storm.access import Access
 from holdfast.testing.storm.agent import PLAIN, REPLAYABLE
-from holdfast.testing.storm.plan import Piece, Plan, encode_plan, make_plan
+from holdfast.testing.storm.plan import Piece, Plan, encode_plan, make_plan, until_told
 from holdfast.testing.storm.readers import StormReader
 from holdfast.testing.storm.recorder import Recorder
 
@@ -340,6 +340,8 @@ class Load:
         """Start something rich that takes its time, and interrupt or stop it in the middle."""
         chance = session.chance
         plan = make_plan(self._name(), chance, span_s=4 * self._span_s)
+        if chance.random() < 0.3:
+            plan = until_told(plan)
         if not await self.send(session, self.message(session, plan)):
             return
         await asyncio.sleep(chance.uniform(0.0, 4 * self._span_s))

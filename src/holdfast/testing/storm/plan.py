@@ -7,14 +7,27 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Piece", "Plan", "decode_plan", "encode_plan", "make_plan"]
+__all__ = ["Piece", "Plan", "decode_plan", "encode_plan", "make_plan", "until_told"]
 
 Piece = Literal[
-    "say", "call", "task", "thread", "process", "child", "parallel", "tidy", "stuck", "nap", "fail", "once", "raw"
+    "say",
+    "call",
+    "task",
+    "thread",
+    "process",
+    "child",
+    "parallel",
+    "tidy",
+    "stuck",
+    "nap",
+    "fail",
+    "once",
+    "raw",
+    "wait",
 ]
-"""``say`` text; a ``call`` that may be repeated, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
+"""``say`` text; a ``call`` that may be made again, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
 tree, a ``child``; several in ``parallel``; a task that takes its time to ``tidy`` up; a thread that is ``stuck``; a
-``nap``; ``fail``; a program that foreign code starts, ``raw``."""
+``nap``; ``fail``; a program that foreign code starts, ``raw``; a task and a thread that ``wait`` for the interrupt."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +48,11 @@ _decoder = msgspec.json.Decoder(Plan)
 
 _USUAL: tuple[Piece, ...] = ("say", "say", "call", "task", "nap")
 _RICH: tuple[Piece, ...] = ("say", "call", "once", "task", "thread", "child", "parallel", "tidy", "nap")
+
+
+def until_told(plan: Plan) -> Plan:
+    """The plan, and then branches that wait for the interrupt."""
+    return msgspec.structs.replace(plan, pieces=(*plan.pieces, "wait"))
 
 
 def encode_plan(plan: Plan) -> str:
