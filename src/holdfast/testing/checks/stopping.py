@@ -38,7 +38,8 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
     when the process list was read after the end) that had begun. *Violations*: more such tasks, threads and children
     than the receipts name as left over had neither been told nor ended when the run's end was known; one of them was
     told, or ended untold, more than ``wake_s`` after that, named or not; branches were told different first causes, or
-    one that the log does not have; a process lived on after the end, unless a receipt names it.
+    one that the log does not have (unless the agent failed meanwhile); a process lived on after the end, unless a
+    receipt names it.
     """
     for run in facts.run_logs.values():
         attempts = facts.attempts.get(run.run_id)
@@ -90,7 +91,7 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
         if len(told) > 1:
             ledger.broken("branches of one run were told different first causes", *told.values())
         for reason, telling in told.items():
-            if log_reasons and reason not in log_reasons:
+            if log_reasons and reason not in log_reasons and run.finished[0].error is None:
                 ledger.broken("a branch was told a cause that the log does not have", telling, run.finished[0])
 
 

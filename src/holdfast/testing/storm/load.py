@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, ServerUnreachable, UnknownSession
+from holdfast.errors import Draining, HoldfastError, ServerUnreachable, StorageError, UnknownSession
 from holdfast.protocol.events import Event, Gap
 from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import Policy
@@ -270,7 +270,7 @@ class Load:
                 continue
             except HoldfastError as error:
                 self.recorder.note(Refused, token=token, code=error.code)
-                if error.code not in ("draining", "store_locked"):
+                if not isinstance(error, (Draining, StorageError)):
                     return False
                 await self._outage()
                 continue
@@ -402,7 +402,7 @@ class Load:
     async def _read(self, session: StormSession) -> None:
         try:
             await self.read(session)
-        except ServerUnreachable:
+        except (ServerUnreachable, StorageError):
             await self._outage()
 
     async def _settlement(self, session: StormSession) -> None:
@@ -411,7 +411,7 @@ class Load:
         message = session.chance.choice(session.sent)
         try:
             await self._note_settlement(session, message.message_id or "")
-        except ServerUnreachable:
+        except (ServerUnreachable, StorageError):
             await self._outage()
 
     async def _pry(self, session: StormSession) -> None:
@@ -437,14 +437,14 @@ class Load:
         verb = chance.choice(sorted(verbs))
         try:
             await verbs[verb]()
-        except ServerUnreachable:
+        except (ServerUnreachable, StorageError):
             await self._outage()
             return
         except HoldfastError as error:
             answer = error.code
         else:
             answer = "ok"
-        if answer in ("draining", "unavailable", "rate_limited", "storage_error"):
+        if answer in ("draining", "unavailable", "rate_limited"):
             return
         self.recorder.note(
             AccessTried, principal=principal, owner=session.principal, session=session.key, verb=verb, answer=answer

@@ -6,7 +6,7 @@ import asyncio
 import random
 from contextlib import aclosing
 
-from holdfast.errors import ServerUnreachable, Unavailable
+from holdfast.errors import ServerUnreachable, StorageError, Unavailable
 from holdfast.protocol.events import Gap, format_cursor
 from holdfast.testing.history import (
     Limits,
@@ -80,7 +80,7 @@ class StormReader:
         except asyncio.CancelledError:
             why = "left"
             raise
-        except (ServerUnreachable, Unavailable) as error:
+        except (ServerUnreachable, StorageError, Unavailable) as error:
             why = "ended" if "ended the stream" in error.message else "lost"
         finally:
             self._flush()
