@@ -219,6 +219,17 @@ def test_a_newer_schema_is_refused_with_what_to_do(tmp_path):
     run(again())
 
 
+def test_an_sqlite_that_is_too_old_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 26, 0))
+
+    async def main():
+        with pytest.raises(ConfigurationError, match="too old"):
+            await SqliteStore(str(tmp_path / "store.db")).open(node_id="n", at=1.0)
+
+    run(main())
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_missing_folder_and_unknown_urls_are_named(tmp_path):
     async def main():
         with pytest.raises(ConfigurationError, match="nowhere"):

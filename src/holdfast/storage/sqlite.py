@@ -59,6 +59,7 @@ _T = TypeVar("_T")
 
 SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x484F4C44
+_OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
 _READS_TOGETHER: Final = 32
 _ROWS_TOGETHER: Final = (64, 32, 16, 8, 4, 2, 1)
@@ -175,6 +176,11 @@ class _WritingConnection:
         self._verbs: Sequence[str] = ()
 
     def open(self) -> SqlTables:
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise ConfigurationError(
+                f"this Python has SQLite {sqlite3.sqlite_version}, which is too old",
+                hint=f"use a Python with SQLite {'.'.join(map(str, _OLDEST_SQLITE))} or newer",
+            )
         folder = os.path.dirname(self._path)
         if not os.path.isdir(folder):
             raise ConfigurationError(f"there is no folder {folder}", hint="make it, or name another file with --store")
