@@ -10,15 +10,16 @@ import asyncio
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from typing import assert_never
 
 from holdfast.agents import Agent, Run
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import Interrupt, current_interrupt
 from holdfast.testing.history import Stamp
-from holdfast.testing.storm.plan import Plan, decode_plan
+from holdfast.testing.storm.plan import Piece, Plan, decode_plan
 from holdfast.testing.storm.stamps import MARKER, Stamps, shell_stamp
 
 __all__ = ["PLAIN", "REPLAYABLE", "STAMPS_VARIABLE", "STORM_VARIABLE", "agents", "agents_of_environment"]
@@ -112,26 +113,55 @@ class _Work:
     async def do(self) -> None:
         for piece in self._plan.pieces:
             self._teller.tick()
-            await getattr(self, f"_{piece}")(self._name(piece))
+            await self._piece(piece, self._name(piece))
 
-    async def _say(self, name: str) -> None:
-        for word in range(4):
-            await self._run.emit(f"{name}:{word} ")
-            await asyncio.sleep(self._plan.span_s / 4)
-
-    async def _nap(self, name: str) -> None:
-        await self._run.interrupt.sleep(self._plan.span_s)
+    async def _piece(self, piece: Piece, name: str) -> None:
+        span_s = self._plan.span_s
+        match piece:
+            case "say":
+                for word in range(4):
+                    await self._run.emit(f"{name}:{word} ")
+                    await asyncio.sleep(span_s / 4)
+            case "nap":
+                await self._run.interrupt.sleep(span_s)
+            case "call" | "once":
+                again = piece == "call"
+                await self._run.emit(await self._run.call(self._effect, name, again, name=name, idempotent=again))
+            case "task":
+                self._run.spawn(self._beating, name, name=name)
+                await asyncio.sleep(0)
+            case "tidy":
+                await self._run.spawn(self._beating, name, span_s, name=name)
+            case "thread":
+                await self._run.spawn(self._beating_thread, name, name=name)
+            case "stuck":
+                await self._run.spawn(self._stuck, name, name=name)
+            case "wait":
+                await self._run.parallel(
+                    partial(self._wait, f"{name}-task"), partial(self._wait_blocking, f"{name}-thread")
+                )
+            case "parallel":
+                await self._run.parallel(
+                    partial(self._beating, f"{name}-1"),
+                    partial(self._beating_thread, f"{name}-2"),
+                    partial(self._beating, f"{name}-3"),
+                )
+            case "child":
+                child = Agent(name=name, work=partial(self._child, name))
+                await self._run.emit(await self._run.delegate(child, "the child's part"))
+            case "process":
+                await self._tree(name)
+            case "raw":
+                await self._foreign(name)
+            case "fail":
+                raise RuntimeError(f"{name} was asked to fail")
+            case _:
+                assert_never(piece)
 
     async def _effect(self, name: str, idempotent: bool) -> str:
         self._teller.stamp("effect", effect=name, idempotent=idempotent)
         await asyncio.sleep(self._plan.span_s / 2)
         return name
-
-    async def _call(self, name: str) -> None:
-        await self._run.emit(await self._run.call(self._effect, name, True, name=name, idempotent=True))
-
-    async def _once(self, name: str) -> None:
-        await self._run.emit(await self._run.call(self._effect, name, False, name=name))
 
     async def _beating(self, name: str, tidy_s: float = 0.0) -> None:
         teller = self._teller
@@ -161,82 +191,48 @@ class _Work:
             teller.ended(name, "thread", interrupt)
 
     async def _wait(self, name: str) -> None:
-        """A task and a thread wait on the interrupt; they end long after their run if nobody tells them."""
-        teller = self._teller
+        """Wait for the interrupt, so long that nobody takes it for an answer if the wait ends by itself."""
+        self._teller.stamp("branch", name)
+        try:
+            await self._run.interrupt.sleep(_WAIT_S)
+        finally:
+            self._teller.ended(name, "task", self._run.interrupt)
 
-        async def on_loop() -> None:
-            teller.stamp("branch", f"{name}-task")
-            try:
-                await self._run.interrupt.sleep(_WAIT_S)
-            finally:
-                teller.ended(f"{name}-task", "task", self._run.interrupt)
+    def _wait_blocking(self, name: str) -> None:
+        interrupt = current_interrupt() or self._run.interrupt
+        self._teller.stamp("branch", name, "thread")
+        try:
+            interrupt.sleep_blocking(_WAIT_S)
+        finally:
+            self._teller.ended(name, "thread", interrupt)
 
-        def in_thread() -> None:
-            interrupt = current_interrupt() or self._run.interrupt
-            teller.stamp("branch", f"{name}-thread", "thread")
-            try:
-                interrupt.sleep_blocking(_WAIT_S)
-            finally:
-                teller.ended(f"{name}-thread", "thread", interrupt)
-
-        await self._run.parallel(on_loop, in_thread)
-
-    async def _task(self, name: str) -> None:
-        self._run.spawn(self._beating, name, name=name)
-        await asyncio.sleep(0)
-
-    async def _tidy(self, name: str) -> None:
-        await self._run.spawn(self._beating, name, self._plan.span_s, name=name)
-
-    async def _thread(self, name: str) -> None:
-        await self._run.spawn(self._beating_thread, name, name=name)
-
-    async def _stuck(self, name: str) -> None:
+    def _stuck(self, name: str) -> None:
         """A thread that looks at nothing for a while; its run goes on without it only if it is interrupted."""
+        self._teller.stamp("branch", name, "thread", cooperative=False)
+        time.sleep(_STUCK_S)
+        self._teller.stamp("end", name, "thread", cooperative=False)
 
-        def stuck() -> None:
-            self._teller.stamp("branch", name, "thread", cooperative=False)
-            time.sleep(_STUCK_S)
-            self._teller.stamp("end", name, "thread", cooperative=False)
-
-        await self._run.spawn(stuck, name=name)
-
-    async def _parallel(self, name: str) -> None:
-        def beating(number: int) -> Callable[[], object]:
-            async def on_loop() -> None:
-                await self._beating(f"{name}-{number}")
-
-            def in_thread() -> None:
-                self._beating_thread(f"{name}-{number}")
-
-            return on_loop if number % 2 else in_thread
-
-        await self._run.parallel(*(beating(number) for number in range(1, 4)))
-
-    async def _child(self, name: str) -> None:
-        async def work(child: Run) -> str:
-            self._teller.stamp("branch", name, "child")
-            try:
-                await child.emit(f"{name} ")
-                await asyncio.sleep(self._plan.span_s / 2)
-                self._teller.tick(name, "child")
-            finally:
-                self._teller.ended(name, "child", child.interrupt)
-            return "done"
-
-        await self._run.emit(await self._run.delegate(Agent(name=name, work=work), "child's part"))
+    async def _child(self, name: str, child: Run) -> str:
+        self._teller.stamp("branch", name, "child")
+        try:
+            await child.emit(f"{name} ")
+            await asyncio.sleep(self._plan.span_s / 2)
+            self._teller.tick(name, "child")
+        finally:
+            self._teller.ended(name, "child", child.interrupt)
+        return "done"
 
     def _environment(self) -> dict[str, str]:
         return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), MARKER: self._teller.marker}
 
-    async def _process(self, name: str) -> None:
+    async def _tree(self, name: str) -> None:
         beats = max(1, round(self._plan.span_s / 0.2))
         tree = _TREE.format(stamp=self._teller.in_shell(name), beats=beats)
         process = await self._run.process(["/bin/sh", "-c", tree, "/bin/sh", tree], env=self._environment(), name=name)
         self._teller.stamp("branch", name, "process", pid=process.pid, cooperative=False)
         await process.wait()
 
-    async def _raw(self, name: str) -> None:
+    async def _foreign(self, name: str) -> None:
         """Foreign code starts a program by itself."""
         program = await asyncio.create_subprocess_exec(
             "/bin/sh",
@@ -248,9 +244,6 @@ class _Work:
         )
         self._teller.stamp("branch", name, "process", pid=program.pid, cooperative=False)
         await program.wait()
-
-    async def _fail(self, name: str) -> None:
-        raise RuntimeError(f"{name} was asked to fail")
 
 
 def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:

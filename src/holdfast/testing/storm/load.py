@@ -51,6 +51,7 @@ _RESENDS = 50
 _REST_S = 90.0
 _POLL_S = 0.05
 _OUTAGE_S = 0.3
+_AT_ONCE = 16
 
 
 @dataclass
@@ -504,18 +505,22 @@ class Load:
 
     async def read_back(self) -> None:
         """The last reading of everything, after `rest`."""
-        for session in (*self.sessions, *self.others):
-            try:
-                newest = await self.read(session, final=True)
-            except UnknownSession:
-                continue
-            for reader in session.readers:
-                reader.number = session.number or reader.number
-                await reader.catch_up(newest, self.limits)
-            await self._read_log(session, newest)
-            for message in list(session.sent)[-10:]:
-                if message.message_id is not None:
-                    await self._note_settlement(session, message.message_id)
+        sessions = [*self.sessions, *self.others]
+        for begin in range(0, len(sessions), _AT_ONCE):
+            await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
+
+    async def _read_back(self, session: StormSession) -> None:
+        try:
+            newest = await self.read(session, final=True)
+        except UnknownSession:
+            return
+        for reader in session.readers:
+            reader.number = session.number or reader.number
+            await reader.catch_up(newest, self.limits)
+        await self._read_log(session, newest)
+        for message in list(session.sent)[-10:]:
+            if message.message_id is not None:
+                await self._note_settlement(session, message.message_id)
 
     async def _read_log(self, session: StormSession, newest: int) -> None:
         handle = self.access.session(session.principal, session.key)
