@@ -59,6 +59,11 @@ def _target(fd: str) -> str | None:
     return None
 
 
+def state(pid: int) -> str:
+    stat = procfs.read_stat(pid)
+    return "" if stat is None else stat.state
+
+
 def ended(pid: int) -> bool:
     stat = procfs.read_stat(pid)
     return stat is None or stat.dead
@@ -148,6 +153,9 @@ def test_a_reaper_that_is_stopped_is_continued(host: ProcessHost, token: str) ->
     async def body() -> None:
         process = await host.spawn(program("stops-reaper", token))
         await_condition(lambda: len(living(token)) == 2, "the stray lives")
+        program_stat = procfs.read_stat(process.pid)
+        assert program_stat is not None
+        await_condition(lambda: state(program_stat.parent) != "T", "the reaper goes on")
         assert (await process.kill_tree()).outcome == "gone"
         assert living(token) == []
 
@@ -608,7 +616,7 @@ def test_orphans_that_wiped_their_environment_are_found_by_their_tag(token: str)
 
 def test_a_forked_child_starts_its_own_zygote_and_leaves_the_trees_of_its_parent_alone(token: str) -> None:
     script = """
-import os, sys
+import os, stat, sys
 from holdfast.runtime.adoption_processes import install
 from holdfast.runtime.processes import process_host
 from tests.runtime.processes_zoo import living, program
@@ -617,11 +625,20 @@ class Place:
     def adopt_process(self, process):
         return True
 
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
 with install(Place):
     host = process_host()
     held = host.spawn_blocking(program("ignores-term", sys.argv[1]))
     child = os.fork()
     if child == 0:
+        sockets = [fd for fd in range(3, 50) if is_socket(fd)]
+        if sockets:
+            os._exit(2)
         ok = host.run_blocking(["echo", "child"]).stdout == b"child\\\\n" and host.statistics().started == 1
         host.close()
         os._exit(0 if ok else 1)

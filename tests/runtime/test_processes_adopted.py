@@ -65,6 +65,30 @@ def token() -> Iterator[str]:
             os.kill(pid, signal.SIGKILL)
 
 
+class Gate:
+    """Holds programs back until they were tagged: what they fork before that carries only the marker."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._closed: list[Path] = []
+
+    def __call__(self, words: list[str]) -> list[str]:
+        path = self._folder / f"gate-{len(list(self._folder.iterdir()))}"
+        os.mkfifo(path)
+        self._closed.append(path)
+        return ["/bin/sh", "-c", 'read -r _ < "$0"; exec "$@"', str(path), *words]
+
+    def open(self) -> None:
+        """Let them run."""
+        while self._closed:
+            self._closed.pop().write_text("go\n")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
 @pytest.fixture
 def start(token: str) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts programs; what the test has not waited for is waited for after it."""
@@ -110,11 +134,12 @@ def zombies() -> list[int]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nothing_of_a_foreign_tree_outlives_its_kill(
-    token: str, start: Callable[..., subprocess.Popen[bytes]], role: str
+    gate: Gate, token: str, start: Callable[..., subprocess.Popen[bytes]], role: str
 ) -> None:
     async def body() -> None:
         with inside(Place()) as place:
-            started = start(*program(role, token))
+            started = start(*gate(program(role, token)))
+        gate.open()
         await_condition(lambda: len(living(token)) >= ROLES[role], f"{role} has started its processes")
         await_condition(lambda: role != "leaves-strays" or place.members[0].ended, "its end was seen")
         result = await place.kill()
@@ -166,10 +191,13 @@ WAYS: dict[str, Callable[[list[str]], Callable[[], int]]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_however_a_program_is_started_it_dies_with_its_scope_and_its_starter_learns_how(token: str, way: str) -> None:
+def test_however_a_program_is_started_it_dies_with_its_scope_and_its_starter_learns_how(
+    gate: Gate, token: str, way: str
+) -> None:
     with inside(Place()) as place:
         role = "new-session" if way == "multiprocessing-forkserver" else "wiped-environment"  # see install()
-        wait = WAYS[way](program(role, token))
+        wait = WAYS[way](gate(program(role, token)))
+    gate.open()
     await_condition(lambda: len(living(token)) >= 2, "the tree stands")
     result = kill_trees_blocking(place.members)
     assert result.outcome == "gone", result
@@ -211,14 +239,15 @@ def test_asyncio_programs_die_with_their_scope_and_their_watcher_learns_how(toke
 
 
 def test_scopes_and_what_is_outside_of_them_do_not_disturb_each_other(
-    token: str, start: Callable[..., subprocess.Popen[bytes]]
+    gate: Gate, token: str, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     async def body() -> None:
         outside = start(*program("double-fork", f"{token}-outside"))
         with inside(Place()) as first:
-            start(*program("wiped-environment", f"{token}-1"))
+            start(*gate(program("wiped-environment", f"{token}-1")))
         with inside(Place()) as second:
-            start(*program("wiped-environment", f"{token}-2"))
+            start(*gate(program("wiped-environment", f"{token}-2")))
+        gate.open()
         names = [f"{token}-1", f"{token}-2", f"{token}-outside"]
         await_condition(lambda: all(len(living(name)) == 2 for name in names), "all trees stand")
         assert len((await first.kill()).killed) == 2
@@ -234,11 +263,12 @@ def test_scopes_and_what_is_outside_of_them_do_not_disturb_each_other(
 
 
 def test_strays_of_a_program_that_ended_become_members_before_its_end_is_told(
-    token: str, start: Callable[..., subprocess.Popen[bytes]]
+    gate: Gate, token: str, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
     async def body() -> None:
         with inside(Place()) as place:
-            started = start(*program("leaves-strays", token))
+            started = start(*gate(program("leaves-strays", token)))
+        gate.open()
         assert await asyncio.to_thread(started.wait, 10) == 7
         await place.members[0].wait_ended()
         assert set(living(token)) <= {member.pid for member in place.members[1:]}
@@ -368,8 +398,11 @@ class Place:
 
 place = Place()
 restorer = install(lambda: place)
-for role in ROLES:
-    subprocess.Popen(program(role, sys.argv[1]))
+gate = ["/bin/sh", "-c", 'read -r _; exec "$@"', "sh"]
+held = [subprocess.Popen([*gate, *program(role, sys.argv[1])], stdin=subprocess.PIPE) for role in ROLES]
+for one in held:
+    one.stdin.write(b"go\\n")
+    one.stdin.close()
 restorer.restore()
 subprocess.Popen(program("ignores-term", sys.argv[1] + "-outside"))
 print("up", flush=True)
@@ -408,3 +441,27 @@ def test_a_tag_says_whose_it_is() -> None:
     assert foreign.scope_of_tag(tag) == 65_535
     assert tag < 1 << 63
     assert foreign.host_of_tag(12345) is None
+
+
+def test_who_was_struck_but_is_still_dying_is_not_called_gone(
+    token: str, start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = start("sh", "-c", '"$@" & wait', "sh", *program("ignores-term", token))
+    await_condition(lambda: len(living(token)) == 2, "the child lives")
+    (child,) = [pid for pid in living(token) if pid != parent.pid]
+    strikes: list[int] = []
+    plain = procfs.strike
+
+    def strike(pid: int, signum: int, wanted: Callable[[procfs.ProcessStat], bool]) -> str:
+        strikes.append(pid)
+        if pid == child and strikes.count(child) < 3:  # it takes its time, as one does that writes to a slow disk
+            return "hit"
+        return plain(pid, signum, wanted)
+
+    monkeypatch.setattr(procfs, "strike", strike)
+    started = procfs.start_time(parent.pid)
+    assert started is not None
+    killed, survivors = foreign.kill(os.getpid(), (), (), [(parent.pid, started)], 10)
+    assert survivors == []
+    assert set(killed) == {parent.pid, child}
+    assert living(token) == []

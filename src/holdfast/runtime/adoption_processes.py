@@ -12,6 +12,10 @@ and ``os.posix_spawn`` inside a scope becomes a `ForeignProcess` of that scope. 
 - Each adopted program is named by a pidfd that was opened while its pid could not be recycled.
 - Outside of scopes a start costs one look at the context variable.
 
+Known gaps: a program gets its tag the moment after it was started, so what it forks before (the host may have to wait
+for a processor) carries only the marker, and what then also wipes its environment and leaves its parents cannot be
+attributed: it is named, and the outcome is ``unknown``. The fork server's children have no marker.
+
 What is shared between scopes must be started outside of them (a process pool that was filled inside a scope ends with
 that scope). The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
 """

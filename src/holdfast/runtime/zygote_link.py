@@ -27,6 +27,8 @@ from holdfast.runtime.zygote import main
 main(3, 4)
 """
 
+_posix_spawn = os.posix_spawn  # before adoption wraps it: a scope must not own the zygote that its first program starts
+
 
 class ZygoteLink:
     """The host's side of the zygote."""
@@ -37,7 +39,7 @@ class ZygoteLink:
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (theirs.fileno(), host)]
         runtime = os.path.dirname(os.path.abspath(__file__))
         try:
-            self.pid = os.posix_spawn(
+            self.pid = _posix_spawn(
                 sys.executable,
                 [
                     sys.executable,
