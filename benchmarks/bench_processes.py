@@ -144,7 +144,7 @@ async def reaper_memory_kb(host: ProcessHost, count: int) -> float:
     return total / count
 
 
-def run(rounds: int = 200) -> list[Row]:
+def rows(rounds: int = 200) -> list[Row]:
     """Measure all; needs Linux."""
     host = ProcessHost()
     at = time.perf_counter()
@@ -198,4 +198,4 @@ def run(rounds: int = 200) -> list[Row]:
 
 
 if __name__ == "__main__":
-    print_rows(run())
+    print_rows(rows())
