@@ -256,9 +256,11 @@ def test_programs_of_foreign_code_end_with_the_scope() -> None:
         with install(asyncio.get_running_loop()):
             scope = Scope("call", parent=None).open()
             pids: list[int] = []
+            kept: list[asyncio.subprocess.Process] = []
 
             async def tool() -> None:
                 process = await asyncio.create_subprocess_exec(*HOSTILE)
+                kept.append(process)
                 pids.append(process.pid)
                 await process.wait()
 
@@ -278,6 +280,8 @@ def test_programs_of_foreign_code_end_with_the_scope() -> None:
             assert receipt.abandoned == ()
             assert receipt.stopped.processes >= 2
             assert not [pid for pid in pids if alive(pid)]
+            # Its exit status is still its starter's.
+            assert await kept[0].wait() == -signal.SIGKILL
 
     run(main)
 
