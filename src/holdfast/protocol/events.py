@@ -39,8 +39,10 @@ __all__ = [
     "ToolStarted",
     "decode_event",
     "encode_event",
+    "encode_json",
     "format_cursor",
     "parse_cursor",
+    "plain",
     "wire",
 ]
 
@@ -264,9 +266,38 @@ _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
+def plain(text: str) -> str:
+    """The text with lone surrogates, which no JSON can carry, written out as escapes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def encode_json(value: object) -> bytes:
+    """The JSON of a value, one line; its text is made `plain` where it has to be."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_all_plain(msgspec.to_builtins(value)))
+
+
 def encode_event(event: Event) -> tuple[str, bytes]:
     """The kind and the JSON of an event that has no number yet."""
-    return _kinds[type(event)], _encoder.encode(event)
+    return _kinds[type(event)], encode_json(event)
+
+
+def _all_plain(value: Any) -> Any:
+    match value:
+        case str():
+            return plain(value)
+        case dict():
+            return {_all_plain(key): _all_plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_all_plain(item) for item in value]
+        case _:
+            return value
 
 
 def wire(stored: Stored) -> bytes:

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.protocol.events import Stored
+from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Entry, MailboxItem, Message, RunState, RunView, SessionView, Settlement
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Ready
@@ -302,7 +302,6 @@ def journal(packs: Iterable[Iterable[Stored]]) -> Iterable[Stored]:
     return (event for pack in packs for event in pack if event.kind != "message.accepted")
 
 
-_encoder = msgspec.json.Encoder()
 _entry_decoder = msgspec.json.Decoder(Entry)
 
 
@@ -325,7 +324,7 @@ def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
 
 def pack_entries(entries: Iterable[Entry]) -> bytes:
     """One body for consecutive transcript entries: a line of JSON each."""
-    return b"\n".join([_encoder.encode(entry) for entry in entries])
+    return b"\n".join([encode_json(entry) for entry in entries])
 
 
 def unpack_entries(body: bytes) -> list[Entry]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.errors import StorageError
-from holdfast.protocol.events import Stored
+from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Entry, Message, RunState, RunView, SessionView, Settlement
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import KeyRecord, Ready
@@ -75,7 +75,6 @@ class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: Cause | None = None
 
 
-_encode = msgspec.json.Encoder().encode
 _decode_live = msgspec.json.Decoder(_LiveRun).decode
 _decode_run = msgspec.json.Decoder(RunView).decode
 _decode_message = msgspec.json.Decoder(Message).decode
@@ -129,7 +128,7 @@ def _load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
 def _state_columns(row: SessionRow) -> tuple[object, ...]:
     live = None
     if row.run_id is not None:
-        live = _encode(
+        live = encode_json(
             _LiveRun(
                 row.run_agent,
                 row.attempt,
@@ -330,7 +329,7 @@ class SqlTables:
             mail.target_run_id,
             None,
             None,
-            _encode(message),
+            encode_json(message),
         ]
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
@@ -365,7 +364,7 @@ class SqlTables:
                 run.commit_seq,
                 run.end_seq,
                 row.next_n - 1,
-                _encode(view),
+                encode_json(view),
                 pack_entries(entries) if entries else None,
             )
         )

@@ -32,6 +32,7 @@ from holdfast.protocol.events import (
     SessionDeletedEvent,
     Stored,
     encode_event,
+    plain,
 )
 from holdfast.protocol.messages import Entry, Message, Policy, RunView, Settlement
 from holdfast.protocol.states import next_run_state
@@ -225,6 +226,7 @@ def send(tables: Tables, request: Send) -> SendResult:
             f"{waiting} messages wait in session {request.key!r}, and its limit is {request.mailbox_limit}"
         )
     at = request.at
+    content = plain(request.content)
     fresh = row is None
     if row is None:
         if tables.live_sessions(request.principal) >= request.session_limit:
@@ -242,12 +244,12 @@ def send(tables: Tables, request: Send) -> SendResult:
         )
     else:
         tables.refuse_used_message_id(row, request.message_id)
-        if request.agent is not None:
-            row.agent = request.agent
 
     log = _Log(row)
-    seq = log.add(MessageAccepted(at=at, message_id=request.message_id, content=request.content, policy=policy))
-    message = Message(message_id=request.message_id, seq=seq, content=request.content, policy=policy, accepted_at=at)
+    seq = log.add(MessageAccepted(at=at, message_id=request.message_id, content=content, policy=policy))
+    if request.agent is not None:
+        row.agent = request.agent
+    message = Message(message_id=request.message_id, seq=seq, content=content, policy=policy, accepted_at=at)
     mail = Mail(message, seq, 0.0, target)
     if decision.join:
         last = row.waiting[-1] if row.waiting else None
@@ -360,6 +362,8 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     at = commit.at
     status = _final_state(row, commit.status)
     cause = commit.cause if status == "completed" else commit.cause or row.cause
+    text = plain(commit.text)
+    error = None if commit.error is None else plain(commit.error)
     taken = row.taken
     started_seq = row.started_seq
     log = _Log(row)
@@ -371,9 +375,9 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
             at=at,
             run_id=lease.run_id,
             status=status,
-            text=commit.text,
+            text=text,
             cause=cause,
-            error=commit.error,
+            error=error,
             receipt=commit.receipt,
             usage=commit.usage,
         )
@@ -389,8 +393,8 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
         started_at=row.started_at,
         ended_at=at,
         cause=cause,
-        error=commit.error,
-        text=commit.text,
+        error=error,
+        text=text,
         receipt=commit.receipt,
         usage=commit.usage,
     )
@@ -470,7 +474,7 @@ def _number_entries(row: SessionRow, entries: Sequence[Entry]) -> list[Entry]:
             Entry(
                 n=n,
                 role=entry.role,
-                content=entry.content,
+                content=plain(entry.content),
                 run_id=entry.run_id,
                 message_id=entry.message_id,
                 call_id=entry.call_id,

@@ -784,6 +784,23 @@ async def concurrent_appends_are_whole_and_in_order(make_store: MakeStore) -> No
 
 
 @_check
+async def text_that_no_json_can_carry_is_written_out(make_store: MakeStore) -> None:
+    async with _opened(make_store) as on:
+        claim = await on.start("half a \ud83d pair", message_id="m1")
+        assert claim.messages[0].content == "half a \\ud83d pair"
+        await on.say(claim, "\udc00")
+        entries = [Entry(role="assistant", content="\ud800")]
+        cause = Cause(kind="user", reason="\udfff")
+        done = await on.commit(claim, "failed", text="\ud800", error="E: \udfff", entries=entries, cause=cause)
+        assert (done.settled[0].text, done.settled[0].error) == ("\\ud800", "E: \\udfff")
+        assert [entry.content for entry in await on.store.transcript(claim.lease.session)] == ["\\ud800"]
+        settled = await on.store.settlement(claim.lease.session, "m1")
+        assert settled is not None
+        assert settled.error == done.settled[0].error
+        await on.log(claim.lease.session)
+
+
+@_check
 async def reads_begin_anywhere_in_the_log(make_store: MakeStore) -> None:
     async with _opened(make_store) as on:
         claim = await on.start()
