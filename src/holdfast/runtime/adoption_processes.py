@@ -548,7 +548,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
                     adoption.note_outside(pid)
                     return pid
                 tag = adoption.tag_for(owner)
-                marked = {os.fsencode(key): os.fsencode(value) for key, value in env.items()} | _marks(tag)
+                own = os.environ if env is None else env  # None since 3.13
+                marked = {os.fsencode(key): os.fsencode(value) for key, value in own.items()} | _marks(tag)
                 pid = plain(path, argv, marked, *rest, **options)
                 adoption.enter(owner, pid, _base(path), tag)
                 return pid
