@@ -14,6 +14,7 @@ from holdfast.testing.history import Drained, DrainRequested, HostExited, HostRe
 from holdfast.testing.storm.access import EmbeddedAccess, Progress
 from holdfast.testing.storm.agent import agents
 from holdfast.testing.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
+from holdfast.testing.storm.contention import contend
 from holdfast.testing.storm.load import Load
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.stamps import Stamps, read_stamps
@@ -107,7 +108,7 @@ async def embedded_storm(
             await load.warm_up()
             hosts.figures("baseline")
             progress("fairness: one greedy principal among polite ones")
-            await load.contend(places=SETTINGS.max_runs, greedy=60, polite=15, span_s=1.0)
+            await contend(load, places=SETTINGS.max_runs, greedy=60, polite=15, span_s=1.0)
             progress(f"load: {sessions} sessions for {seconds:g} s")
             load.start()
             await _watch(load, hosts, recorder, storm, seconds, progress)

@@ -20,6 +20,7 @@ from holdfast.storage import open_store
 from holdfast.testing.history import StatisticsRead
 from holdfast.testing.storm.access import Progress, RemoteAccess
 from holdfast.testing.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
+from holdfast.testing.storm.contention import contend
 from holdfast.testing.storm.load import Load
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
@@ -70,7 +71,7 @@ class _KillStorm:
         await self.figures("baseline")
         if contention:
             progress("fairness: one greedy principal among polite ones")
-            await self.load.contend(places=SETTINGS.max_runs, greedy=60, polite=15, span_s=2.0)
+            await contend(self.load, places=SETTINGS.max_runs, greedy=60, polite=15, span_s=2.0)
         self.load.start()
         await self.watch(0.5)
         await self.kill()

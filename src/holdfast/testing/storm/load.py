@@ -5,34 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
-from holdfast.clock import system_clock
-from holdfast.errors import Draining, HoldfastError, ServerUnreachable, StorageError, UnknownSession
+from holdfast.errors import Draining, HoldfastError, ServerUnreachable, StorageError
 from holdfast.protocol.events import Event, Gap
 from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import Policy
 from holdfast.testing.history import (
     AccessTried,
     Limits,
-    LogRead,
     Lost,
     Refused,
     SendAcknowledged,
     SendAttempted,
-    SessionRead,
     SessionsListed,
-    SettlementRead,
-    Share,
-    SharesCounted,
     StopAnswered,
     StopRequested,
-    TranscriptRead,
     WithdrawAnswered,
     WithdrawRequested,
 )
@@ -40,45 +30,17 @@ from holdfast.testing.storm.access import Access
 from holdfast.testing.storm.agent import PLAIN, REPLAYABLE
 from holdfast.testing.storm.plan import Piece, Plan, encode_plan, make_plan, until_told
 from holdfast.testing.storm.readers import StormReader
+from holdfast.testing.storm.reading import Reading
 from holdfast.testing.storm.recorder import Recorder
+from holdfast.testing.storm.session import StormMessage, StormSession
 
-__all__ = ["Load", "StormSession"]
+__all__ = ["Load"]
 
 _EVERYTHING: tuple[Piece, ...] = ("say", "call", "task", "thread", "parallel", "child", "process", "raw")
 _QUIET_S = 0.05
 _MOST_WAIT_S = 0.5
 _RESENDS = 50
-_REST_S = 90.0
-_POLL_S = 0.05
 _OUTAGE_S = 0.3
-_AT_ONCE = 16
-
-
-@dataclass
-class _Message:
-    """A message as its sender knows it."""
-
-    key: str
-    content: str
-    policy: Policy
-    agent: str | None
-    may_fail: bool
-    message_id: str | None = None
-
-
-@dataclass
-class StormSession:
-    """A session of the storm, as its clients know it."""
-
-    principal: str
-    key: str
-    agent: str | None
-    chance: random.Random
-    number: int = 0
-    run_id: str | None = None
-    sent: deque[_Message] = field(default_factory=lambda: deque(maxlen=30))
-    readers: list[StormReader] = field(default_factory=list)
-    exists: bool = False
 
 
 class Load:
@@ -109,6 +71,7 @@ class Load:
         self.access = access
         self.recorder = recorder
         self.limits = limits
+        self.reading = Reading(access, recorder, limits)
         self.prefix = prefix
         self._span_s = span_s
         self._content = content
@@ -153,6 +116,14 @@ class Load:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
+
+    async def rest(self) -> None:
+        """Wait until every session is at rest; see `Reading.rest`."""
+        await self.reading.rest([*self.sessions, *self.others])
+
+    async def read_back(self) -> None:
+        """The last reading of everything."""
+        await self.reading.read_back([*self.sessions, *self.others])
 
     async def abandon(self) -> None:
         """Take everything away at once; nothing is raised or noted any more."""
@@ -227,12 +198,12 @@ class Load:
         count = chance.choices((1, 2, 3), (5, 3, 1))[0]
         await asyncio.gather(*(self.send(session, self.message(session)) for _ in range(count)))
 
-    def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> _Message:
+    def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> StormMessage:
         """A new message, by lot where nothing is given."""
         chance = session.chance
         plan = plan or make_plan(self._name(), chance, span_s=self._span_s)
         policies: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
-        return _Message(
+        return StormMessage(
             key=f"k-{plan.name}",
             content=self._content(plan),
             policy=policy or chance.choices(policies, (10, 3, 2, 3))[0],
@@ -240,7 +211,7 @@ class Load:
             may_fail="fail" in plan.pieces or session.agent is None,
         )
 
-    async def send(self, session: StormSession, message: _Message) -> bool:
+    async def send(self, session: StormSession, message: StormMessage) -> bool:
         """Send until it is acknowledged or refused; True when it was acknowledged."""
         for _ in range(_RESENDS):
             token = self.recorder.token()
@@ -365,6 +336,12 @@ class Load:
             )
         )
 
+    async def nap(self, session: StormSession, span_s: float) -> None:
+        """Give a session one run that does nothing for `span_s`."""
+        await self.send(
+            session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
+        )
+
     async def _stop_session(self, session: StormSession) -> None:
         await self.access.up.wait()
         token = self.recorder.token()
@@ -402,7 +379,7 @@ class Load:
 
     async def _read(self, session: StormSession) -> None:
         try:
-            await self.read(session)
+            await self.reading.read(session)
         except (ServerUnreachable, StorageError):
             await self._outage()
 
@@ -411,7 +388,7 @@ class Load:
             return
         message = session.chance.choice(session.sent)
         try:
-            await self._note_settlement(session, message.message_id or "")
+            await self.reading.settlement(session, message.message_id or "")
         except (ServerUnreachable, StorageError):
             await self._outage()
 
@@ -458,135 +435,6 @@ class Load:
             self.recorder.note(
                 SessionsListed, principal=principal, seen=tuple((view.principal, view.key) for view in seen)
             )
-
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def read(self, session: StormSession, *, final: bool = False) -> int:
-        """Read the session, its runs and its transcript; returns the seq of its newest event. Raises
-        `HoldfastError`."""
-        handle = self.access.session(session.principal, session.key)
-        began_at = system_clock.monotonic()
-        view = await handle.info()
-        runs = await handle.runs() if final else []
-        self.recorder.note(SessionRead, began_at=began_at, view=view, runs=tuple(runs), final=final)
-        began_at = system_clock.monotonic()
-        entries = await handle.transcript()
-        self.recorder.note(
-            TranscriptRead,
-            began_at=began_at,
-            principal=session.principal,
-            session=session.key,
-            entries=tuple(entries),
-        )
-        return view.seq
-
-    async def _note_settlement(self, session: StormSession, message_id: str) -> None:
-        handle = self.access.session(session.principal, session.key)
-        began_at = system_clock.monotonic()
-        settlement = await handle.message(message_id)
-        self.recorder.note(
-            SettlementRead,
-            began_at=began_at,
-            principal=session.principal,
-            session=session.key,
-            settlement=settlement,
-        )
-
-    async def rest(self) -> None:
-        """Wait until every session is at rest, or so long that something must be wrong (the last reading will show
-        it)."""
-        deadline = system_clock.monotonic() + _REST_S
-        for session in (*self.sessions, *self.others):
-            while session.exists and system_clock.monotonic() < deadline:
-                view = await self.access.session(session.principal, session.key).info()
-                if view.run_id is None and not view.waiting:
-                    break
-                await asyncio.sleep(_POLL_S)
-
-    async def read_back(self) -> None:
-        """The last reading of everything, after `rest`."""
-        sessions = [*self.sessions, *self.others]
-        for begin in range(0, len(sessions), _AT_ONCE):
-            await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
-
-    async def _read_back(self, session: StormSession) -> None:
-        try:
-            newest = await self.read(session, final=True)
-        except UnknownSession:
-            return
-        for reader in session.readers:
-            reader.number = session.number or reader.number
-            await reader.catch_up(newest, self.limits)
-        await self._read_log(session, newest)
-        for message in list(session.sent)[-10:]:
-            if message.message_id is not None:
-                await self._note_settlement(session, message.message_id)
-
-    async def _read_log(self, session: StormSession, newest: int) -> None:
-        handle = self.access.session(session.principal, session.key)
-        events: list[Event] = []
-        view = await handle.info()
-        async with (
-            asyncio.timeout(self.limits.answer_s),
-            aclosing(handle.events()) as stream,  # type: ignore[type-var]
-        ):
-            async for event in stream:
-                if isinstance(event, Gap):
-                    continue
-                events.append(event)
-                if event.seq >= newest:
-                    break
-        self.recorder.note(
-            LogRead, principal=session.principal, session=session.key, number=view.number, events=tuple(events)
-        )
-
-    # ── fairness ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def contend(self, *, places: int, greedy: int, polite: int, span_s: float) -> None:
-        """All places are taken; then one principal asks for `greedy` runs, each other one for `polite`: whose turn is
-        it?
-
-        Counted are the starts from the moment when everybody's messages were accepted until the first principal has
-        no session left that waits: meanwhile all are backlogged.
-
-        Parameters:
-            places: how many runs the host has at a time.
-            span_s: how long they are taken, for everybody's messages to be accepted meanwhile.
-        """
-        principals = self.access.principals
-        holders = [
-            StormSession(principals[number % len(principals)], f"{self.prefix}-hold-{number}", PLAIN, self.chance)
-            for number in range(places)
-        ]
-        contenders = [
-            StormSession(principal, f"{self.prefix}-share-{place}-{number}", PLAIN, self.chance)
-            for place, principal in enumerate(principals)
-            for number in range(polite if place else greedy)
-        ]
-        self.others += [*holders, *contenders]
-        await asyncio.gather(*(self._nap(session, span_s) for session in holders))
-        await asyncio.gather(*(self._nap(session, span_s / 40) for session in contenders))
-        accepted_at = system_clock.now()
-        starts: dict[str, list[float]] = {principal: [] for principal in principals}
-        for session in contenders:
-            handle = self.access.session(session.principal, session.key)
-            for message in session.sent:
-                await handle.wait(message.message_id or "", timeout_s=self.limits.answer_s)
-            starts[session.principal] += [run.started_at for run in await handle.runs()]
-        first_done = min(max(times, default=accepted_at) for times in starts.values())
-        shares = []
-        for principal, times in starts.items():
-            counted = sorted(at for at in times if accepted_at <= at <= first_done)
-            waits = [later - earlier for earlier, later in pairwise([accepted_at, *counted])]
-            shares.append(Share(consumer=principal, got=len(counted), longest_wait_s=max(waits, default=0.0)))
-        self.recorder.note(
-            SharesCounted, resource="runs", given=sum(share.got for share in shares), shares=tuple(shares)
-        )
-
-    async def _nap(self, session: StormSession, span_s: float) -> None:
-        await self.send(
-            session, self.message(session, Plan(name=self._name(), pieces=("nap",), span_s=span_s), "queue")
-        )
 
 
 async def _first_event(handle: SessionLike) -> Event | Gap:
