@@ -58,7 +58,7 @@ def chat(target: Target, session: str, *, agent: str | None) -> Exit:
     """Talk to the agent of a session until the input ends."""
 
     async def work() -> None:
-        async with target.client(retry_s=1.0) as client:
+        async with target.client() as client:
             client.reconnect_s = _PATIENCE_S
             screen = _JsonScreen() if target.as_json else _Screen()
             conversation = _Conversation(client, client.session(session), agent, screen)
@@ -118,6 +118,8 @@ class _Conversation:
         self._screen = screen
         self._loop = asyncio.get_running_loop()
         self._run_id: str | None = None
+        self._last_ended: str | None = None
+        self._skip_to: str | None = None
         self._ours: set[str] = set()
         self._settled: set[str] = set()
         self._open = 0
@@ -166,7 +168,7 @@ class _Conversation:
             self._screen.entry(entry.role, entry.content, partial=entry.partial)
         seq = view.seq
         if view.run_id is not None:
-            self._run_id = view.run_id
+            self._run_id = self._skip_to = view.run_id
             self._screen.line("a run is on: here is how it goes on")
             seq = max(0, seq - _LOOK_BACK)
         self._begun.set_result(format_cursor(seq, view.number))
@@ -187,6 +189,8 @@ class _Conversation:
             self._settled.discard(receipt.message_id)  # its settlement was quicker than its receipt
         else:
             self._open += 1
+            if receipt.disposition == "started" and receipt.run_id != self._last_ended:
+                self._run_id = receipt.run_id
         if receipt.disposition not in ("started", "duplicate"):
             self._screen.line(f"{receipt.disposition}: it waits for its turn")
         if not self._begun.done():
@@ -201,12 +205,11 @@ class _Conversation:
 
     async def _follow(self) -> None:
         cursor = await self._begun
-        skipping = self._run_id
         async with aclosing(self._session.events(after=cursor)) as events:
             async for event in events:
-                if skipping is not None:
-                    if isinstance(event, RunStarted) and event.run_id == skipping:
-                        skipping = None
+                if self._skip_to is not None:
+                    if isinstance(event, RunStarted) and event.run_id == self._skip_to:
+                        self._skip_to = None
                     continue
                 self._note(event)
                 self._screen.show(event, ours=self._ours, idle=self._run_id is None and not self._open)
@@ -214,10 +217,13 @@ class _Conversation:
 
     def _note(self, event: Event | Gap) -> None:
         if isinstance(event, RunStarted):
+            if event.run_id != self._run_id:
+                self._interrupted_at = None
             self._run_id = event.run_id
-            self._interrupted_at = None
-        elif isinstance(event, RunFinished) and event.run_id == self._run_id:
-            self._run_id = None
+        elif isinstance(event, RunFinished):
+            self._last_ended = event.run_id
+            if event.run_id == self._run_id:
+                self._run_id = None
         elif isinstance(event, MessageSettled):
             if event.message_id in self._ours:
                 self._open -= 1
@@ -236,7 +242,7 @@ class _Conversation:
         if again:
             self._interrupted_at = None
             self._act(self._stop())
-        elif self._run_id is None:
+        elif self._run_id is None and not self._open:
             self._screen.line("nothing runs; Ctrl-D leaves")
             self._screen.prompt()
         else:
@@ -249,7 +255,7 @@ class _Conversation:
         self._actions.add(task)
         task.add_done_callback(self._actions.discard)
 
-    async def _interrupt(self, run_id: str) -> None:
+    async def _interrupt(self, run_id: str | None) -> None:
         try:
             receipt = await self._session.interrupt("Ctrl-C", run_id=run_id)
         except HoldfastError as error:
@@ -287,6 +293,9 @@ class _Screen:
 
     def line(self, text: str) -> None:
         """A dim line of its own."""
+        if not self._tty:
+            note(f"[{text}]")
+            return
         if self._column:
             self._write("\n")
         sys.stdout.write(self._dim)

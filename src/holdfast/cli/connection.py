@@ -34,7 +34,7 @@ class Target:
     user: str | None = None
     as_json: bool = False
 
-    def client(self, *, retry_s: float = 1.0, on_cut: Callable[[HoldfastError], None] | None = None) -> Client:
+    def client(self, *, retry_s: float = 0.3, on_cut: Callable[[HoldfastError], None] | None = None) -> Client:
         """A client for it. Raises `ConfigurationError`."""
         from holdfast.client import Client
 
@@ -52,7 +52,7 @@ class Target:
         return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
-def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | None]], *, retry_s: float = 1.0) -> Exit:
+def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | None]], *, retry_s: float = 0.3) -> Exit:
     """Run `work` with a client of `target`; errors become a message on stderr and an exit code."""
 
     async def with_client() -> Exit | None:

@@ -109,23 +109,24 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
     from holdfast.server import serve as serving
 
     def ready(running: Running) -> None:
-        if as_json:
-            say_json(
-                {
-                    "event": "ready",
-                    "url": running.url,
-                    "pid": os.getpid(),
-                    "agents": sorted(host.agents),
-                    "store": settings.store,
-                    "keys_required": running.keys_required,
-                    "recovered": host.recovered,
-                }
-            )
-        else:
-            _say_ready(running, settings)
+        with suppress(OSError):  # nobody reads our output; it serves all the same
+            if as_json:
+                say_json(
+                    {
+                        "event": "ready",
+                        "url": running.url,
+                        "pid": os.getpid(),
+                        "agents": sorted(host.agents),
+                        "store": settings.store,
+                        "keys_required": running.keys_required,
+                        "recovered": host.recovered,
+                    }
+                )
+            else:
+                _say_ready(running, settings)
 
     def at_step(text: str) -> None:
-        with suppress(OSError):  # nobody reads our output any more; the shutdown goes on
+        with suppress(OSError):
             if as_json:
                 say_json({"event": "stopping", "text": text})
             else:
@@ -152,18 +153,13 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say()
     say("Talk to it from another terminal:")
     say()
-    say(_chat_line(settings))
+    say(f"{_command()} chat" if settings.port == Settings().port else f"{_command()} chat --url {running.url}")
     say()
     say(curl)
     say()
     say(python)
     say()
     say(f"{running.url}/ shows what runs. Ctrl-C drains and ends, twice ends at once.")
-
-
-def _chat_line(settings: Settings) -> str:
-    command = f"{_command()} chat"
-    return command if settings.port == Settings().port else f"HOLDFAST_PORT={settings.port} {command}"
 
 
 def _command() -> str:

@@ -1,0 +1,182 @@
+"""Real ``holdfast`` processes: a server in a folder of its own, commands, and a chat on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from holdfast.cli import app
+
+HOLDFAST = [str(Path(sys.executable).parent / "holdfast")]
+LIMIT_S = 30.0
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """This environment without settings of Holdfast's, and `more`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    return {**kept, "NO_COLOR": "1", **more}
+
+
+@dataclass
+class Served:
+    """A running ``holdfast serve --json``."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    ready: dict[str, Any]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return str(self.ready["url"])
+
+    def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a command against this server."""
+        return run(*arguments, stdin=stdin, folder=self.folder, HOLDFAST_URL=self.url, **environment)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal, wait for the end, and return the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        self.lines += [json.loads(line) for line in out.splitlines()]
+        return self.process.returncode
+
+
+def run(
+    *arguments: str, stdin: str = "", folder: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end: in this process, but for those that handle signals or a terminal."""
+    if arguments and arguments[0] not in ("serve", "chat"):
+        return _run_here(arguments, stdin, folder or Path(), environment)
+    return subprocess.run(
+        [*HOLDFAST, *arguments],
+        input=stdin,
+        cwd=folder,
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def _run_here(
+    arguments: tuple[str, ...], stdin: str, folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """As in a process of its own, and a hundred times as quick."""
+    cleared: dict[str, str | None] = {name: None for name in os.environ if name.startswith("HOLDFAST_")}
+    with chdir(folder):
+        result = CliRunner().invoke(app, list(arguments), input=stdin, env={**cleared, "NO_COLOR": "1", **environment})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return subprocess.CompletedProcess(list(arguments), result.exit_code, result.stdout, result.stderr)
+
+
+def start(folder: Path, *arguments: str, **environment: str) -> Served:
+    """Start a server in `folder` on a free port (or the one in `arguments`) and wait until it answers."""
+    port = [] if "--port" in arguments else ["--port", "0"]
+    process = subprocess.Popen(
+        [*HOLDFAST, "serve", *arguments, *port, "--json"],
+        cwd=folder,
+        env=clean_environment(**{"HOLDFAST_DRAIN_S": "0.5", "HOLDFAST_GRACE_S": "1", **environment}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise AssertionError(process.communicate(timeout=LIMIT_S))
+    return Served(process, folder, json.loads(line))
+
+
+@contextmanager
+def served(folder: Path, *arguments: str, **environment: str) -> Iterator[Served]:
+    """A server until the end of the block."""
+    server = start(folder, *arguments, **environment)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+            server.process.communicate(timeout=LIMIT_S)
+
+
+class Terminal:
+    """A command on a terminal of its own, as a person has it."""
+
+    def __init__(self, *arguments: str, folder: Path, **environment: str) -> None:
+        self._screen = ""
+        self._read = 0
+        pid, self._fd = pty.fork()
+        if pid == 0:
+            os.chdir(folder)
+            os.execve(HOLDFAST[0], [*HOLDFAST, *arguments], clean_environment(TERM="xterm", **environment))
+        self.pid = pid
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 200, 0, 0))
+
+    def type(self, text: str) -> None:
+        """Type something."""
+        os.write(self._fd, text.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait until `text` is on the screen, after what was expected before; what came up to its end."""
+        deadline = time.monotonic() + LIMIT_S
+        while (at := self._screen.find(text, self._read)) < 0:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._fd], [], [], left)[0] or not self._more():
+                raise AssertionError(f"{text!r} did not come; since then:\n{self._screen[self._read :]}")
+        found, self._read = self._screen[self._read : at + len(text)], at + len(text)
+        return found
+
+    def _more(self) -> bool:
+        try:
+            data = os.read(self._fd, 65_536)
+        except OSError:
+            return False
+        self._screen += data.decode("utf-8", "replace")
+        return bool(data)
+
+    def end(self) -> int:
+        """Wait for the end of the command, and return its exit code."""
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            if select.select([self._fd], [], [], 0.05)[0] and not self._more():
+                break
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(status)
+
+    def kill(self) -> None:
+        """End it whatever it does."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.end()
+
+
+@contextmanager
+def terminal(*arguments: str, folder: Path, **environment: str) -> Iterator[Terminal]:
+    """A command on a terminal until the end of the block, which must have ended it."""
+    screen = Terminal(*arguments, folder=folder, **environment)
+    try:
+        yield screen
+    except BaseException:
+        screen.kill()
+        raise

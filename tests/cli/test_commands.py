@@ -1,0 +1,234 @@
+"""Each command against a real server: what it prints, in JSON too, and its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import errors
+from holdfast.cli.exits import Exit, exit_of
+from holdfast.protocol.events import EVENT_KINDS
+from tests.cli.processes import Served, clean_environment, run, served
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests of this module; each uses sessions of its own."""
+    with served(tmp_path_factory.mktemp("serve"), HOLDFAST_GRACE_S="0.3") as running:
+        yield running
+        assert running.end() == 0
+
+
+def test_send_prints_a_receipt_or_the_answer(server: Served) -> None:
+    sent = server.run("send", "count a b c", "-s", "send", "--json")
+    receipt = json.loads(sent.stdout)
+    assert (sent.returncode, receipt["session"], receipt["disposition"]) == (0, "send", "started")
+    assert "cursor" in server.run("send", "count", "-s", "send2").stdout
+    answered = server.run("send", "-", "-s", "send", "--wait", "10", stdin="count from stdin")
+    assert (answered.returncode, answered.stdout) == (0, "2 words.\n")
+    settled = json.loads(server.run("send", "count x", "-s", "send", "--wait", "10", "--json").stdout)
+    assert (settled["state"], settled["text"]) == ("completed", "1 word.")
+    key = ["--idempotency-key", "k"]
+    first, second = (json.loads(server.run("send", "count x", "-s", "send", "--json", *key).stdout) for _ in range(2))
+    assert first["message_id"] == second["message_id"]
+
+
+def test_exit_codes_say_what_became_of_a_message(server: Served) -> None:
+    failed = server.run("send", "fail", "-s", "exits", "--wait", "10")
+    assert (failed.returncode, "asked to fail" in failed.stderr) == (1, True)
+    waited = server.run("send", "steps 1000", "-s", "exits", "--wait", "0.2", "--json")
+    assert waited.returncode == 6
+    assert json.loads(waited.stdout)["disposition"] == "started", "the receipt is printed all the same"
+    refused = server.run("send", "x", "-s", "exits", "--policy", "reject", "--json")
+    assert refused.returncode == 4
+    assert json.loads(refused.stderr)["error"]["code"] == "busy"
+    assert json.loads(server.run("interrupt", "-s", "exits", "--json").stdout)["outcome"] == "gone"
+    same = ["send", "steps 1000", "-s", "exits", "--wait", "10", "--idempotency-key"]
+    server.run("send", "steps 1000", "-s", "exits", "--idempotency-key", "k")
+    server.run("stop", "-s", "exits")
+    assert server.run(*same, "k").returncode == 5
+    for arguments, code in (
+        (["send", "x", "-s", "a/b"], 4),
+        (["send", "x", "--policy", "hurry"], 4),
+        (["send", "x", "--agent", "nobody"], 4),
+        (["tail", "-s", "nobody"], 4),
+        (["interrupt", "-s", "nobody"], 4),
+        (["nonsense"], 2),
+        (["send", "--nonsense"], 2),
+        (["ps", "--url", "no address"], 2),
+        (["ps", "--url", "http://127.0.0.1:9"], 3),
+    ):
+        found = server.run(*arguments)
+        assert found.returncode == code, (arguments, found)
+        assert "Traceback" not in found.stderr
+
+
+def test_ps_and_tree_show_what_is_alive(server: Served) -> None:
+    receipt = json.loads(server.run("send", "steps 1000", "-s", "alive", "--json").stdout)
+    table = server.run("ps").stdout
+    assert table.splitlines()[0].split()[:3] == ["SESSION", "PRINCIPAL", "STATE"]
+    line = next(line for line in table.splitlines() if line.startswith("alive "))
+    assert "running" in line
+    assert receipt["run_id"] in line
+    sessions = json.loads(server.run("ps", "--json", "--all").stdout)["sessions"]
+    assert "alive" in {session["key"] for session in sessions}
+    assert receipt["run_id"] in server.run("tree", "-s", "alive").stdout
+    tree = json.loads(server.run("tree", "--json").stdout)
+    assert tree["kind"] == "host"
+    stopped = json.loads(server.run("stop", "-s", "alive", "--reason", "enough", "--json").stdout)
+    assert stopped["receipt"]["cause"]["reason"] == "enough"
+
+
+def test_tail_and_export_show_what_was_said(server: Served) -> None:
+    server.run("send", "count a b", "-s", "said", "--wait", "10")
+    lines = server.run("tail", "-s", "said", "--no-follow", "--json").stdout.splitlines()
+    events = [json.loads(line) for line in lines]
+    assert {event["kind"] for event in events} <= set(EVENT_KINDS)
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    people = server.run("tail", "-s", "said", "--no-follow", "-n", "2").stdout.splitlines()
+    assert len(people) == 2
+    assert "message.settled" in people[-1]
+    after = server.run("tail", "-s", "said", "--no-follow", "--after", "3-1", "--json")
+    assert after.returncode in (0, 4)
+    markdown = server.run("export", "-s", "said").stdout
+    assert "**user**:\n\ncount a b" in markdown
+    assert "2 words." in markdown
+    entries = [json.loads(line) for line in server.run("export", "-s", "said", "--json").stdout.splitlines()]
+    assert [entry["role"] for entry in entries] == ["user", "tool_call", "tool_result", "assistant"]
+    path = server.folder / "said.jsonl"
+    written = server.run("export", "-s", "said", "--events", "--json", "-o", str(path))
+    assert (written.returncode, written.stdout) == (0, "")
+    assert len(path.read_text().splitlines()) == len(events)
+    assert server.run("export", "-s", "said", "-o", "/no/such/folder/x").returncode == 2
+
+
+def test_a_tail_that_nobody_reads_any_more_ends_quietly(server: Served) -> None:
+    server.run("send", "count a b", "-s", "piped", "--wait", "10")
+    command = f"{sys.executable} -c 'from holdfast.cli import main; main()' tail -s piped --no-follow | head -1"
+    environment = clean_environment(HOLDFAST_URL=server.url)
+    found = subprocess.run(
+        ["sh", "-c", command], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    assert "message.accepted" in found.stdout
+    assert "Traceback" not in found.stderr
+    assert "BrokenPipe" not in found.stderr
+
+
+def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Served, tmp_path: Path) -> None:
+    healthy = server.run("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(healthy.stdout)["checks"]}
+    names = {"versions", "open files", "process control", "namespaces", "orphans", "store", "disk latency", "server"}
+    assert names <= set(checks)
+    faults = {check["name"] for check in json.loads(healthy.stdout)["checks"] if check["state"] == "fault"}
+    assert faults <= {"orphans"}, "other programs of this machine may have left some"
+    assert healthy.returncode == (1 if faults else 0)
+    assert str(server.process.pid) in checks["store"]["found"]
+    assert "ready" in checks["server"]["found"]
+    assert "fdatasync" in checks["disk latency"]["found"]
+    (tmp_path / "holdfast.db").write_text("no database" * 1000)
+    sick = run("doctor", folder=tmp_path, HOLDFAST_PORT="9")
+    assert sick.returncode == 1
+    assert "FAULT" in sick.stdout
+    assert "restore a backup" in sick.stdout
+    fresh = run("doctor", "--store", f"sqlite:///{tmp_path}/new.db", folder=tmp_path, HOLDFAST_PORT="9")
+    assert "FAULT   store" not in fresh.stdout
+    assert "holdfast serve" in fresh.stdout
+    assert not (tmp_path / "new.db").exists(), "a doctor leaves nothing behind"
+
+
+def test_keys_are_made_in_the_store_or_through_the_server(tmp_path: Path) -> None:
+    made = run("keys", "create", "ops", "--role", "admin", "--label", "first", "--json", folder=tmp_path)
+    secret = json.loads(made.stdout)["secret"]
+    assert secret.startswith("hf_")
+    assert secret not in (tmp_path / "holdfast.db").read_bytes().decode("latin-1")
+    assert run("keys", "create", "x", "--role", "king", folder=tmp_path).returncode == 2
+    with served(tmp_path) as server:
+        assert server.ready["keys_required"] is True
+        assert server.run("ps").returncode == 4
+        assert server.run("ps", HOLDFAST_KEY=secret).returncode == 0
+        port = server.url.rpartition(":")[2]
+        through = run("keys", "create", "alice", folder=tmp_path, HOLDFAST_PORT=port, HOLDFAST_KEY=secret)
+        assert (through.returncode, through.stdout[:3]) == (0, "hf_")
+        alice = through.stdout.strip()
+        assert server.run("send", "count a", "--wait", "10", HOLDFAST_KEY=alice).stdout == "1 word.\n"
+        assert server.run("drain", HOLDFAST_KEY=alice).returncode == 4
+        listed = json.loads(server.run("keys", "list", "--json", HOLDFAST_KEY=secret).stdout)["keys"]
+        by_principal = {key["principal"]: key for key in listed}
+        assert set(by_principal) == {"ops", "alice"}
+        gone = server.run("keys", "revoke", by_principal["alice"]["key_id"], HOLDFAST_KEY=secret)
+        assert "revoked" in gone.stdout
+        assert server.run("ps", HOLDFAST_KEY=alice).returncode == 4
+        assert server.run("keys", "revoke", "k_none", HOLDFAST_KEY=secret).returncode == 4
+        drained = server.run("drain", "--deadline", "0.1", "--json", HOLDFAST_KEY=secret)
+        assert (drained.returncode, json.loads(drained.stdout)["orphans"]) == (0, [])
+        refused = server.run("send", "count a", HOLDFAST_KEY=secret)
+        assert (refused.returncode, "shutting down" in refused.stderr) == (4, True)
+        assert server.end() == 0
+    assert "first" in run("keys", "list", folder=tmp_path).stdout
+
+
+def test_help_is_quick_because_it_loads_next_to_nothing() -> None:
+    program = (
+        "import sys\nfrom holdfast.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "heavy = {'httpx2', 'uvicorn', 'starlette', 'rich', 'msgspec', 'asyncio', 'psutil', 'holdfast.host'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program, "--help"],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert "Commands:" in found.stdout
+    assert found.stderr.strip() == "[]"
+    for command in (
+        "serve",
+        "chat",
+        "send",
+        "ps",
+        "tree",
+        "interrupt",
+        "stop",
+        "tail",
+        "export",
+        "drain",
+        "doctor",
+        "keys",
+    ):
+        assert f"\n  {command} " in found.stdout
+
+
+def test_every_command_explains_itself_and_takes_json() -> None:
+    import typer.main
+
+    from holdfast.cli import app
+
+    group = typer.main.get_command(app)
+    commands = dict(getattr(group, "commands", {}))
+    commands |= {f"keys {name}": command for name, command in commands.pop("keys").commands.items()}
+    for name, command in commands.items():
+        assert command.help, name
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert "--json" in options, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_every_error_has_an_exit_code() -> None:
+    assert exit_of(errors.ConfigurationError()) is Exit.USAGE
+    assert exit_of(errors.ServerUnreachable()) is Exit.UNREACHABLE
+    assert exit_of(errors.WaitExpired()) is Exit.WAITED
+    assert exit_of(errors.RunFailed()) is Exit.FAILED
+    assert exit_of(errors.RunInterrupted()) is Exit.INTERRUPTED
+    assert exit_of(errors.MessageWithdrawn()) is Exit.INTERRUPTED
+    assert exit_of(errors.StoreLocked()) is Exit.STORE
+    assert exit_of(errors.SessionBusy()) is Exit.REFUSED
+    assert [code.value for code in Exit] == list(range(8))
