@@ -16,6 +16,7 @@ __all__ = ["HEADERS", "render"]
 
 _SHOWN = 100
 _REFRESH_S = 5
+_USUAL_ADDRESS = "http://127.0.0.1:8420"
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --soft: #667085; --card: #fff; --bg: #f5f6f8; --text: #1b1f27;
@@ -91,7 +92,7 @@ def _head(statistics: HostStatistics) -> str:
     state = '<span class="bad">draining</span>' if statistics.draining else '<span class="ok">running</span>'
     since = _time(statistics.started_at)
     return (
-        f'<header><h1>Holdfast</h1>{state}<span class="soft">pid {statistics.pid} · since {since} · '
+        f'<header><h1>Holdfast</h1>{state}<span class="soft">pid {statistics.pid} · started {since} · '
         f"renewed every {_REFRESH_S} s</span></header>"
     )
 
@@ -141,8 +142,9 @@ def _tree(node: TreeNode) -> str:
 
 def _branch(node: TreeNode) -> str:
     pid = f" pid {node.pid}" if node.pid is not None else ""
+    age = f" {node.age_s:.1f} s" if node.age_s else ""
     state = f" {escape(node.state)}" if node.state else ""
-    text = f'{escape(node.kind)} <b>{escape(node.name)}</b><span class="soft">{state}{pid} {node.age_s:.1f} s</span>'
+    text = f'{escape(node.kind)} <b>{escape(node.name)}</b><span class="soft">{state}{pid}{age}</span>'
     below = f"<ul>{''.join(_branch(child) for child in node.children)}</ul>" if node.children else ""
     return f"<li>{text}{below}</li>"
 
@@ -196,8 +198,9 @@ def paste_lines(address: str, *, with_key: bool) -> tuple[str, str]:
 
 def _lines(address: str, *, with_key: bool) -> str:
     curl, python = paste_lines(address, with_key=with_key)
+    chat = "holdfast chat" if address == _USUAL_ADDRESS else f"holdfast chat --url {address}"
     return (
-        '<section><h2>Talk to it</h2><p class="soft">From a terminal</p><pre>holdfast chat</pre>'
+        f'<section><h2>Talk to it</h2><p class="soft">From a terminal</p><pre>{escape(chat)}</pre>'
         f'<p class="soft">With curl</p><pre>{escape(curl)}</pre>'
         f'<p class="soft">From Python</p><pre>{escape(python)}</pre>'
         '<p class="soft">More: /openapi.json, /metrics, /healthz, /readyz</p></section>'
