@@ -599,6 +599,7 @@ def test_orphans_of_a_host_that_no_longer_lives_are_found_and_others_are_not(tok
     held = {**os.environ, mark: os.fsdecode(starting.host_marker())}
     words = program("ignores-term", token)
     with running(words, lost) as orphan, running(words, held) as owned:
+        await_condition(lambda: len(living(token)) == 2, "both run, their environment is in place")
         found = {entry.pid: entry.host for entry in processes.orphans()}
     assert owned not in found
     assert found[orphan] == dead.pid
@@ -608,6 +609,7 @@ def test_orphans_that_wiped_their_environment_are_found_by_their_tag(token: str)
     dead = subprocess.Popen(["true"])
     dead.wait(10)
     with running(program("ignores-term", token), {}) as orphan:
+        await_condition(lambda: len(living(token)) == 1, "it runs")
         _, hard = resource.prlimit(orphan, foreign.RLIMIT_LOCKS)
         resource.prlimit(orphan, foreign.RLIMIT_LOCKS, (foreign.make_tag(dead.pid, 1, 1), hard))
         found = {entry.pid: entry.host for entry in processes.orphans()}

@@ -229,10 +229,17 @@ class _Adoption:
     def _end(self, process: ForeignProcess, family: _Family) -> None:
         """In the reading thread: an adopted program has ended. Its strays are children of ours by now."""
         self._let_go(process)
-        for pid in self._strangers():
-            stat = procfs.read_stat(pid)
-            if stat is not None and not stat.dead and self._tag_of(pid) == family.tag:
-                self.enter(family.owner, pid, procfs.command(pid), family.tag, orphan=True)
+        ended: set[int] = set()
+        complete = False
+        while not complete:  # who ended since it was listed may have left strays that were not children of ours then
+            complete = True
+            for pid in self._strangers():
+                stat = procfs.read_stat(pid)
+                if stat is None or stat.dead:
+                    complete = complete and pid in ended
+                    ended.add(pid)
+                elif self._tag_of(pid) == family.tag:
+                    self.enter(family.owner, pid, procfs.command(pid), family.tag, orphan=True)
         with self._lock:
             family.live.discard(process)
             if not family.live and self._families.get(id(family.owner)) is family:
