@@ -57,7 +57,8 @@
         │   ├── StoreReadOnly
         │   ├── StoreCorrupt
         │   └── StoreLocked          another host has this file open
-        └── ConfigurationError       settings, flags or agents that cannot work
+        ├── ConfigurationError       settings, flags or agents that cannot work
+        └── InternalError            a mistake of ours; the log has it
 
 Each error carries what happened (its message), a stable ``code`` for programs, and a ``hint``: what to do next.
 """
@@ -82,6 +83,7 @@ __all__ = [
     "HostRefused",
     "IdempotencyMismatch",
     "IllegalTransition",
+    "InternalError",
     "Interrupted",
     "InvalidCursor",
     "InvalidKey",
@@ -126,6 +128,7 @@ __all__ = [
     "UnknownStop",
     "UnsupportedMediaType",
     "WaitExpired",
+    "told",
 ]
 
 
@@ -543,3 +546,18 @@ class ConfigurationError(HoldfastError):
     """A setting, flag or agent that cannot work."""
 
     code = "configuration_error"
+
+
+class InternalError(HoldfastError):
+    """The server made a mistake; nothing else is affected."""
+
+    code = "internal_error"
+    default_hint = "the server's log has the details; a send with an idempotency key may be repeated"
+
+
+def told(error: BaseException) -> str:
+    """An error's class and text, also when its text cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as trouble:
+        return f"{type(error).__name__}, whose text cannot be had: {type(trouble).__name__}"

@@ -386,7 +386,8 @@ def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
 
 
 def test_every_error_has_a_code_of_its_own_and_comes_back_as_its_class() -> None:
-    kinds = [kind for name in errors.__all__ if issubclass(kind := getattr(errors, name), HoldfastError)]
+    found = [getattr(errors, name) for name in errors.__all__]
+    kinds = [kind for kind in found if isinstance(kind, type) and issubclass(kind, HoldfastError)]
     assert len({kind.code for kind in kinds}) == len(kinds)
     for kind in kinds:
         body = {"error": {"code": kind.code, "message": "what happened", "hint": "what to do"}}

@@ -7,7 +7,6 @@ from typing import TypeVar
 import httpx2
 import msgspec
 
-from holdfast import errors
 from holdfast.errors import HoldfastError, ServerUnreachable
 
 __all__ = ["decode", "error_of", "unreachable"]
@@ -25,16 +24,14 @@ class _ErrorAnswer(msgspec.Struct):
     error: _ErrorBody
 
 
-def _by_code() -> dict[str, type[HoldfastError]]:
-    found = {}
-    for name in errors.__all__:
-        kind = getattr(errors, name)
-        if issubclass(kind, HoldfastError):
-            found[kind.code] = kind
+def _by_code(kind: type[HoldfastError]) -> dict[str, type[HoldfastError]]:
+    found = {kind.code: kind}
+    for child in kind.__subclasses__():
+        found |= _by_code(child)
     return found
 
 
-_ERRORS = _by_code()
+_ERRORS = _by_code(HoldfastError)
 
 
 def decode(response: httpx2.Response, kind: type[T]) -> T:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from holdfast.errors import Forbidden, HoldfastError, MethodNotAllowed, Unauthenticated, UnknownRoute
+from holdfast.errors import Forbidden, HoldfastError, InternalError, MethodNotAllowed, Unauthenticated, UnknownRoute
 from holdfast.host import Host
 from holdfast.server import metrics, page
 from holdfast.server.auth import Gate, KeyRing
@@ -46,13 +46,6 @@ _log = logging.getLogger("holdfast.server")
 
 Headers = tuple[tuple[bytes, bytes], ...]
 _EVENTS_PATH = "/v1/sessions/{key}/events"
-
-
-class InternalError(HoldfastError):
-    """The server made a mistake; nothing else is affected."""
-
-    code = "internal_error"
-    default_hint = "the server's log has the details; a send with an idempotency key may be repeated"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
