@@ -138,7 +138,9 @@ class _Work:
                 await self._run.spawn(self._stuck, name, name=name)
             case "wait":
                 await self._run.parallel(
-                    partial(self._wait, f"{name}-task"), partial(self._wait_blocking, f"{name}-thread")
+                    partial(self._wait, f"{name}-task"),
+                    partial(self._wait_blocking, f"{name}-thread"),
+                    partial(self._tree, f"{name}-tree", _WAIT_S),
                 )
             case "parallel":
                 await self._run.parallel(
@@ -150,7 +152,7 @@ class _Work:
                 child = Agent(name=name, work=partial(self._child, name))
                 await self._run.emit(await self._run.delegate(child, "the child's part"))
             case "process":
-                await self._tree(name)
+                await self._tree(name, span_s)
             case "raw":
                 await self._foreign(name)
             case "fail":
@@ -225,8 +227,8 @@ class _Work:
     def _environment(self) -> dict[str, str]:
         return {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), MARKER: self._teller.marker}
 
-    async def _tree(self, name: str) -> None:
-        beats = max(1, round(self._plan.span_s / 0.2))
+    async def _tree(self, name: str, span_s: float) -> None:
+        beats = max(1, round(span_s / 0.2))
         tree = _TREE.format(stamp=self._teller.in_shell(name), beats=beats)
         process = await self._run.process(["/bin/sh", "-c", tree, "/bin/sh", tree], env=self._environment(), name=name)
         self._teller.stamp("branch", name, "process", pid=process.pid, cooperative=False)

@@ -16,7 +16,7 @@ from holdfast.testing.storm.session import StormSession
 
 __all__ = ["Reading"]
 
-_REST_S = 90.0
+_STANDSTILL_S = 20.0
 _POLL_S = 0.05
 _AT_ONCE = 16
 
@@ -62,14 +62,17 @@ class Reading:
         )
 
     async def rest(self, sessions: Sequence[StormSession]) -> None:
-        """Wait until every session is at rest, or so long that something must be wrong (the last reading will show
-        it)."""
-        deadline = system_clock.monotonic() + _REST_S
+        """Wait until every session is at rest, or one of them does not get on (the last reading will show it)."""
         for session in sessions:
-            while session.exists and system_clock.monotonic() < deadline:
+            seq, deadline = -1, 0.0
+            while session.exists:
                 view = await self._access.session(session.principal, session.key).info()
                 if view.run_id is None and not view.waiting:
                     break
+                if view.seq != seq:
+                    seq, deadline = view.seq, system_clock.monotonic() + _STANDSTILL_S
+                elif system_clock.monotonic() > deadline:
+                    return
                 await asyncio.sleep(_POLL_S)
 
     async def read_back(self, sessions: Sequence[StormSession]) -> None:
