@@ -87,6 +87,20 @@ def test_a_message_goes_all_the_way() -> None:
     both(scenario)
 
 
+def test_a_long_transcript_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        session = session_of("alice")
+        for number in range(5):
+            await session.ask(str(number))
+        entries = await session.transcript()
+        assert [entry.n for entry in entries] == list(range(1, 11))
+
+    for page in (1, 3, 5, 10, 11):
+        monkeypatch.setattr("holdfast.client.session._PAGE", page)
+        monkeypatch.setattr("holdfast.host.session._PAGE", page)
+        both(scenario)
+
+
 def test_what_becomes_of_a_message_is_raised_by_ask() -> None:
     async def scenario(session_of: Callable[[str], SessionLike]) -> None:
         with pytest.raises(RunFailed, match="it broke"):

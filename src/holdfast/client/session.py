@@ -43,6 +43,7 @@ _WAIT_S = 25.0
 _STOP_S = 600.0
 _POLL_S = 0.25
 _SILENCE_S = 45.0
+_PAGE = 1000
 _REPLY_S = 60.0
 _FIRST_DELAY_S = 0.1
 _MOST_DELAY_S = 5.0
@@ -268,7 +269,13 @@ class RemoteSession:
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
-        return (await self._client.read(f"{self._path}/transcript", _Entries)).entries
+        entries: list[Entry] = []
+        while True:
+            query = {"after": str(entries[-1].n if entries else 0), "limit": str(_PAGE)}
+            page = (await self._client.read(f"{self._path}/transcript", _Entries, query=query)).entries
+            entries += page
+            if len(page) < _PAGE:
+                return entries
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""

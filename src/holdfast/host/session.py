@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 KEY_LENGTH = 200
+_PAGE = 1000
 
 
 class Session:
@@ -299,7 +300,16 @@ class Session:
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
-        return list(await self._host.store.transcript(await self._row()))
+        entries: list[Entry] = []
+        while page := await self.transcript_page(after=entries[-1].n if entries else 0, limit=_PAGE):
+            entries += page
+            if len(page) < _PAGE:
+                break
+        return entries
+
+    async def transcript_page(self, *, after: int, limit: int) -> list[Entry]:
+        """At most `limit` entries with n > `after`, in order."""
+        return list(await self._host.store.transcript(await self._row(), after=after, limit=limit))
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""

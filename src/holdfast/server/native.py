@@ -42,6 +42,7 @@ __all__ = ["TABLE", "Native"]
 TABLE = Table()
 _YEAR_S = 366 * 86400.0
 _LIST_LIMIT = 1000
+_MOST = 2.0**53
 
 Text = Annotated[str, Meta(max_length=2000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -178,6 +179,10 @@ _key_body = msgspec.json.Decoder(KeyBody)
 
 _WAIT = Query("wait", "number", "Wait this long for it, in seconds.")
 _LIMIT = Query("limit", "integer", f"At most this many, 100 by default, {_LIST_LIMIT} at most.")
+_PAGE = (
+    Query("after", "integer", "Only entries with a greater `n`."),
+    Query("limit", "integer", f"At most this many, {_LIST_LIMIT} by default and at most."),
+)
 _ALL = Query("all", "boolean", "`true` shows all principals' (admin only).")
 
 
@@ -409,10 +414,15 @@ class Native:
         """Stop the session and delete it; its key answers 410 for a while."""
         return await self._stopped(exchange, self._session(exchange).delete)
 
-    @TABLE.enter("GET", "/v1/sessions/{key}/transcript", answers={200: Transcript}, errors=(errors.UnknownSession,))
+    @TABLE.enter(
+        "GET", "/v1/sessions/{key}/transcript", query=_PAGE, answers={200: Transcript}, errors=(errors.UnknownSession,)
+    )
     async def get_transcript(self, exchange: Exchange) -> Answer:
-        """What the model sees, in order."""
-        return Answer(200, encode(Transcript(entries=await self._session(exchange).transcript())))
+        """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
+        after = int(exchange.number("after", most=_MOST) or 0)
+        limit = int(exchange.number("limit", least=1, most=_LIST_LIMIT) or _LIST_LIMIT)
+        entries = await self._session(exchange).transcript_page(after=after, limit=limit)
+        return Answer(200, encode(Transcript(entries=entries)))
 
     @TABLE.enter("GET", "/v1/sessions/{key}/mailbox", answers={200: Mailbox}, errors=(errors.UnknownSession,))
     async def get_mailbox(self, exchange: Exchange) -> Answer:
