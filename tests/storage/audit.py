@@ -3,7 +3,14 @@
 from collections import Counter
 from itertools import pairwise
 
-from holdfast.protocol.events import decode_event
+from holdfast.protocol.events import (
+    MessageAccepted,
+    MessageSettled,
+    RunFinished,
+    RunStarted,
+    Stored,
+    decode_event,
+)
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, RunCommit
 
@@ -11,7 +18,7 @@ OPEN_RUN = ("running", "suspended", "stopping")
 
 
 async def whole_log(store, session):
-    events = []
+    events: list[Stored] = []
     while True:
         more = await store.read_events(session, after=events[-1].seq if events else 0, limit=100)
         if not more:
@@ -51,12 +58,12 @@ async def audit_session(store, session, view, log, *, whole):
     assert deleted == (bool(log) and log[-1].kind == "session.deleted") or not whole
     if not whole:
         return
-    accepted = [event.message_id for event in events if event.kind == "message.accepted"]
+    accepted = [event.message_id for event in events if isinstance(event, MessageAccepted)]
     assert max(Counter(accepted).values(), default=0) <= 1, "accepted twice"
-    settled = [(event.message_id, event.state) for event in events if event.kind == "message.settled"]
+    settled = [(event.message_id, event.state) for event in events if isinstance(event, MessageSettled)]
     assert max(Counter(message_id for message_id, _ in settled).values(), default=0) <= 1, "settled twice"
-    started = [event.run_id for event in events if event.kind == "run.started"]
-    finished = {event.run_id: event.status for event in events if event.kind == "run.finished"}
+    started = [event.run_id for event in events if isinstance(event, RunStarted)]
+    finished = {event.run_id: event.status for event in events if isinstance(event, RunFinished)}
     assert sorted(started) == sorted(runs), "runs and the log differ"
     waiting = {item.message.message_id for item in mailbox}
     for message_id in accepted:
@@ -90,9 +97,10 @@ async def recover(store, *, at):
     for view in await store.sessions(principal=None, limit=10_000):
         assert view.state in ("idle", "deleted")
         session, _ = await store.find_session(view.principal, view.key)
-        for event in await whole_log(store, session):
-            if event.kind == "message.accepted":
-                settlement = await store.settlement(session, decode_event(event).message_id)
+        for stored in await whole_log(store, session):
+            event = decode_event(stored)
+            if isinstance(event, MessageAccepted):
+                settlement = await store.settlement(session, event.message_id)
                 assert settlement.state not in ("accepted", "taken"), "a message is stuck"
 
 

@@ -13,7 +13,7 @@ from holdfast import failpoints
 from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
-from holdfast.storage.port import Interrupt, KeyRecord, RunCommit, Send
+from holdfast.storage.port import Claim, Interrupt, KeyRecord, RunCommit, Send
 
 USER = Cause(kind="user", reason="enough")
 
@@ -89,6 +89,7 @@ class Load:
         await self.commit("busy", done.claim)
         ready = await store.ready(limit=10)
         claim = await store.claim(ready[0].session, run_id="r_claimed", at=self.later())
+        assert isinstance(claim, Claim)
         self.note("busy", claim.events)
         await self.send("busy", "b9", policy="interrupt")
         stopped = await store.stop_session(Interrupt(principal="p", key="busy", cause=USER, at=self.later()))

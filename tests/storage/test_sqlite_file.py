@@ -110,6 +110,7 @@ def test_a_second_host_in_another_process_is_refused_by_pid(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", OPEN, str(path), "hold"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:
+        assert holder.stdout is not None
         assert holder.stdout.readline() == "opened\n"
 
         async def main():

@@ -13,7 +13,7 @@ from holdfast.errors import StorageError, StoreCorrupt
 from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore, writer
-from holdfast.storage.port import Interrupt, Lease, RunCommit, Send
+from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
 from holdfast.storage.records import Counters
 from holdfast.storage.writer import Writer
 
@@ -186,7 +186,7 @@ def test_a_cancelled_caller_does_not_stop_the_others():
         await until(connection.committing.is_set)
         futures[1].cancel()
         connection.gate.set()
-        assert await asyncio.gather(futures[0], futures[2]) == [0, 2]
+        assert await asyncio.gather(*futures[::2]) == [0, 2]
 
     run(scenario)
 
@@ -245,6 +245,7 @@ def test_a_loop_that_is_closed_under_the_writer_ends_its_thread():
 
     asyncio.run(main())
     thread = subject._thread
+    assert thread is not None
     connection.gate.set()
     thread.join(10)
     assert not thread.is_alive()
@@ -273,6 +274,7 @@ def test_every_verb_can_be_repeated_after_its_reply_was_lost(tmp_path):
         sent = await lost(store, "send", lambda: store.send(request(1, idempotency_key="i")))
         assert (sent.disposition, sent.run_id) == ("duplicate", "r1")
         claim = await store.claim(sent.session, run_id="r1", at=2.0)
+        assert isinstance(claim, Claim)
         assert claim.lease == Lease(sent.session, "r1", 1)
         events = [("text.delta", b"{}")] * 2
         appended = await lost(store, "append", lambda: store.append(claim.lease, events, nth=1))
