@@ -46,6 +46,8 @@ sys.path[:] = pickle.load(sys.stdin.buffer)
 try:
     fn, values = pickle.load(sys.stdin.buffer)
     result = fn(*values)
+except (SystemExit, KeyboardInterrupt):
+    raise  # they end this process, and must not end the one that waits for it
 except BaseException as error:
     answer("raised", error)
 else:
