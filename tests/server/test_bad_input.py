@@ -155,6 +155,19 @@ def test_a_body_that_is_too_large_is_refused_by_its_length_and_while_it_comes() 
     served(scenario, body_limit_bytes=2048)
 
 
+def test_a_body_that_never_ends_is_refused_while_it_comes() -> None:
+    async def scenario(server: Live) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        head = f"POST {MESSAGES} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
+        for _ in range(3):
+            writer.write(b"400\r\n" + b"x" * 1024 + b"\r\n")
+        assert b" 413 " in await reader.readline()
+        writer.close()
+
+    served(scenario, body_limit_bytes=2048)
+
+
 def test_a_body_that_does_not_come_is_given_up() -> None:
     async def scenario(server: Live) -> None:
         async def slow() -> AsyncIterator[bytes]:

@@ -159,7 +159,7 @@ class KeyRing:
             Unauthenticated: a key is needed and there is none, or it is not valid.
             Forbidden: ``X-Holdfast-User`` came with a key that may not act for others.
         """
-        if self._ever:
+        if self.required:
             record = self.find(_secret(headers.get(b"authorization")))
             caller = Caller(record.principal, record.role, record.key_id)
         else:
