@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -145,7 +146,7 @@ def test_a_run_that_was_asked_to_stop_may_still_complete() -> None:
         else e
         for e in log.events
     )
-    kept = [r for r in records if r not in told and not isinstance(r, SettlementRead)]
+    kept: list[Record] = [r for r in records if r not in told and not isinstance(r, SettlementRead)]
     kept[kept.index(log)] = replace(log, events=changed)
     assert_accepted(kept)
 
@@ -206,7 +207,7 @@ def test_a_remote_host_is_not_asked_for_what_cannot_be_seen() -> None:
     records = good_day()
     opened = next(r for r in records if isinstance(r, Opened))
     hidden = (Stamp, ProcessesListed)
-    seen = [r for r in records if not isinstance(r, (*hidden, Opened))]
+    seen: list[Record] = [r for r in records if not isinstance(r, (*hidden, Opened))]
     seen.insert(0, replace(opened, mode="url", sees=("clients",)))
     report = judge(seen)
     unseen = {j.promise for j in report.judgements if j.verdict == "not observed"}
@@ -258,7 +259,7 @@ STEPS = st.one_of(
 )
 
 
-def play(steps: list[tuple[object, ...]]) -> list[Record]:
+def play(steps: list[tuple[Any, ...]]) -> list[Record]:
     made = world()
     sent: list[tuple[tuple[str, str], str, bool]] = []
     for name, *given_to in steps:
@@ -305,7 +306,7 @@ def play(steps: list[tuple[object, ...]]) -> list[Record]:
 
 
 def _log_edit(
-    records: list[Record], kinds: tuple[type, ...], pick: Callable[[int], int], edit: Callable[..., tuple[object, ...]]
+    records: list[Record], kinds: tuple[type, ...], pick: Callable[[int], int], edit: Callable[..., tuple[Any, ...]]
 ) -> bool:
     """Edit one event of one log, chosen among those of the `kinds`."""
     places = [

@@ -72,7 +72,7 @@ class Tale:
         for record in self.records:
             if not isinstance(record, kind):
                 continue
-            if where is not None and (record.principal, record.session) != where:  # type: ignore[attr-defined]
+            if where is not None and (getattr(record, "principal", None), getattr(record, "session", None)) != where:
                 continue
             if all(
                 value(getattr(record, name)) if callable(value) else getattr(record, name) == value
@@ -94,7 +94,7 @@ class Tale:
 
     def change(self, record: Record, **fields: object) -> None:
         place = next(i for i, known in enumerate(self.records) if known is record)
-        self.records[place] = replace(record, **fields)  # type: ignore[type-var]
+        self.records[place] = replace(record, **fields)
 
     def add(self, record: Record) -> None:
         self.records.append(record)
@@ -309,6 +309,7 @@ def the_receipt_does_not_name_the_stuck_thread(tale: Tale) -> None:
     for answer in tale.all(StopAnswered, receipt=lambda receipt: bool(receipt.abandoned)):
         tale.change(answer, receipt=replace_receipt(answer.receipt, abandoned=(), outcome="gone"))
     end = next(e for e in tale.log(A) if isinstance(e, RunFinished) and e.receipt and e.receipt.abandoned)
+    assert end.cause is not None
     tale.change_event(A, end, receipt=replace_receipt(end.receipt, abandoned=(), outcome="gone"))
     stuck = tale.first(StopAnswered, receipt=lambda receipt: receipt.cause.reason == end.cause.reason)
     run = tale.last(Stamp, A, run_id=end.run_id)
