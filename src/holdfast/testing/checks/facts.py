@@ -351,6 +351,16 @@ class Facts:
             if isinstance(call.request, StopRequested):
                 yield call.request, call.answer
 
+    def contents_of(self, run: LogRun) -> list[str]:
+        """The contents of the messages that a run took."""
+        accepted = self.logs[run.where].accepted
+        return [
+            accepted[message_id][0].content
+            for started in run.started
+            for message_id in started.messages
+            if message_id in accepted
+        ]
+
     def broke_between(self, begin: float, end: float) -> bool:
         """Whether a host was killed or left between the two times."""
         index = bisect_right(self._breaks, begin)

@@ -81,13 +81,7 @@ def _judge_cut_run(facts: Facts, ledger: Ledger, run: LogRun, replayable: dict[t
                 ledger.broken("a run that a kill cut ended by itself without a restart", attempt.start, run.finished[0])
     effects = [stamp for attempt in attempts for stamp in attempt.stamps if stamp.what == "effect"]
     if restarts:
-        log = facts.logs[run.where]
-        contents = [
-            log.accepted[message_id][0].content
-            for started in run.started
-            for message_id in started.messages
-            if message_id in log.accepted
-        ]
+        contents = facts.contents_of(run)
         if not all(replayable.get((*run.where, content), True) for content in contents):
             ledger.broken("a run was restarted that cannot be replayed", run.where, restarts[0], contents)
     stopping = next((event for event in run.events if isinstance(event, RunStopping)), None)

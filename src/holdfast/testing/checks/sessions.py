@@ -338,12 +338,7 @@ def valid_transcript(facts: Facts, ledger: Ledger) -> None:
                 ledger.saw()
             end = run.finished[0]
             broken_before = end.status != "completed"
-            contents = [
-                log.accepted[message_id][0].content
-                for started in run.started
-                for message_id in started.messages
-                if message_id in log.accepted
-            ]
+            contents = facts.contents_of(run)
             if end.status == "failed" and not any(asked_to_fail.get((*where, content)) for content in contents):
                 ledger.broken("a run failed although nothing asked it to", where, end, run.started)
             if last is not None and end.status == "completed":

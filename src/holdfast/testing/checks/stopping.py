@@ -100,7 +100,7 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
 
     *Observations*: every run that was on while another session was being stopped, every run that the log shows
     stopping or interrupted, and every branch that was told. *Violations*: a run was stopped, or a branch told, though
-    nobody had asked for it in that session (and no host was drained or killed, and its own run did not fail); the
+    nobody had asked for it in that session (and no host was drained or killed, and its own agent did not fail); the
     cause names a request or a message of another session; a withdrawal took a message of another session; ambient
     context named another session than the code was started for.
     """
@@ -114,7 +114,13 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
             home = (sent.principal, sent.session)
             asked[home] = min(sent.at, asked.get(home, sent.at))
     first_break = min((r.at for r in (*facts.drain_requests, *facts.kills, *facts.exits)), default=float("inf"))
-    failed = {run.run_id for run in facts.run_logs.values() if any(event.status == "failed" for event in run.finished)}
+    may_fail = {(sent.principal, sent.session, sent.content) for sent, _ in facts.sends() if sent.may_fail}
+    failed = {
+        run.run_id
+        for run in facts.run_logs.values()
+        if any(event.status == "failed" for event in run.finished)
+        or any((*run.where, content) in may_fail for content in facts.contents_of(run))
+    }
     leaving = dict(facts.ended_at)
     leaving.update((facts.pid_of[r.incarnation], r.at) for r in facts.drain_requests if r.incarnation in facts.pid_of)
     stop_times: list[tuple[float, Where]] = sorted(

@@ -168,6 +168,7 @@ class Load:
             (self._interrupt, 4),
             (self._cut_short, 12),
             (self._stop_session, 2),
+            (self._flood, 1),
             (self._withdraw, 5),
             (self._read, 7),
             (self._settlement, 8),
@@ -322,10 +323,18 @@ class Load:
         else:
             await self._interrupt(session)
 
+    async def _flood(self, session: StormSession) -> None:
+        """Send more than the mailbox holds while a run is on, then stop the session."""
+        plan = Plan(name=self._name(), pieces=("nap",), span_s=20 * self._span_s)
+        await self.send(session, self.message(session, plan, "queue"))
+        small = [Plan(name=self._name(), pieces=("say",), span_s=0.0) for _ in range(self.limits.mailbox + 3)]
+        await asyncio.gather(*(self.send(session, self.message(session, plan, "queue")) for plan in small))
+        await self._stop_session(session)
+
     async def linger(self, count: int, span_s: float) -> None:
         """Give `count` sessions work that lasts `span_s`, so that whatever ends the host meets it."""
         lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
-        pieces: tuple[Piece, ...] = ("say", "task", "thread", "process", "nap")
+        pieces: tuple[Piece, ...] = ("call", "say", "task", "thread", "process", "nap")
         await asyncio.gather(
             *(
                 self.send(
