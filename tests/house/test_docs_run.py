@@ -67,7 +67,7 @@ def run(block: Block, folder: Path, environment: dict[str, str], page: str) -> N
         target.write_text(block.text)
         return
     argv = [sys.executable, "-W", "error", "-"] if block.language == "python" else ["sh", "-eu", "-s"]
-    text = block.text.replace(HOME, f"127.0.0.1:{environment['HOLDFAST_PORT']}")
+    text = block.text.replace(HOME, f"127.0.0.1:{environment['HOLDFAST_PORT']}").replace(".venv/bin/", "")
     result = subprocess.run(
         argv, input=text, capture_output=True, text=True, cwd=folder, env=environment, timeout=60, check=False
     )
