@@ -190,7 +190,7 @@ def stop(
     user: User = None,
     json: Json = False,
 ) -> None:
-    """End a session's run and background work, and withdraw what waits."""
+    """End all of a session's work, and withdraw what waits."""
     from holdfast.cli.connection import Target
     from holdfast.cli.ending import stop as ending
 
@@ -208,7 +208,7 @@ def tail(
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Follow a session's events; comes back by itself after a cut connection."""
+    """Follow a session's events. After a cut connection it comes back by itself."""
     from holdfast.cli.connection import Target
     from holdfast.cli.looking import tail as looking
 
@@ -240,7 +240,7 @@ def drain(
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Let a server take no new work, wait until it is idle, and name what is left (exit 1). Needs an admin key."""
+    """Let a server finish what runs and take no new work. What is left is named (exit 1). Needs an admin key."""
     from holdfast.cli.connection import Target
     from holdfast.cli.ending import drain as ending
 
@@ -254,7 +254,7 @@ def doctor(
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Check the store, disk, process control, ports, versions and orphans, and say what to do. Exit 1 on a fault."""
+    """Check what Holdfast depends on. Store, disk, process control, ports, versions, orphans: each with what to do."""
     from holdfast.cli.checking import doctor as checking
     from holdfast.cli.connection import Target
 
