@@ -23,6 +23,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
+from holdfast.server.joining import JoiningProtocol
 from holdfast.settings import Settings
 
 __all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
@@ -208,7 +209,7 @@ async def _last_frames(app: App) -> None:
 def _config(app: App) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=JoiningProtocol,
         ws="wsproto",
         lifespan="off",
         loop="none",
