@@ -62,7 +62,8 @@ _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
 _READS_TOGETHER: Final = 32
-_ROWS_TOGETHER: Final = (64, 32, 16, 8, 4, 2, 1)
+_ROWS_TOGETHER: Final = 64
+_STATEMENTS_KEPT: Final = 8 * _ROWS_TOGETHER
 
 _VERBS: Final = (
     "open",
@@ -105,22 +106,18 @@ class _SqliteDatabase:
         return self._connection.execute(sql.block(name), parameters).rowcount
 
     def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
-        # A few long statements instead of many short ones: each costs the thread the GIL.
-        written = start = 0
-        left = len(rows)
-        execute = self._connection.execute
-        for size in _ROWS_TOGETHER:
-            while left >= size:
-                flat = [value for row in rows[start : start + size] for value in row]
-                written += execute(sql.many(name, size), flat).rowcount
-                start += size
-                left -= size
+        # One long statement instead of many short ones: each costs the thread the GIL.
+        written = 0
+        for start in range(0, len(rows), _ROWS_TOGETHER):
+            some = rows[start : start + _ROWS_TOGETHER]
+            flat = [value for row in some for value in row]
+            written += self._connection.execute(sql.many(name, len(some)), flat).rowcount
         return written
 
 
 def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, cached_statements=256, timeout=5.0
+        path, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS_KEPT, timeout=5.0
     )
     connection.execute("PRAGMA temp_store = MEMORY")
     connection.execute("PRAGMA cache_size = -16384")
