@@ -59,10 +59,10 @@ def quietly(text: str) -> None:
 @contextmanager
 def nothing_left() -> Iterator[None]:
     """Inside the block, no folder and no process of a storm is left behind."""
-    before = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("holdfast-storm-")}
-    yield
-    after = {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("holdfast-storm-")}
-    assert after <= before
+    with tempfile.TemporaryDirectory() as own, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", own)
+        yield
+        assert [name for name in os.listdir(own) if name.startswith("holdfast-storm-")] == []
     assert marked() == []
 
 
