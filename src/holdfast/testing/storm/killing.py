@@ -7,6 +7,7 @@ import random
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -30,6 +31,9 @@ from holdfast.testing.storm.watch import in_tree, note_processes, process_figure
 __all__ = ["kill_storm", "registered_failpoints"]
 
 _HIT_S = 20.0
+_OF_STOPS = ("interrupt", "stop_session")
+"""Verbs of the store that are to meet a run that is on."""
+
 _AT_START = ("restart", "rescue")
 """Verbs of the store that a start calls for what a kill has left."""
 
@@ -97,9 +101,12 @@ class _KillStorm:
             await self.watch(min(left, self.chance.uniform(0.1 * every_s, 1.9 * every_s)))
             if self.chance.random() < 0.5:
                 await self.load.linger(4, every_s)
+            cuts = [asyncio.create_task(self.load.cut(stop=bool(number % 2)), name="storm cut") for number in range(3)]
+            await asyncio.sleep(self.chance.uniform(0.6, 0.9))
             await self.kill()
             await note_processes(self.recorder, self.storm)
             await self.start()
+            await asyncio.gather(*cuts)
 
     async def finish(self, progress: Progress) -> None:
         """A clean shutdown in the middle of the load, another start, and the last reading of everything."""
@@ -126,6 +133,7 @@ class _KillStorm:
             await self.start()
             await self.load.linger(8, 5.0)
             await self.kill()
+        self.load.calm = name.split(".")[1] in _OF_STOPS
         if not await self.start(name):
             return await self.server.died_at(name, _HIT_S)
         provoking = asyncio.create_task(self._provoke(name.split(".")[1]), name=f"storm provokes {name}")
@@ -133,6 +141,7 @@ class _KillStorm:
             died = await self.server.died_at(name, _HIT_S)
         finally:
             self.access.up.clear()
+            self.load.calm = False
             provoking.cancel()
             with suppress(asyncio.CancelledError):
                 await provoking
@@ -146,15 +155,14 @@ class _KillStorm:
             "add_key": self._make_a_key,
             "revoke_key": self._make_a_key,
             "delete_session": self._delete_a_session,
+            "interrupt": partial(self.load.cut, stop=False),
+            "stop_session": partial(self.load.cut, stop=True),
         }
-        act = acts.get(verb, self._act)
+        act = acts.get(verb, self.load.act)
         while True:
             with suppress(HoldfastError):
                 await act()
             await asyncio.sleep(0.05)
-
-    async def _act(self) -> None:
-        await self.load.act()
 
     async def _make_a_key(self) -> None:
         body = {"principal": "nobody", "role": "user", "label": "made by a storm"}

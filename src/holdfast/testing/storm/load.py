@@ -46,6 +46,8 @@ _OUTAGE_S = 0.3
 class Load:
     """Drivers and readers over many sessions of several principals. ``others`` are sessions that nobody drives.
 
+    While ``calm`` is set, no driver begins to interrupt or stop anything.
+
     Parameters:
         rate: actions per second, over all sessions.
         span_s: how long a piece of an agent's work takes.
@@ -78,6 +80,8 @@ class Load:
         self._pause_s = sessions / rate
         self.chance = random.Random(seed)
         self._names = 0
+        self._cuts = 0
+        self.calm = False
         self.sessions: list[StormSession] = []
         self.others: list[StormSession] = []
         for number in range(sessions):
@@ -175,7 +179,7 @@ class Load:
             (self._pry, 4),
         ]
         what, weights = [action for action, _ in actions], [weight for _, weight in actions]
-        if not session.exists:
+        if not session.exists or self.calm:
             await self._double_text(session)
         else:
             await session.chance.choices(what, weights)[0](session)
@@ -344,6 +348,17 @@ class Load:
                 for session in lingering
             )
         )
+
+    async def cut(self, *, stop: bool) -> None:
+        """Interrupt or stop a run that has its result in the log already and takes its time to end."""
+        self._cuts += 1
+        principal = self.chance.choice(self.access.principals)
+        session = StormSession(principal, f"{self.prefix}-cut-{self._cuts}", REPLAYABLE, self.chance)
+        self.others.append(session)
+        plan = Plan(name=self._name(), pieces=("call", "tidy", "nap"), span_s=1.0)
+        if await self.send(session, self.message(session, plan, "queue")):
+            await asyncio.sleep(0.6)
+            await (self._stop_session(session) if stop else self._interrupt(session))
 
     async def nap(self, session: StormSession, span_s: float) -> None:
         """Give a session one run that does nothing for `span_s`."""
