@@ -134,6 +134,7 @@ async def serve(
             note("forced: the process ends now; what was accepted is safe and is taken up at the next start")
             os._exit(FORCED_EXIT)
         asked.set_result(name)
+        faulthandler.dump_traceback_later(host.settings.drain_s + _WATCHDOG_S, exit=True)
 
     def on_ready(running: Running) -> None:
         gc.collect()
@@ -146,6 +147,7 @@ async def serve(
     try:
         return await serve_until(asked, host, listener, ready=on_ready, note=note)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
 
@@ -184,7 +186,6 @@ async def serve_until(
                 ready(Running(url=_url(listener), host=host, app=app, keys_required=keys.required))
                 why = await asked
                 note(f"{why}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
-                faulthandler.dump_traceback_later(settings.drain_s + _WATCHDOG_S, exit=True)
                 report = await host.drain(deadline_s=settings.drain_s)
                 app.native.close_waits()
                 host.close_streams()
@@ -193,7 +194,6 @@ async def serve_until(
                 await serving
         return report
     finally:
-        faulthandler.cancel_dump_traceback_later()
         listener.close()
 
 
