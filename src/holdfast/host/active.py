@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agents.journal import Branch, Journal
@@ -37,6 +38,11 @@ FIRST_FLUSH_TICKS = 4
 """A run that says something first waits so long and so many rounds of the loop, so that a short one's goes with its
 commit, also when the rounds are long."""
 FLUSH_EVERY_S = 0.02
+"""A run that goes on talking is stored at least so often."""
+BEAT_S = 0.005
+"""It is stored at a beat that all runs share, so that what many of them say goes to the store together."""
+SILENT_S = 0.1
+"""After so long a silence it says something first again."""
 BEHIND_AT = 1024
 """Events in the buffer from which on the run waits for the log."""
 BATCH_LIMIT = 4096
@@ -199,14 +205,16 @@ class ActiveRun:
         self._buffer.append(encode_event(event))
         self._taken += 1
         if self._flush_timer is None and self._inflight is None and not self._committing:
-            loop = self._host.loop
-            wait_s = self._last_flush + FLUSH_EVERY_S - loop.time()
-            if wait_s > FIRST_FLUSH_S:
-                self._flush_timer = loop.call_later(wait_s, self._flush, context=self._host.context)
-            else:
-                self._flush_timer = loop.call_later(
-                    FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=self._host.context
-                )
+            self._flush_timer = self._flush_later()
+
+    def _flush_later(self) -> asyncio.TimerHandle:
+        """Soon if the run was silent until now; else at a beat, together with other runs."""
+        host = self._host
+        now = host.loop.time()
+        if now - self._last_flush >= SILENT_S:
+            return host.loop.call_later(FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=host.context)
+        beat = math.ceil(max(now, self._last_flush + FLUSH_EVERY_S - BEAT_S) / BEAT_S) * BEAT_S
+        return host.loop.call_at(beat, self._flush, context=host.context)
 
     async def written(self) -> None:
         """Wait until all that was taken is stored."""
@@ -270,8 +278,10 @@ class ActiveRun:
         if self._committing:
             self._submit()
         elif self._buffer and self._flush_timer is None:
-            wait_s = 0.0 if self.behind else max(0.0, self._last_flush + FLUSH_EVERY_S - self._host.loop.time())
-            self._flush_timer = self._host.loop.call_later(wait_s, self._flush, context=self._host.context)
+            if self.behind:
+                self._flush()
+            else:
+                self._flush_timer = self._flush_later()
 
     def _retry(self, again: Callable[[], object], error: BaseException, what: str) -> None:
         self._host.store_failed(self.actor.key, self.run_id, what, error)
