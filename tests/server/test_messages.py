@@ -150,12 +150,14 @@ def test_an_interrupt_needs_no_body_but_a_json_content_type() -> None:
 
 
 def test_a_stop_that_takes_longer_than_its_wait_has_an_id_to_ask_for() -> None:
+    release = asyncio.Event()
+
     async def slow_to_stop(run: Any) -> None:
         await run.emit("waiting")
         try:
             await run.interrupt.wait()
         finally:
-            await asyncio.sleep(0.3)
+            await release.wait()
 
     async def scenario(server: Live) -> None:
         receipt = (await server.post("alice", "go", agent="slow_to_stop")).json()
@@ -168,12 +170,14 @@ def test_a_stop_that_takes_longer_than_its_wait_has_an_id_to_ask_for() -> None:
         assert path == f"/v1/sessions/alice/stops/{pending.json()['stop_id']}"
         elsewhere = await server.http.get(path.replace("alice", "bob"))
         assert elsewhere.json()["error"]["code"] == "unknown_stop"
+        assert (await server.http.get(path)).status_code == 202
+        release.set()
         while (done := await server.http.get(path)).status_code == 202:
             assert done.json()["stop_id"] == pending.json()["stop_id"]
         assert done.status_code == 200
         assert done.json()["receipt"]["outcome"] == "gone"
 
-    served(scenario, echo, slow_to_stop, grace_s=5.0)
+    served(scenario, echo, slow_to_stop, grace_s=20.0)
 
 
 def test_a_stop_withdraws_what_waits_and_a_later_message_runs() -> None:

@@ -48,12 +48,14 @@ def test_every_operation_is_known_to_the_dispatch() -> None:
 
 
 def test_every_operation_answers_as_the_document_says() -> None:
+    release = asyncio.Event()
+
     async def slow(run: Any) -> None:
         await run.emit("waiting")
         try:
             await run.interrupt.wait()
         finally:
-            await asyncio.sleep(0.1)
+            await release.wait()
 
     async def scenario(server: Live) -> None:
         made = (await server.http.get("/openapi.json")).json()
@@ -89,9 +91,10 @@ def test_every_operation_answers_as_the_document_says() -> None:
         await check("GET", message, 200, await http.get(f"{base}/alice/messages/{waiting['message_id']}"))
         await check("DELETE", message, 200, await http.delete(f"{base}/alice/messages/{waiting['message_id']}"))
         path = f"{base}/alice/interrupt?wait=0.01"
-        pending = await check("POST", f"{one}/interrupt", 202, await http.post(path, json={"grace_s": 5}))
+        pending = await check("POST", f"{one}/interrupt", 202, await http.post(path, json={"grace_s": 20}))
         stop = f"{base}/alice/stops/{pending['stop_id']}"
         await check("GET", f"{one}/stops/{{stop_id}}", 202, await http.get(stop))
+        release.set()
         while (done := await http.get(stop)).status_code == 202:
             pass
         await check("GET", f"{one}/stops/{{stop_id}}", 200, done)
@@ -104,7 +107,9 @@ def test_every_operation_answers_as_the_document_says() -> None:
             where = f"{one}/{action}".rstrip("/")
             path = f"{base}/alice/{action}".rstrip("/")
             if method == "POST":
-                await check(method, where, 202, await http.post(f"{path}?wait=0.01", json={"grace_s": 5}))
+                release.clear()
+                await check(method, where, 202, await http.post(f"{path}?wait=0.01", json={"grace_s": 20}))
+                release.set()
                 await check(method, where, 200, await http.post(path, json={}))
             else:
                 await check(method, where, 200, await http.delete(path))

@@ -35,9 +35,10 @@ def test_a_draining_server_refuses_new_work_and_still_shows_the_old() -> None:
 
 
 def test_a_run_that_finishes_in_time_is_finished_and_its_wait_answered() -> None:
+    release = asyncio.Event()
+
     async def soon(run: Any) -> str:
-        await run.emit("")
-        await asyncio.sleep(0.3)
+        await release.wait()
         return "just in time"
 
     async def main() -> None:
@@ -45,7 +46,11 @@ def test_a_run_that_finishes_in_time_is_finished_and_its_wait_answered() -> None
             waiting = asyncio.create_task(server.post("alice", query="?wait=10", agent="soon"))
             while not server.host.statistics().running:
                 await asyncio.sleep(0.01)
-            report = await server.end()
+            ending = asyncio.create_task(server.end())
+            while not server.host.draining:
+                await asyncio.sleep(0.01)
+            release.set()
+            report = await ending
             assert report.finished == 1
             assert (await waiting).json()["text"] == "just in time"
 
