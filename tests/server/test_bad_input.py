@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -170,12 +171,15 @@ def test_a_body_that_never_ends_is_refused_while_it_comes() -> None:
 
 def test_a_body_that_does_not_come_is_given_up() -> None:
     async def scenario(server: Live) -> None:
-        async def slow() -> AsyncIterator[bytes]:
-            yield b"{"
-            await asyncio.sleep(0.5)
-            yield b"}"
-
-        refused(await server.http.post(MESSAGES, content=slow(), headers=JSON), 422, "invalid_request")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        head = f"POST {MESSAGES} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        writer.write(f"{head}content-length: 10\r\n\r\n{{".encode())
+        status = await reader.readline()
+        length = re.search(rb"content-length: (\d+)", await reader.readuntil(b"\r\n\r\n"))
+        assert length is not None
+        error = json.loads(await reader.readexactly(int(length[1])))["error"]
+        assert (status.split()[1], error["code"]) == (b"422", "invalid_request")
+        writer.close()
 
     served(scenario, body_s=0.1)
 
