@@ -213,10 +213,10 @@ def test_a_replay_that_makes_another_call_is_named() -> None:
     journal = Journal(
         [ToolStarted(run_id="r", call_id="r.1", name="one"), ToolFinished(run_id="r", call_id="r.1", status="ok")]
     )
-    assert journal.past("r.1", "one") is not None
-    assert journal.past("r.2", "two") is None
+    assert journal.past("r.1", "one", None) is not None
+    assert journal.past("r.2", "two", None) is None
     with pytest.raises(NotDeterministic, match="was 'one' in an earlier attempt and is 'two' now"):
-        journal.past("r.1", "two")
+        journal.past("r.1", "two", None)
 
 
 def test_branches_that_nobody_awaits_are_joined_before_the_run_ends() -> None:

@@ -95,7 +95,8 @@ async def crashed(
 
 def started(number: int, name: str = "effect", *, idempotent: bool = False) -> ToolStarted:
     """The intent of call `number`."""
-    return ToolStarted(run_id="r_1", call_id=f"r_1.{number}", name=name, arguments={}, idempotent=idempotent)
+    arguments = {"args": [["one", "two"][number - 1]]}
+    return ToolStarted(run_id="r_1", call_id=f"r_1.{number}", name=name, arguments=arguments, idempotent=idempotent)
 
 
 def finished(number: int, result: str) -> ToolFinished:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
@@ -108,8 +108,8 @@ async def perform(definition: Agent, run: Run) -> None:
     if inspect.isawaitable(result):
         result = await result
     if isinstance(result, AsyncIterator):
-        async with aclosing(result) as parts:  # type: ignore[type-var]
-            async for part in parts:
+        async with aclosing(result) if isinstance(result, AsyncGenerator) else nullcontext():
+            async for part in result:
                 await _emit(definition, run, part)
     else:
         await _emit(definition, run, result)

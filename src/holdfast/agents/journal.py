@@ -7,6 +7,7 @@ interleave.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import Protocol
@@ -41,53 +42,68 @@ class Recorder(Protocol):
 class Branch:
     """A line of execution that numbers its calls."""
 
-    __slots__ = ("_next", "path")
+    __slots__ = ("_numbers", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._next = 0
+        self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """The id of the next call or branch."""
-        self._next += 1
-        return f"{self.path}.{self._next}"
+        """The id of the next call or branch. From any thread."""
+        return f"{self.path}.{next(self._numbers)}"
 
 
 current_branch: ContextVar[Branch | None] = ContextVar("holdfast_branch", default=None)
 
 
 class Journal:
-    """What earlier attempts of a run called, by call id.
+    """What earlier attempts of a run called, by call id, and whether the run could be made once more.
 
     Parameters:
         events: the stored events of the run, oldest first; empty in a first attempt.
     """
 
-    __slots__ = ("_intents", "_results", "replayed")
+    __slots__ = ("_intents", "_open", "_results", "replayed")
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._intents: dict[str, ToolStarted] = {}
         self._results: dict[str, ToolFinished] = {}
+        self._open: set[str] = set()
         self.replayed = 0
         """Results that were taken from the log in this attempt."""
         for event in events:
             if isinstance(event, ToolStarted):
                 self._intents[event.call_id] = event
-            elif isinstance(event, ToolFinished) and event.status != "interrupted":
-                self._results[event.call_id] = event
+                self.begun(event)
+            elif isinstance(event, ToolFinished):
+                self.ended(event)
+                if event.status != "interrupted":
+                    self._results[event.call_id] = event
 
     @property
     def replayable(self) -> bool:
-        """Whether each call that was started has its result here, or may be made again."""
-        return all(call_id in self._results or intent.idempotent for call_id, intent in self._intents.items())
+        """Whether each call that was started, in this attempt too, has its result, or may be made again."""
+        return not self._open
 
-    def past(self, call_id: str, name: str) -> ToolFinished | None:
+    def begun(self, call: ToolStarted) -> None:
+        """A call is made."""
+        if not call.idempotent:
+            self._open.add(call.call_id)
+
+    def ended(self, call: ToolFinished) -> None:
+        """A call has ended; where it was interrupted, its effect may be there or not."""
+        if call.status != "interrupted":
+            self._open.discard(call.call_id)
+
+    def past(self, call_id: str, name: str, arguments: object) -> ToolFinished | None:
         """The result of the call in an earlier attempt. Raises `NotDeterministic` if that was another call."""
         intent = self._intents.get(call_id)
         if intent is None:
             return None
         if intent.name != name:
             raise NotDeterministic(f"call {call_id} was {intent.name!r} in an earlier attempt and is {name!r} now")
+        if intent.arguments != arguments:
+            raise NotDeterministic(f"call {call_id}, {name!r}, had other arguments in an earlier attempt than now")
         result = self._results.get(call_id)
         if result is not None:
             self.replayed += 1

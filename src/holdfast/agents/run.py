@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
-from holdfast.errors import CallFailed, Interrupted, InvalidRequest, LimitExceeded, RunClosed, RunFailed, RunInterrupted
+from holdfast.errors import CallFailed, Interrupted, LimitExceeded, RunClosed, RunFailed, RunInterrupted, told
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
@@ -105,7 +105,8 @@ class Call:
         self.call_id = call_id
 
     def output(self, text: str) -> Emission:
-        """Stream a piece of the call's output. From any thread."""
+        """Stream a piece of the call's output. From any thread. Raises as `Run.emit` does."""
+        _check_text(text, "output()")
         self._run._write(ToolOutput(run_id=self._run.root_id, call_id=self.call_id, text=text, at=self._run.now()))
         return Emission(self._run._recorder)
 
@@ -229,10 +230,7 @@ class Run:
             InvalidRequest: text that UTF-8 cannot hold (a lone surrogate).
             TypeError: not text.
         """
-        if not isinstance(text, str):
-            raise TypeError(f"emit() takes text (str), not {type(text).__name__}")
-        if not text.isascii():
-            check_text(text)
+        _check_text(text, "emit()")
         if self.transcript.size > self._limits.answer_limit_bytes:
             raise LimitExceeded(
                 f"the run said more than {self._limits.answer_limit_bytes:,} characters",
@@ -243,14 +241,18 @@ class Run:
 
     async def step(self, label: str = "") -> int:
         """Begin a step, shown to readers; returns its number, from 1."""
+        _check_text(label, "step()")
         self._steps += 1
         self._write(StepStarted(run_id=self.run_id, step=self._steps, label=label, at=self.now()))
         await Emission(self._recorder)
         return self._steps
 
-    def _write(self, event: Written) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise RunClosed(f"run {self.run_id} has ended")
+
+    def _write(self, event: Written) -> None:
+        self._check_open()
         if threading.get_ident() == self._thread:
             self._take(event)
         else:
@@ -264,8 +266,7 @@ class Run:
         """From a thread: queue the event for the loop, with one hop for all that are queued meanwhile."""
         while self._recorder.behind or len(self._handed) >= _HANDED_LIMIT:
             self.interrupt.sleep_blocking(_BEHIND_POLL_S)
-            if self._closed:
-                raise RunClosed(f"run {self.run_id} has ended")
+            self._check_open()
         self._handed.append(event)
         if not self._hop_pending:  # read after the append: whoever clears it drains after clearing
             self._hop_pending = True
@@ -310,13 +311,20 @@ class Run:
             NotDeterministic, RunClosed.
             TypeError: arguments or result that JSON cannot hold.
         """
+        self._check_open()
         label = name or _name(work)
+        _check_text(label, "call(name=)")
         branch = current_branch.get() or self._branch
         call_id = branch.next_id()
-        past = self._journal.past(call_id, label)
         arguments = self._plain({**({"args": args} if args else {}), **kwargs}, f"the arguments of {label}") or None
+        past = self._journal.past(call_id, label, arguments)
         started = ToolStarted(
-            run_id=self.root_id, call_id=call_id, name=label, arguments=arguments, idempotent=idempotent, at=self.now()
+            run_id=self.root_id,
+            call_id=call_id,
+            name=label,
+            arguments=arguments,
+            idempotent=bool(idempotent),
+            at=self.now(),
         )
         if past is not None:
             self.transcript.feed(started)
@@ -326,6 +334,7 @@ class Run:
             return past.result
         self._tool_calls += 1
         self._write(started)
+        self._journal.begun(started)
         await self._recorder.written()
         status: Literal["ok", "error", "interrupted"] = "interrupted"
         result: Any = None
@@ -335,15 +344,15 @@ class Run:
             result = self._plain(outcome, f"the result of {label}")
             status = "ok"
         except Exception as problem:
-            status, error = "error", f"{type(problem).__name__}: {problem}"
+            status, error = "error", told(problem)
             raise
         finally:
             if not self._closed:
-                self._write(
-                    ToolFinished(
-                        run_id=self.root_id, call_id=call_id, status=status, result=result, error=error, at=self.now()
-                    )
+                finished = ToolFinished(
+                    run_id=self.root_id, call_id=call_id, status=status, result=result, error=error, at=self.now()
                 )
+                self._write(finished)
+                self._journal.ended(finished)
         return result
 
     async def _in_scope(
@@ -394,8 +403,7 @@ class Run:
             work: an async function, or a sync one (it gets a thread).
             on: default: ``loop`` for async functions, else ``thread``.
         """
-        if self._closed:
-            raise RunClosed(f"run {self.run_id} has ended")
+        self._check_open()
         parent = current_branch.get() or self._branch
         where: Placement = on or _placement(work)
         label = name or _name(work)
@@ -406,6 +414,7 @@ class Run:
 
     async def parallel(self, *branches: Callable[[], Any]) -> list[Any]:
         """Run branches at the same time; results in order. The first error stops the others and is raised."""
+        self._check_open()
         parent = current_branch.get() or self._branch
         lines = [Branch(parent.next_id()) for _ in branches]
         async with self.scope.child("parallel") as scope:
@@ -425,13 +434,13 @@ class Run:
             RunInterrupted: the child's deadline was over.
             LimitExceeded: children nested too deep.
         """
+        self._check_open()
         if self._depth >= self._limits.depth:
             raise LimitExceeded(
                 f"agents are nested {self._depth} deep", hint="a child may not go on delegating for ever"
             )
         definition = self._surroundings.find_agent(agent) if isinstance(agent, str) else as_agent(agent)
-        if not isinstance(text, str):
-            raise InvalidRequest("delegate() takes the child's message as text")
+        _check_text(text, "delegate()")
         line = Branch((current_branch.get() or self._branch).next_id())
         scope = self.scope.child(definition.name, deadline_s=timeout_s)
         child = Run(
@@ -464,7 +473,7 @@ class Run:
                 raise
             raise RunInterrupted(f"child {definition.name} was interrupted: {interrupted.cause.kind}") from None
         except Exception as problem:
-            status, error = "failed", f"{type(problem).__name__}: {problem}"
+            status, error = "failed", told(problem)
             raise RunFailed(f"child {definition.name} failed: {error}") from problem
         finally:
             child.close()
@@ -483,15 +492,20 @@ class Run:
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
         """Start a program in the run's scope; see `Scope.process`. Its whole tree dies with the run."""
+        self._check_open()
         return await self.scope.process(argv, **options)
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start work that an interrupt of this run leaves alone; it dies with the session's `stop`.
 
         What it returns (text) comes back to the session as a message.
+
+        Raises:
+            RunClosed, Draining.
+            Interrupted: the run is being stopped, and perhaps its session: nothing begins any more.
         """
-        if self._closed:
-            raise RunClosed(f"run {self.run_id} has ended")
+        self._check_open()
+        self.interrupt.check()
         self._surroundings.background(work, name=name)
 
     # ── for the host ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -510,6 +524,13 @@ class Run:
 
 
 _NOTHING = Usage()
+
+
+def _check_text(text: object, what: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"{what} takes text (str), not {type(text).__name__}")
+    if not text.isascii():
+        check_text(text)
 
 
 def _wants_call(work: Callable[..., Any]) -> bool:

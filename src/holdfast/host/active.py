@@ -4,8 +4,9 @@ Invariants
 - Everything the run says goes through one buffer into the log, in order, one append in flight; the commit takes the
   rest. What is given after the scope has closed does not count.
 - The scope's end, by itself or by a stop, is the only way to the commit; the commit is the only way to free the slot.
-- A commit that the store cannot take is tried again until it can (the slot stays held); one that is refused because
-  the session has another holder ends the run here without a trace.
+- A write that the store cannot take is tried again, the same one, until it can (the slot stays held); what comes after
+  it waits. A write that is refused because the session has another holder ends the run here without a trace.
+- Only a drain that is over gives a write up (`abandon`): the store keeps the run, for the next start to end.
 - No task of its own on the way of an ordinary run: callbacks only, all on the host's loop.
 """
 
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agents.journal import Branch, Journal
 from holdfast.agents.run import Run
-from holdfast.errors import Interrupted, ScopeClosed, StaleFence
+from holdfast.errors import Interrupted, RunClosed, ScopeClosed, StaleFence, told
 from holdfast.protocol.events import Event, encode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
@@ -54,17 +55,22 @@ class ActiveRun:
 
     __slots__ = (
         "_agent",
+        "_batch",
         "_buffer",
         "_claim",
         "_commit_fields",
         "_committing",
+        "_ended",
         "_finished_first",
         "_flush_timer",
         "_handle",
         "_host",
         "_inflight",
+        "_journal",
         "_last_flush",
-        "_parked",
+        "_may_park",
+        "_nth",
+        "_receipt",
         "_receipts",
         "_retries",
         "_stored",
@@ -73,6 +79,7 @@ class ActiveRun:
         "_waiting",
         "actor",
         "lost",
+        "parked",
         "run",
         "scope",
     )
@@ -81,10 +88,14 @@ class ActiveRun:
         self._host = host
         self._claim = claim
         self._agent = agent
+        self._journal = journal
         self.actor = actor
         self.lost = False
-        self._parked = False
+        self.parked = False
+        self._may_park = False
         self._buffer: list[tuple[str, bytes]] = []
+        self._batch: list[tuple[str, bytes]] = []  # given to the store, and not known to be stored
+        self._nth = 0
         self._inflight: asyncio.Future[Appended] | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
         self._last_flush = 0.0
@@ -92,7 +103,9 @@ class ActiveRun:
         self._stored = 0
         self._waiting: list[asyncio.Future[None]] = []
         self._receipts: list[asyncio.Future[StopReceipt]] = []
+        self._receipt: StopReceipt | None = None
         self._committing = False
+        self._ended = False
         self._commit_fields: dict[str, Any] = {}
         self._finished_first = False
         self._retries = 0
@@ -145,23 +158,20 @@ class ActiveRun:
         self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None
     ) -> asyncio.Future[StopReceipt]:
         """Interrupt the run; the future gets the receipt once the slot is free."""
-        future: asyncio.Future[StopReceipt] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[StopReceipt] = self._host.loop.create_future()
         self._receipts.append(future)
         if not self._committing:
             self.scope.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
         return future
 
-    def park(self) -> bool:
-        """Let the coming stop leave the run unended, so that the next start goes on with it. False if it cannot."""
-        self._parked = self._agent.replayable and not self._committing and not self.scope.interrupt.triggered
-        return self._parked
+    def park(self) -> None:
+        """Let the coming stop leave the run unended, if the next start can go on with it; then it is ``parked``."""
+        self._may_park = self._agent.replayable and not self._committing and not self.scope.interrupt.triggered
 
-    def _end_parked(self, receipt: StopReceipt | None) -> None:
-        """End here once what is known is stored; the store keeps the run."""
-        if self._inflight is None:
-            self._end(receipt)
-        else:
-            self._inflight.add_done_callback(lambda _: self._end_parked(receipt), context=self._host.context)
+    def abandon(self) -> None:
+        """Wait for the store no longer: nothing more of the run is written, and the next start ends it."""
+        if not self._ended:
+            self._end(self._receipt)
 
     def _on_trigger(self, cause: Cause) -> None:
         self._finished_first = self._handle is not None and self._handle.done()
@@ -170,9 +180,12 @@ class ActiveRun:
 
     def _closed(self) -> None:
         """The scope has closed: nothing of the run is left, or what is left does not count."""
+        if self._ended:
+            return
         assert self._handle is not None
         scope = self.scope
-        receipt = scope.receipt
+        cause = scope.interrupt.cause
+        self._receipt = receipt = scope.receipt
         error = _agent_error(self._handle)
         self._host.scope_closed(scope)
         if receipt is not None:
@@ -183,13 +196,13 @@ class ActiveRun:
             self._commit("failed", error=scope.errors[0])
         elif error is None and (scope.ended_by == "members" or self._finished_first):
             self._commit("completed", receipt=receipt)
-        elif self._parked:
+        elif cause is None or scope.ended_by == "members":  # it raised a cancellation of its own making
+            self._commit("failed", error=error)
+        elif self._may_park and self._journal.replayable:
+            self.parked = True
             self.run.close()
-            self._flush()
-            self._end_parked(receipt)
+            self._go_on()
         else:
-            cause = scope.interrupt.cause
-            assert cause is not None
             errors: Sequence[BaseException] = scope.errors or ([error] if isinstance(error, Exception) else [])
             self._commit("interrupted", cause=cause, receipt=receipt, error=errors[0] if errors else None)
 
@@ -204,7 +217,7 @@ class ActiveRun:
         """Take an event of the run."""
         self._buffer.append(encode_event(event))
         self._taken += 1
-        if self._flush_timer is None and self._inflight is None and not self._committing:
+        if self._flush_timer is None and self._inflight is None:
             self._flush_timer = self._flush_later()
 
     def _flush_later(self) -> asyncio.TimerHandle:
@@ -222,16 +235,25 @@ class ActiveRun:
         while self._stored < goal:
             if self.lost:
                 raise StaleFence(f"run {self.run_id} no longer holds its session")
-            if self._inflight is None:
-                self._flush()
+            if self._over:
+                raise RunClosed(f"run {self.run_id} has ended")
+            self._hurry()
             await self._changed()
 
     async def room(self) -> None:
         """Wait while the log is behind."""
-        while self.behind and not self.lost:
-            if self._inflight is None:
-                self._flush()
+        while self.behind and not self.lost and not self._over:
+            self._hurry()
             await self._changed()
+
+    @property
+    def _over(self) -> bool:
+        return self._committing or self.parked or self._ended
+
+    def _hurry(self) -> None:
+        """Somebody waits for the log. While the store fails its own pace is kept."""
+        if self._inflight is None and not self._retries:
+            self._flush()
 
     async def _changed(self) -> None:
         future: asyncio.Future[None] = self._host.loop.create_future()
@@ -254,29 +276,37 @@ class ActiveRun:
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
-        if self._inflight is not None or not self._buffer or self._committing or self.lost:
+        if self._inflight is not None or self.lost or self._ended:
             return
-        batch = self._buffer[:BATCH_LIMIT]
-        del self._buffer[:BATCH_LIMIT]
+        if not self._batch:
+            if not self._buffer or self._committing:
+                return
+            self._batch = self._buffer[:BATCH_LIMIT]
+            del self._buffer[:BATCH_LIMIT]
+            self._nth += 1
         self._last_flush = self._host.loop.time()
-        self._inflight = self._host.store.append(self._claim.lease, batch)
-        self._inflight.add_done_callback(lambda done: self._appended(done, batch), context=self._host.context)
+        self._inflight = self._host.store.append(self._claim.lease, self._batch, nth=self._nth)
+        self._inflight.add_done_callback(self._appended, context=self._host.context)
 
-    def _appended(self, done: asyncio.Future[Appended], batch: list[tuple[str, bytes]]) -> None:
+    def _appended(self, done: asyncio.Future[Appended]) -> None:
         self._inflight = None
         error = done.exception()
+        if self._ended:
+            return
         if error is None:
             self._retries = 0
-            self._stored += len(batch)
+            self._stored += len(self._batch)
+            self._batch = []
             self.actor.publish(done.result().events)
         elif isinstance(error, StaleFence):
             self._lose(error)
         else:
-            self._buffer[:0] = batch
+            # It may be stored all the same: the same one goes again under its number, and has no second effect.
             self._retry(self._flush, error, "append")
+            return
         self._wake()
-        if self._committing:
-            self._submit()
+        if self._committing or self.parked:
+            self._go_on()
         elif self._buffer and self._flush_timer is None:
             if self.behind:
                 self._flush()
@@ -289,7 +319,7 @@ class ActiveRun:
         self._retries += 1
         self._flush_timer = self._host.loop.call_later(delay_s, again, context=self._host.context)
 
-    # ── the commit ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _commit(
         self,
@@ -316,15 +346,24 @@ class ActiveRun:
             "usage": self.run.usage,
             "entries": transcript.entries(status=status),
         }
-        if self._inflight is None:
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Towards the end, one write at a time: what is unsure first, then the commit, or the rest of a parked run."""
+        if self._inflight is not None:
+            return
+        if self.lost:
+            self._end(self._receipt)
+        elif self._batch or (self.parked and self._buffer):
+            self._flush()
+        elif self._committing:
             self._submit()
+        else:
+            self._end(self._receipt)
 
     def _submit(self) -> None:
         """Give the commit to the store; what is left in the buffer goes with it."""
         self._flush_timer = None
-        if self.lost:
-            self._end(self._commit_fields["receipt"])
-            return
         done = self._host.store.commit_run(
             RunCommit(**self._commit_fields, events=self._buffer, next_run_id=self._host.dispatch.next_run_id())
         )
@@ -332,22 +371,24 @@ class ActiveRun:
 
     def _committed(self, done: asyncio.Future[Committed]) -> None:
         error = done.exception()
+        if self._ended:
+            return
         if isinstance(error, StaleFence):
             self._lose(error)
-            self._end(self._commit_fields["receipt"])
+            self._end(self._receipt)
         elif error is not None:
             self._retry(self._submit, error, "commit")
         else:
             committed = done.result()
-            self.actor.publish(committed.events)
             self._host.committed(self._claim, self._commit_fields["status"], committed)
-            self._end(self._commit_fields["receipt"], committed)
+            self._end(self._receipt, committed)
 
     def _lose(self, error: StaleFence) -> None:
         """Another holder has the session: stop here, and write nothing more."""
         self.lost = True
         self.run.close()
         self._buffer.clear()
+        self._batch = []
         self._host.run_lost(self, error)
         if not self.scope.closed:
             self.scope.request_stop(Cause(kind="lease_lost", reason=str(error), at=self._host.now()))
@@ -357,6 +398,11 @@ class ActiveRun:
         self._lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
 
     def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:
+        self._ended = True
+        self.run.close()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
         self._host.dispatch.ended(self, self._claim, committed)
         if self._trigger is not None:
             self._trigger.close()
@@ -375,13 +421,13 @@ def nothing_to_stop(name: str, at: float) -> StopReceipt:
 
 def one_line(error: BaseException) -> str:
     """An error for the log: its class and text, on one line of bounded length."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(told(error).split())
     return text if len(text) <= 500 else text[:499] + "…"
 
 
 def _agent_error(handle: Handle[None]) -> BaseException | None:
     try:
         handle.result()
-    except (Exception, Interrupted, asyncio.CancelledError) as error:
+    except BaseException as error:  # whatever the agent raised: it is told in the log
         return error
     return None

@@ -19,10 +19,11 @@ from holdfast.host.admission import Admission
 from holdfast.protocol.events import Stored
 from holdfast.protocol.stopping import Cause
 from holdfast.protocol.transcript import RunTranscript
-from holdfast.storage.port import Claim, Committed, NotReady, RunCommit, SendResult
+from holdfast.storage.port import Claim, Committed, NotReady, RunCommit, Send, SendResult
 
 if TYPE_CHECKING:
     from holdfast.host.host import Host
+    from holdfast.protocol.messages import SessionView
 
 __all__ = ["Dispatch"]
 
@@ -35,17 +36,21 @@ class Dispatch:
         self.admission = Admission(max_runs=host.settings.max_runs, principal_runs=host.settings.principal_runs)
         self._due: list[tuple[float, int, str]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._admitting = False
+        self._unused: asyncio.Future[None] | None = None
 
     # ── what the store decided ───────────────────────────────────────────────────────────────────────────────────
 
-    def sent(self, principal: str, reserved: bool, done: asyncio.Future[SendResult]) -> None:
+    def sent(self, request: Send, done: asyncio.Future[SendResult]) -> None:
         """A send has its answer: show its events, and start or stop what it decided."""
         host = self._host
+        principal, reserved = request.principal, request.run_id is not None
         error = done.exception()
+        if isinstance(error, StorageError):
+            host.start_task(self._look_after(request), "look after a send")
+            return
         if error is not None:
             if reserved:
-                self._release(principal)
+                self.release(principal)
             if isinstance(error, LimitExceeded):
                 host.incidents.kept["P9"] += 1
             return
@@ -56,22 +61,50 @@ class Dispatch:
             if actor is not None:
                 actor.publish(result.events)
             if reserved:
-                self._release(principal)
+                self.release(principal)
         if result.claim is not None:
             self.start(result.claim, published=result.events)
         elif result.interrupt is not None:
             actor = host.actors.get(result.session)
             if actor is not None and actor.active is not None and actor.active.run_id == result.interrupt:
-                cause = Cause(
-                    kind="message",
-                    reason="a newer message came",
-                    origin=result.interrupt,
-                    at=host.now(),
-                    message_id=result.message_id,
-                )
-                actor.active.scope.request_stop(cause)
+                actor.active.scope.request_stop(self._newer(request))
         elif result.run_id is None and result.disposition != "duplicate":
             self.later(result.session, principal, result.not_before)
+
+    def _newer(self, request: Send) -> Cause:
+        return Cause(
+            kind="message",
+            reason="a newer message came",
+            origin=request.key,
+            at=request.at,
+            message_id=request.message_id,
+        )
+
+    async def _look_after(self, request: Send) -> None:
+        """A send failed, and the store may have made it all the same: do what it decided. Gives its place back."""
+        host = self._host
+        found: tuple[int, SessionView] | None = None
+        for delay_s in RETRY_S:
+            try:
+                found = await host.store.find_session(request.principal, request.key)
+                break
+            except StorageError:
+                if host.draining:
+                    break
+                await asyncio.sleep(delay_s)
+        number, view = found or (0, None)
+        if view is not None and view.run_id is not None and view.run_id == request.run_id:
+            self._claim(request.principal, number, view.run_id)
+            return
+        if request.run_id is not None:
+            self.release(request.principal)
+        if view is None:
+            return
+        run = host.live.get(view.run_id or "")
+        if run is not None and view.state == "stopping":
+            run.scope.request_stop(self._newer(request))
+        elif view.run_id is None and view.waiting:
+            self.later(number, request.principal, 0.0)
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,7 +132,7 @@ class Dispatch:
         try:
             agent = host.find_agent(claim.agent)
         except HoldfastError as error:
-            _ = self.finish_unstarted(claim, "failed", error=error)
+            self.finish_unstarted(claim, "failed", error=error)
             return
         run = ActiveRun(host, actor, claim, agent, journal or Journal())
         actor.active = run
@@ -108,6 +141,7 @@ class Dispatch:
         run.start()
         if claim.interrupt is not None:
             run.scope.request_stop(claim.interrupt)
+        host.run_started(run)
 
     def finish_unstarted(
         self,
@@ -117,48 +151,49 @@ class Dispatch:
         cause: Cause | None = None,
         error: HoldfastError | None = None,
         transcript: RunTranscript | None = None,
-        tries: int = 0,
-    ) -> asyncio.Future[Committed]:
-        """End a claimed run whose agent is not started: unknown here, or left by a crash. Its place is reserved."""
+    ) -> asyncio.Future[None]:
+        """End a claimed run whose agent is not started: unknown here, or left by a crash. Its place is reserved.
+
+        The future is done when the run has ended, or when a drain gave it up for the next start.
+        """
         host = self._host
         transcript = transcript or RunTranscript(claim.lease.run_id, claim.messages)
         entries = transcript.entries(status=status)
-        done = host.store.commit_run(
-            RunCommit(
-                lease=claim.lease,
-                status=status,
-                at=host.now(),
-                text=transcript.text,
-                cause=cause,
-                error=None if error is None else one_line(error),
-                entries=entries,
-                next_run_id=self.next_run_id(),
-            )
-        )
+        ended: asyncio.Future[None] = host.loop.create_future()
 
-        def finished(done: asyncio.Future[Committed]) -> None:
-            problem = done.exception()
-            if isinstance(problem, StorageError) and not isinstance(problem, StaleFence):
-                host.store_failed(claim.key, claim.lease.run_id, "commit", problem)
-                delay_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
-                again = functools.partial(
-                    self.finish_unstarted,
-                    claim,
-                    status,
+        def commit(tries: int) -> None:
+            done = host.store.commit_run(
+                RunCommit(
+                    lease=claim.lease,
+                    status=status,
+                    at=host.now(),
+                    text=transcript.text,
                     cause=cause,
-                    error=error,
-                    transcript=transcript,
-                    tries=tries + 1,
+                    error=None if error is None else one_line(error),
+                    entries=entries,
+                    next_run_id=self.next_run_id(),
                 )
-                host.loop.call_later(delay_s, again, context=host.context)
-            elif problem is None:
+            )
+            done.add_done_callback(functools.partial(committed, tries), context=host.context)
+
+        def committed(tries: int, done: asyncio.Future[Committed]) -> None:
+            problem = done.exception()
+            if problem is not None and not isinstance(problem, StaleFence):
+                host.store_failed(claim.key, claim.lease.run_id, "commit", problem)
+                if not host.draining:
+                    delay_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
+                    host.loop.call_later(delay_s, commit, tries + 1, context=host.context)
+                    return
+            if problem is None:
                 host.committed(claim, status, done.result())
                 self._pass_on(claim, done.result())
             else:
-                self._release(claim.principal)
+                self.release(claim.principal)
+            if not ended.done():
+                ended.set_result(None)
 
-        done.add_done_callback(finished, context=host.context)
-        return done
+        commit(0)
+        return ended
 
     def next_run_id(self) -> str | None:
         """The id for a run that may follow on the same place, or None: others wait for it, or the host drains."""
@@ -172,7 +207,7 @@ class Dispatch:
         self._host.live.pop(run.run_id, None)
         self._host.run_ended()
         if committed is None:
-            self._release(claim.principal)
+            self.release(claim.principal)
         else:
             self._pass_on(claim, committed)
 
@@ -182,7 +217,7 @@ class Dispatch:
             return
         if committed.waiting:
             self.later(claim.lease.session, claim.principal, committed.not_before)
-        self._release(claim.principal)
+        self.release(claim.principal)
 
     # ── the line, and what is due later ──────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +228,7 @@ class Dispatch:
             self._arm()
         else:
             self.admission.line_up(principal, session)
-            self._admit_soon()
+            self._admit()
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -209,39 +244,49 @@ class Dispatch:
         while self._due and self._due[0][0] <= now:
             _, session, principal = heapq.heappop(self._due)
             self.admission.line_up(principal, session)
-        self._admit_soon()
+        self._admit()
         self._arm()
 
-    def _release(self, principal: str) -> None:
-        self.admission.release(principal)
-        self._admit_soon()
-
     def release(self, principal: str) -> None:
-        """Give back a place that was reserved and not used."""
-        self._release(principal)
+        """Give back a place. Who waits in line gets it before anybody else can ask for it."""
+        self.admission.release(principal)
+        self._admit()
+        if self._unused is not None and not self._unused.done() and not self.admission.statistics().running:
+            self._unused.set_result(None)
 
-    def _admit_soon(self) -> None:
-        if not self._admitting and self.admission.waiting and not self._host.draining:
-            self._admitting = True
-            self._host.loop.call_soon(self._admit, context=self._host.context)
+    async def unused(self) -> None:
+        """Wait until no place is taken: every claim that was on its way has its run, and every run has ended."""
+        while self.admission.statistics().running:
+            if self._unused is None or self._unused.done():
+                self._unused = self._host.loop.create_future()
+            await asyncio.shield(self._unused)
 
     def _admit(self) -> None:
-        self._admitting = False
         host = self._host
         while not host.draining and (admitted := self.admission.admit()) is not None:
             principal, session = admitted
             host.incidents.kept["P13"] += 1
-            done = host.store.claim(session, run_id=ids.run_id(), at=host.now())
-            done.add_done_callback(functools.partial(self._claimed, principal, session), context=host.context)
+            self._claim(principal, session, ids.run_id())
 
-    def _claimed(self, principal: str, session: int, done: asyncio.Future[Claim | NotReady]) -> None:
+    def _claim(self, principal: str, session: int, run_id: str, tries: int = 0) -> None:
+        """Start the session's next run; its place is reserved."""
+        done = self._host.store.claim(session, run_id=run_id, at=self._host.now())
+        claimed = functools.partial(self._claimed, principal, session, run_id, tries)
+        done.add_done_callback(claimed, context=self._host.context)
+
+    def _claimed(
+        self, principal: str, session: int, run_id: str, tries: int, done: asyncio.Future[Claim | NotReady]
+    ) -> None:
+        host = self._host
         error = done.exception()
         if error is not None:
-            self._host.store_failed(None, None, "claim", error)
-            self._release(principal)
-            if isinstance(error, StorageError):
-                retry = functools.partial(self.later, session, principal, 0.0)
-                self._host.loop.call_later(RETRY_S[-1], retry, context=self._host.context)
+            host.store_failed(None, run_id, "claim", error)
+            if isinstance(error, StorageError) and not host.draining:
+                # It may have been made all the same: asked again under the same id, the answer is the same run.
+                again = functools.partial(self._claim, principal, session, run_id, tries + 1)
+                host.loop.call_later(RETRY_S[min(tries, len(RETRY_S) - 1)], again, context=host.context)
+            else:
+                self.release(principal)
             return
         match done.result():
             case Claim() as claim:
@@ -249,7 +294,7 @@ class Dispatch:
             case NotReady(waiting=waiting, not_before=not_before, busy=busy):
                 if waiting and not busy and not_before:
                     self.later(session, principal, not_before)
-                self._release(principal)
+                self.release(principal)
 
     def close(self) -> None:
         """Start nothing any more."""

@@ -27,7 +27,7 @@ from holdfast.host.watch import LoopWatch
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Message, SessionView, Settlement, TreeNode
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
-from holdfast.runtime import Restorer, Scope, ThreadPool, detached, install
+from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.settings import Settings
 from holdfast.storage import open_store
 from holdfast.storage.port import Claim, Committed, Interrupt, Store
@@ -37,6 +37,9 @@ from holdfast.storage.port import Stopped as StopDone
 __all__ = ["Host"]
 
 T = TypeVar("T")
+
+STORE_S = 5.0
+"""How long a drain waits for the store to take the ends of runs, beyond the time of their stops."""
 
 RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
 """Kinds of interrupt that are durable, or deliberately not, before the run's scope sees them."""
@@ -92,10 +95,13 @@ class Host:
         self._adoption: Restorer
         self._pools: dict[str, ThreadPool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._all_ended: asyncio.Future[None] | None = None
+        self._ended = 0
+        self._cut: dict[ActiveRun, asyncio.Future[StopReceipt]] | None = None
         self._drain: asyncio.Task[DrainReport] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._patience: asyncio.Timeout | None = None
         self._watch: LoopWatch | None = None
-        self._closed = False
+        self._streams_closed = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -104,7 +110,11 @@ class Host:
 
         Raises:
             StoreLocked, StoreCorrupt, StoreReadOnly: see their hints.
+            StorageError: what was left cannot be read or written; nothing is open then.
+            ConfigurationError: it was started before.
         """
+        if self.started_at:
+            raise ConfigurationError("this host was started before", hint="a host is started once: make a new one")
         self.loop = asyncio.get_running_loop()
         with detached():
             self.context = contextvars.copy_context()
@@ -114,11 +124,16 @@ class Host:
         self.scope = Scope(
             "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
         ).open()
-        if self.settings.loop_block_s and not getattr(self.loop, "virtual", False):
-            self._watch = LoopWatch(self.loop, limit_s=self.settings.loop_block_s, report=self._loop_blocked)
-            self._watch.start()
-        self.recovered = await self.start_task(recover(self), "recovery")
-        self.upkeep.start()
+        try:
+            if self.settings.loop_block_s and not getattr(self.loop, "virtual", False):
+                self._watch = LoopWatch(self.loop, limit_s=self.settings.loop_block_s, report=self._loop_blocked)
+                self._watch.start()
+            self.recovered = await self.start_task(recover(self), "recovery")
+            self.upkeep.start()
+        except BaseException:
+            self._drain = self.start_task(self._draining(0.0), "drain")
+            await self.close()
+            raise
 
     async def __aenter__(self) -> Host:
         await self.start()
@@ -141,10 +156,35 @@ class Host:
         return await asyncio.shield(self._drain)
 
     async def close(self) -> None:
-        """Drain, end every stream and wait, and close the store. May be called twice."""
-        if self._closed:
+        """Drain, end every stream and wait, and close the store. Repeated: waits for the same.
+
+        A caller that is cancelled meanwhile has it done without delay, and is cancelled once it is done.
+        """
+        if not self.started_at:
             return
-        self._closed = True
+        if self._closing is None:
+            self._closing = self.start_task(self._close(), "close")
+        cancelled: asyncio.CancelledError | None = None
+        while not self._closing.done():
+            try:
+                await asyncio.shield(self._closing)
+            except asyncio.CancelledError as error:
+                if self._closing.cancelled() or self._is_around_caller():
+                    raise
+                cancelled = error
+                self._hasten()
+        if cancelled is not None:
+            raise cancelled
+        self._closing.result()
+
+    def _is_around_caller(self) -> bool:
+        """Whether a run of this host calls: nothing of it can wait for the end of everything."""
+        scope = current_scope()
+        while scope is not None and scope is not self.scope:
+            scope = scope.parent
+        return scope is self.scope
+
+    async def _close(self) -> None:
         try:
             await self.drain()
         finally:
@@ -160,7 +200,8 @@ class Host:
             await self.store.close()
 
     def close_streams(self) -> None:
-        """End all event streams, after what they have still to read."""
+        """End all event streams, after what they have still to read; new ones end at the end of their log."""
+        self._streams_closed = True
         for actor in self.actors.values():
             actor.log.close()
 
@@ -168,39 +209,53 @@ class Host:
         began = self.loop.time()
         self.draining = True
         self.dispatch.close()
-        at_first = len(self.live)
-        await self._until_all_ended(deadline_s)
-        left = list(self.live.values())
-        finished = at_first - len(left)
-        cause = Cause(kind="shutdown", reason="the host shuts down", origin=self.node_id, at=self.now())
-        parked = tuple(run.run_id for run in left if run.park())
-        stops: list[asyncio.Future[StopReceipt]] = [run.stop(cause) for run in left]
+        at_first = self._ended
+        await self._until_unused(deadline_s)
+        finished = self._ended - at_first
+        self._cut = {}
+        for run in list(self.live.values()):
+            self.run_started(run)
+        stops: list[asyncio.Future[StopReceipt]] = []
         for actor in list(self.actors.values()):
-            stops += [self.start_task(scope.stop(cause=cause), "stop background") for scope in actor.background]
-        receipts = [await stop for stop in stops]  # all began above; each is bounded by its grace
-        orphans = tuple(name for receipt in receipts for name in _left(receipt))
-        self.incidents.kept["P12"] += at_first
+            for scope in list(actor.background):
+                stops.append(self.start_task(scope.stop(cause=self._shutdown()), "stop background"))
+        await self._until_unused(self.settings.grace_s + self.settings.kill_after_s + STORE_S)
+        unwritten = tuple(f"the end of run {run_id}, which the store did not take" for run_id in self.live)
+        for run in list(self.live.values()):
+            run.abandon()
+        receipts = [await stop for stop in (*self._cut.values(), *stops)]  # each is bounded by its grace
+        orphans = (*(name for receipt in receipts for name in _left(receipt)), *unwritten)
+        parked = tuple(run.run_id for run in self._cut if run.parked)
+        interrupted = tuple(run.run_id for run in self._cut if not run.parked)
+        self._cut.clear()
+        self.incidents.kept["P12"] += finished + len(parked) + len(interrupted)
         self.incidents.broken["P12"] += len(orphans)
         return DrainReport(
             finished=finished,
             parked=parked,
-            interrupted=tuple(run.run_id for run in left if run.run_id not in parked),
+            interrupted=interrupted,
             waiting=self.dispatch.admission.waiting,
             orphans=orphans,
             elapsed_s=self.loop.time() - began,
         )
 
-    async def _until_all_ended(self, deadline_s: float) -> None:
-        if not self.live:
-            return
-        self._all_ended = self.loop.create_future()
+    async def _until_unused(self, deadline_s: float) -> None:
+        """Wait until every run has ended, those included that a send or claim on its way is about to start."""
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._all_ended
+            async with asyncio.timeout(deadline_s) as self._patience:
+                await self.dispatch.unused()
         except TimeoutError:
-            return  # the drain goes on with what is left
+            pass  # the drain goes on with what is left
         finally:
-            self._all_ended = None
+            self._patience = None
+
+    def _hasten(self) -> None:
+        """Somebody who waits for the end was cancelled: the drain's deadline is now."""
+        if self._cut is None and self._patience is not None:
+            self._patience.reschedule(self.loop.time())
+
+    def _shutdown(self) -> Cause:
+        return Cause(kind="shutdown", reason="the host shuts down", origin=self.node_id, at=self.now())
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -273,6 +328,8 @@ class Host:
             actor = SessionActor(session=session, number=number, principal=principal, key=key, seq=seq)
             self.actors[session] = actor
             self.upkeep.follow(actor)
+            if self._streams_closed:
+                actor.log.close()
         return actor
 
     def threads(self, principal: str) -> ThreadPool:
@@ -286,6 +343,14 @@ class Host:
             )
         return pool
 
+    def forget_threads(self) -> None:
+        """Let go of the threads of principals of whom nothing is in memory; abandoned ones stay counted."""
+        if len(self._pools) > len(self.live):
+            here = {actor.principal for actor in self.actors.values()}
+            for principal in [name for name in self._pools if name not in here]:
+                if not self._pools[principal].statistics().abandoned:
+                    self._pools.pop(principal).close()
+
     def committed(self, claim: Claim, status: str, committed: Committed) -> None:
         """A run's end is durable: show it, and wake who waits for it."""
         kept = self.incidents.kept
@@ -298,10 +363,15 @@ class Host:
             actor.publish(committed.events)
         self.settlements.settle(committed.settled)
 
+    def run_started(self, run: ActiveRun) -> None:
+        """A run is live. Where the time of a drain is over it is parked or stopped at once."""
+        if self._cut is not None:
+            run.park()
+            self._cut[run] = run.stop(self._shutdown())
+
     def run_ended(self) -> None:
         """A run is no longer live."""
-        if not self.live and self._all_ended is not None and not self._all_ended.done():
-            self._all_ended.set_result(None)
+        self._ended += 1
 
     def run_triggered(self, run: ActiveRun, cause: Cause) -> None:
         """A run is being interrupted: make it durable where it did not come that way."""
@@ -396,9 +466,16 @@ class Host:
             background: stop the session's background work too.
         """
         stops: list[asyncio.Future[StopReceipt]] = []
+        acted: asyncio.Future[None] = self.loop.create_future()
 
         def decided(done: asyncio.Future[Any]) -> None:
             """In the callback, so that nothing comes between the record and the act."""
+            try:
+                act(done)
+            finally:
+                acted.set_result(None)
+
+        def act(done: asyncio.Future[Any]) -> None:
             error = done.exception()
             if isinstance(error, StorageError):  # a full disk must not keep a run going
                 stops.extend(
@@ -418,15 +495,16 @@ class Host:
             if background:
                 stops.extend(
                     self.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
-                    for scope in actor.background
+                    for scope in list(actor.background)
                 )
 
         done.add_done_callback(decided, context=self.context)
 
         async def carry_out() -> tuple[StopReceipt, tuple[Message, ...]]:
             withdrawn: tuple[Message, ...] = ()
+            await acted  # not `done`: whoever looks between its result and its callbacks finds no stop yet
             try:
-                result: InterruptDone | StopDone = await done
+                result: InterruptDone | StopDone = done.result()
             except StorageError:
                 if not stops:
                     raise
@@ -450,16 +528,22 @@ class Host:
             raise Draining("this host is shutting down and starts no background work")
         scope = Scope(name, parent=self.scope, threads=self.threads(actor.principal), owner=actor.principal)
 
+        def told(text: str) -> None:
+            self.incidents.report(Incident(at=self.now(), kind="background", text=text, session=actor.key))
+
         async def report() -> None:
             try:
                 outcome = await work()
+                text = None if outcome is None else f"[{name}] {outcome}"
             except Exception as error:
-                self.incidents.report(
-                    Incident(at=self.now(), kind="background", text=f"{name}: {one_line(error)}", session=actor.key)
-                )
-                outcome = f"failed: {one_line(error)}"
-            if outcome is not None:
-                await self.session(actor.key, principal=actor.principal).send(f"[{name}] {outcome}")
+                told(f"{name}: {one_line(error)}")
+                text = f"[{name}] failed: {one_line(error)}"
+            if text is None or scope.interrupt.triggered:
+                return  # what was stopped has nothing more to say
+            try:
+                await self.session(actor.key, principal=actor.principal).send(text)
+            except HoldfastError as error:
+                told(f"what {name} came to could not be sent to its session: {one_line(error)}")
 
         def begin() -> None:
             scope.open()
@@ -471,7 +555,7 @@ class Host:
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task of the host's own: outside every run, and held until it is done."""
-        task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.context)
+        task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

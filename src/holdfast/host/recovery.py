@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import functools
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from holdfast.agents.journal import Journal
-from holdfast.errors import UnknownAgent
+from holdfast.errors import StaleFence, StorageError, UnknownAgent
+from holdfast.host.active import RETRY_S
 from holdfast.host.statistics import Incident, Recovery
 from holdfast.protocol.events import Event, decode_event
 from holdfast.protocol.stopping import Cause
 from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from holdfast.host.host import Host
-    from holdfast.storage.port import Claim
+    from holdfast.protocol.events import Stored
+    from holdfast.storage.port import Appended, Claim, Lease
 
 __all__ = ["recover"]
+
+T = TypeVar("T")
 
 READY_LIMIT = 100_000
 """Sessions with waiting messages that a start takes up; the longest waiting come first."""
@@ -27,21 +35,34 @@ async def recover(host: Host) -> Recovery:
     """Rescue every run that another epoch left behind, and line up every session that has messages waiting."""
     restarted: list[str] = []
     interrupted: list[str] = []
-    for claim in await host.store.rescue(at=host.now()):
+    starts: list[tuple[Claim, Sequence[Stored], Journal]] = []
+    ends: list[asyncio.Future[None]] = []
+    for claim in await _patiently(host, "rescue", lambda: host.store.rescue(at=host.now())):
+        lease = claim.lease
         host.dispatch.admission.occupy(claim.principal)
         host.incidents.kept["P11"] += 1
-        stored = await host.store.run_events(claim.lease.session, claim.lease.run_id)
-        events = [decode_event(event) for event in stored]
+        stored = await _patiently(host, "read", functools.partial(host.store.run_events, lease.session, lease.run_id))
+        try:
+            events = [decode_event(event) for event in stored]
+        except msgspec.MsgspecError as error:
+            ends.append(_end(host, claim, (), f"its log cannot be read: {error}"))
+            interrupted.append(lease.run_id)
+            continue
         journal = Journal(events)
         obstacle = _obstacle(host, claim, journal)
         if obstacle is None:
-            appended = await host.store.restart(claim.lease, at=host.now())
-            host.dispatch.start(claim, published=appended.events, journal=journal)
-            restarted.append(claim.lease.run_id)
+            appended = await _patiently(host, "restart", functools.partial(_restart, host, lease))
+            starts.append((claim, appended.events, journal))
+            restarted.append(lease.run_id)
         else:
-            await _end(host, claim, events, obstacle)
-            interrupted.append(claim.lease.run_id)
-    ready = await host.store.ready(limit=READY_LIMIT)
+            ends.append(_end(host, claim, events, obstacle))
+            interrupted.append(lease.run_id)
+    ready = await _patiently(host, "read", lambda: host.store.ready(limit=READY_LIMIT))
+    if ends:
+        await asyncio.wait(ends, timeout=sum(RETRY_S))  # what the store cannot take by then is tried on
+    # All at once, and after the others: whatever these runs do to another session meets its run, or its end.
+    for claim, written, journal in starts:
+        host.dispatch.start(claim, published=written, journal=journal)
     for session in ready:
         host.dispatch.later(session.session, session.principal, session.not_before)
     return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
@@ -74,11 +95,28 @@ def _obstacle(host: Host, claim: Claim, journal: Journal) -> str | None:
     return None
 
 
-async def _end(host: Host, claim: Claim, events: Sequence[Event], obstacle: str) -> None:
+async def _restart(host: Host, lease: Lease) -> Appended:
+    return await host.store.restart(lease, at=host.now())
+
+
+async def _patiently(host: Host, what: str, verb: Callable[[], Awaitable[T]]) -> T:
+    """What the store answers; an error is borne for some seconds."""
+    for delay_s in RETRY_S:
+        try:
+            return await verb()
+        except StaleFence:
+            raise
+        except StorageError as error:
+            host.store_failed(None, None, what, error)
+            await asyncio.sleep(delay_s)
+    return await verb()
+
+
+def _end(host: Host, claim: Claim, events: Sequence[Event], obstacle: str) -> asyncio.Future[None]:
     transcript = RunTranscript(claim.lease.run_id, claim.messages)
     for event in events:
         transcript.feed(event)
     cause = claim.interrupt or Cause(
         kind="crash", reason=f"the host ended during the run, and {obstacle}", origin=host.node_id, at=host.now()
     )
-    await host.dispatch.finish_unstarted(claim, "interrupted", cause=cause, transcript=transcript)
+    return host.dispatch.finish_unstarted(claim, "interrupted", cause=cause, transcript=transcript)

@@ -32,6 +32,7 @@ from holdfast.protocol.messages import (
     SessionView,
     Settlement,
     TreeNode,
+    check_seconds,
     check_text,
 )
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
@@ -97,6 +98,7 @@ class Session:
         if "\0" in content or "\0" in (idempotency_key or ""):
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the content and the key")
         check_text(content + (idempotency_key or ""))
+        check_seconds(quiet_s=quiet_s, max_wait_s=max_wait_s)
         body_hash = b""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:
@@ -109,31 +111,25 @@ class Session:
             raise Draining("this host is shutting down and takes no new messages")
         settings = host.settings
         reserved = host.dispatch.admission.reserve(self.principal)
-        try:
-            done = host.store.send(
-                Send(
-                    principal=self.principal,
-                    key=self.key,
-                    agent=agent,
-                    default_agent=host.default_agent,
-                    message_id=message_id,
-                    content=content,
-                    policy=policy,
-                    at=host.now(),
-                    idempotency_key=idempotency_key,
-                    body_hash=body_hash,
-                    run_id=ids.run_id() if reserved else None,
-                    quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
-                    max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
-                    mailbox_limit=settings.mailbox_limit,
-                    session_limit=settings.principal_sessions,
-                )
-            )
-        except BaseException:
-            if reserved:
-                host.dispatch.release(self.principal)
-            raise
-        done.add_done_callback(lambda done: host.dispatch.sent(self.principal, reserved, done), context=host.context)
+        request = Send(
+            principal=self.principal,
+            key=self.key,
+            agent=agent,
+            default_agent=host.default_agent,
+            message_id=message_id,
+            content=content,
+            policy=policy,
+            at=host.now(),
+            idempotency_key=idempotency_key,
+            body_hash=body_hash,
+            run_id=ids.run_id() if reserved else None,
+            quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
+            max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
+            mailbox_limit=settings.mailbox_limit,
+            session_limit=settings.principal_sessions,
+        )
+        done = host.store.send(request)
+        done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
         result = await asyncio.shield(done)
         return Receipt(
             session=self.key,
@@ -246,6 +242,7 @@ class Session:
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
         """See `SessionLike.interrupt`."""
+        _check_stop(reason, grace_s)
         cause = Cause(kind="user", reason=reason, origin=self.key, at=self._host.now())
         done = self._host.store.interrupt(
             Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
@@ -256,6 +253,7 @@ class Session:
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
         """See `SessionLike.stop`."""
+        _check_stop(reason, grace_s)
         cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._host.now())
         done = self._host.store.stop_session(
             Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at)
@@ -338,3 +336,10 @@ class Session:
 
     async def _row(self) -> int:
         return (await self._found())[0]
+
+
+def _check_stop(reason: str, grace_s: float | None) -> None:
+    if not isinstance(reason, str):
+        raise InvalidRequest("the reason of a stop is text (str)")
+    check_text(reason)
+    check_seconds(grace_s=grace_s)

@@ -16,12 +16,15 @@ class Settlements:
 
     def __init__(self) -> None:
         self._expected: dict[str, list[asyncio.Future[Settlement]]] = {}
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._expected)
 
     def expect(self, message_id: str) -> asyncio.Future[Settlement]:
-        """A future for the message's settlement; give it to `forget` when the wait ends."""
+        """A future for the message's settlement; give it to `forget` when the wait ends. Raises `Draining`."""
+        if self._closed:
+            raise Draining("the host closes and waits for nothing any more; the message is not lost")
         future: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
         self._expected.setdefault(message_id, []).append(future)
         return future
@@ -43,6 +46,7 @@ class Settlements:
 
     def close(self) -> None:
         """The host closes: what is not settled now is settled after the next start."""
+        self._closed = True
         for waiting in self._expected.values():
             for future in waiting:
                 if not future.done():

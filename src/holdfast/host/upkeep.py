@@ -59,6 +59,7 @@ class Upkeep:
                 self.follow(actor)
         if len(host.actors) < at_first / 2:
             host.actors = dict(host.actors)  # a dict that was large keeps its table
+        host.forget_threads()
 
     def _evict(self) -> None:
         idle_for_s = self._host.settings.evict_after_s

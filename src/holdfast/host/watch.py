@@ -51,8 +51,7 @@ class LoopWatch:
                 self._loop.call_soon_threadsafe(self._answer, asked)
             except RuntimeError:
                 return  # the loop is closed
-            self._end.wait_blocking(self._limit_s)
-            if self._answered < asked:
+            if self._end.wait_blocking(self._limit_s) is None and self._answered < asked:
                 self._report(self._limit_s, self._stack())
             while self._answered < asked and self._end.wait_blocking(self._limit_s) is None:
                 pass

@@ -5,6 +5,7 @@ All are frozen values that encode to JSON as they are; HTTP, CLI and Python shar
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -27,6 +28,7 @@ __all__ = [
     "Settlement",
     "TreeNode",
     "Usage",
+    "check_seconds",
     "check_text",
 ]
 
@@ -46,6 +48,13 @@ def check_text(text: str) -> None:
             f"the text has a lone surrogate at character {error.start}, which UTF-8 cannot hold",
             hint="decode the bytes it came from with errors='replace'",
         ) from None
+
+
+def check_seconds(**times: object) -> None:
+    """Raise `InvalidRequest` for a time that is not a finite number of at least 0; None stands for a default."""
+    for name, value in times.items():
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise InvalidRequest(f"{name} is {value!r}; it is a number of seconds, 0 or more")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -30,7 +30,7 @@ class RunTranscript:
         messages: what the run took; they come first.
     """
 
-    __slots__ = ("_called", "_entries", "_messages", "_open", "_parts", "_run_id", "_text", "size")
+    __slots__ = ("_called", "_entries", "_interrupted", "_messages", "_open", "_parts", "_run_id", "_text", "size")
 
     def __init__(self, run_id: str, messages: Iterable[Message]) -> None:
         self._run_id = run_id
@@ -40,6 +40,7 @@ class RunTranscript:
         self._text: list[str] = []
         self._open: dict[str, str] = {}
         self._called: set[str] = set()
+        self._interrupted: dict[str, str] = {}
         self.size = 0
         """Characters of text so far."""
 
@@ -62,6 +63,8 @@ class RunTranscript:
                 )
             case ToolFinished(call_id=call_id, status=status, result=result, error=error) if call_id in self._open:
                 content = _json(result) if status == "ok" else error or INTERRUPTED_RESULT
+                if status == "interrupted":
+                    self._interrupted[call_id] = self._open[call_id]
                 self._result(call_id, content)
             case RunRestarted():
                 self._restart()
@@ -69,11 +72,17 @@ class RunTranscript:
                 pass
 
     def _restart(self) -> None:
-        """A new attempt says everything again, but does not make its calls again."""
+        """A new attempt says everything again, and makes again only the calls that were interrupted."""
         self._parts.clear()
         self._text.clear()
         self.size = 0
-        self._entries = [entry for entry in self._entries if entry.role != "assistant"]
+        self._entries = [
+            entry
+            for entry in self._entries
+            if entry.role != "assistant" and not (entry.role == "tool_result" and entry.call_id in self._interrupted)
+        ]
+        self._open.update(self._interrupted)
+        self._interrupted.clear()
 
     @property
     def text(self) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.errors import Interrupted, ScopeClosed, told
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime.interrupt import Interrupt, Registration
 from holdfast.runtime.members import Handle, Member, unowned, wake
@@ -189,7 +189,7 @@ class Membership:
         """A member or the body raised."""
         if not any(known is error for known in self.errors):  # the body awaited the member that raised
             self.errors.append(error)
-        if self.interrupt.trigger(f"{name} failed: {type(error).__name__}: {error}", kind="stop"):
+        if self.interrupt.trigger(f"{name} failed: {told(error)}", kind="stop"):
             self._failed = True
 
     def _failure(self) -> BaseException | None:
