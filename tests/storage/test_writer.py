@@ -219,6 +219,19 @@ def test_the_loop_makes_way_again_and_again_while_a_batch_is_in_flight_and_then_
     run(scenario)
 
 
+def test_the_thread_never_gives_back_what_the_loop_holds_while_it_makes_way():
+    async def scenario(connection, subject):
+        connection.gate.clear()
+        write = subject.submit("w", lambda tables: 1)
+        await until(connection.committing.is_set)
+        assert subject._preparing.acquire(timeout=5)
+        connection.gate.set()
+        await write
+        subject._preparing.release()
+
+    run(scenario)
+
+
 def test_an_open_that_fails_leaves_no_thread():
     async def main():
         connection = FakeConnection()

@@ -40,7 +40,8 @@ _BUFFER_LIMIT: Final = 65_536
 _PATIENCE_S: Final = 0.001
 _WAY_S: Final = 0.002
 _NAP_S: Final = 20e-6
-_PAUSE_S: Final = 0.0005
+_PAUSE_S: Final = 0.001
+"""No time here is below a millisecond: loops round such a time to nothing, and would turn all the while."""
 
 
 class Write(NamedTuple):
@@ -107,6 +108,7 @@ class Writer:
         self._sent_at = 0.0
         self._watching = False
         self._preparing = threading.Lock()  # taken by the loop with each batch, released by the thread before the sync
+        self._unprepared = False  # whether the thread has still to release it; the loop holds it for a moment too
         self._scheduled = False
         self._closing = False
         self._drained: asyncio.Future[None] | None = None
@@ -127,15 +129,17 @@ class Writer:
     def submit(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
         """Give a write to the thread; cancelling the future does not undo it.
 
-        The future's error is the verb's refusal, or what `Connection.translate` makes of an error of the database.
-        Raises `StorageError` at once if the store is closed or too many writes wait.
+        The future's error is the verb's refusal, what `Connection.translate` makes of an error of the database, or a
+        `StorageError` if the store is closed or too many writes wait. Nothing is raised here: callbacks write too.
         """
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         loop = self._loop
         if loop is None or self._closing:
-            raise StorageError("the store is closed")
+            future.set_exception(StorageError("the store is closed"))
+            return future
         if len(self._buffer) >= _BUFFER_LIMIT:
-            raise StorageError(f"{_BUFFER_LIMIT} writes wait for the disk", hint="send again later")
-        future: asyncio.Future[_T] = loop.create_future()
+            future.set_exception(StorageError(f"{_BUFFER_LIMIT} writes wait for the disk", hint="send again later"))
+            return future
         self._buffer.append(Write(verb, action, future))
         if not self._in_flight and not self._scheduled:
             # At the end of this turn of the loop, so that what other tasks write in the same turn goes along.
@@ -172,6 +176,7 @@ class Writer:
         assert self._loop is not None
         self._sent_at = self._loop.time()
         self._preparing.acquire()  # free, because no batch is in flight
+        self._unprepared = True
         self._batches.put(batch)
         if not self._watching:
             self._watching = True
@@ -184,9 +189,8 @@ class Writer:
         if not self._in_flight:
             self._watching = False
             return
-        early_s = self._sent_at + _PATIENCE_S - loop.time()
-        if early_s > 0:
-            loop.call_later(early_s, self._make_way)
+        if loop.time() < self._sent_at + _PATIENCE_S:
+            loop.call_later(_PATIENCE_S, self._make_way)
             return
         self.made_way += 1
         if self._preparing.acquire(timeout=_WAY_S):
@@ -232,7 +236,8 @@ class Writer:
                 break
 
     def _prepared(self) -> None:
-        if self._preparing.locked():
+        if self._unprepared:
+            self._unprepared = False
             self._preparing.release()
 
     def _write(self, tables: SqlTables, batch: list[Write]) -> list[_Outcome]:
