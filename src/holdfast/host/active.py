@@ -160,9 +160,13 @@ class ActiveRun:
         """Interrupt the run; the future gets the receipt once the slot is free."""
         future: asyncio.Future[StopReceipt] = self._host.loop.create_future()
         self._receipts.append(future)
+        self.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
+        return future
+
+    def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
+        """Begin what `stop` does. A run that is at its commit, or that never began, ends as it is."""
         if not self._committing:
             self.scope.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
-        return future
 
     def park(self) -> None:
         """Let the coming stop leave the run unended, if the next start can go on with it; then it is ``parked``."""
@@ -194,7 +198,8 @@ class ActiveRun:
             self._end(receipt)
         elif scope.ended_by == "failure":
             self._commit("failed", error=scope.errors[0])
-        elif error is None and (scope.ended_by == "members" or self._finished_first):
+        elif error is None and (receipt is None or scope.ended_by == "members" or self._finished_first):
+            # Without a receipt nothing was stopped: the interrupt came after the scope had closed by itself.
             self._commit("completed", receipt=receipt)
         elif cause is None or scope.ended_by == "members":  # it raised a cancellation of its own making
             self._commit("failed", error=error)

@@ -67,7 +67,7 @@ class Dispatch:
         elif result.interrupt is not None:
             actor = host.actors.get(result.session)
             if actor is not None and actor.active is not None and actor.active.run_id == result.interrupt:
-                actor.active.scope.request_stop(self._newer(request))
+                actor.active.request_stop(self._newer(request))
         elif result.run_id is None and result.disposition != "duplicate":
             self.later(result.session, principal, result.not_before)
 
@@ -102,7 +102,7 @@ class Dispatch:
             return
         run = host.live.get(view.run_id or "")
         if run is not None and view.state == "stopping":
-            run.scope.request_stop(self._newer(request))
+            run.request_stop(self._newer(request))
         elif view.run_id is None and view.waiting:
             self.later(number, request.principal, 0.0)
 
@@ -140,7 +140,7 @@ class Dispatch:
         host.incidents.counts["runs_started"] += 1
         run.start()
         if claim.interrupt is not None:
-            run.scope.request_stop(claim.interrupt)
+            run.request_stop(claim.interrupt)
         host.run_started(run)
 
     def finish_unstarted(
