@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import marshal
 import os
@@ -161,6 +162,7 @@ class ProcessHost:
         self._trees: dict[int, ReaperTree] = {}
         self._poll: select.epoll | None = None
         self._live: set[Held] = set()
+        self._endings: set[asyncio.Task[TreeResult]] = set()
         self._watched: dict[int, Callable[[], object]] = {}
         self._tick: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
@@ -403,9 +405,18 @@ class ProcessHost:
                 process = Process(tree, pid_or_error(started, argv, cwd))
                 await process._connect(descriptors)
             except BaseException:
-                await asyncio.shield(end_tree(tree, 0.0, KILL_BOUND_S))
+                await asyncio.shield(self._ending(tree))
                 raise
         return process
+
+    def _ending(self, tree: Held) -> asyncio.Task[TreeResult]:
+        """Kill a tree whatever becomes of the caller: in no scope, as one that has ended cancels what begins in it."""
+        ending = asyncio.get_running_loop().create_task(
+            end_tree(tree, 0.0, KILL_BOUND_S), name=f"kill {tree.name}", context=contextvars.Context()
+        )
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard, context=contextvars.Context())
+        return ending
 
     def spawn_blocking(
         self,
