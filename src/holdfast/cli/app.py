@@ -273,7 +273,7 @@ def storm(
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="Storm this server instead of an embedded host.")] = None,
     key: Key = None,
-    say: Annotated[str, typer.Option("--say", help="With --url: what begins each message to its agent.")] = "stream 3",
+    say: Annotated[str, typer.Option("--say", help="With --url: what begins each message to its agent.")] = "stream 10",
     seed: Annotated[int | None, typer.Option("--seed", help="Of all choices; a new one by default.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Actions per second over all sessions.", min=0.1)] = None,
     history: Annotated[str | None, typer.Option("--history", help="Keep the history in this file.")] = None,

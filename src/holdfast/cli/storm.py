@@ -46,7 +46,7 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     kill_every_s: float | None = None
     url: str | None = None
     key: str | None = None
-    say: str = "stream 3"
+    say: str = "stream 10"
     seed: int | None = None
     rate: float | None = None
     history: str | None = None

@@ -119,6 +119,7 @@ async def embedded_storm(
             access.up.set()
             await _watch(load, hosts, recorder, storm, 1.0, progress)
             await load.stop()
+            await load.complete()
             progress("coming to rest")
             await load.rest()
             await note_processes(recorder, storm)

@@ -118,6 +118,7 @@ class _KillStorm:
         await self.start()
         await self.watch(0.5)
         await self.load.stop()
+        await self.load.complete()
         progress("coming to rest")
         await self.load.rest()
         await note_processes(self.recorder, self.storm)

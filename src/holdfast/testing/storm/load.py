@@ -6,21 +6,16 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from typing import Any
 
 from holdfast.errors import Draining, HoldfastError, ServerUnreachable, StorageError
-from holdfast.protocol.events import Event, Gap
-from holdfast.protocol.interface import SessionLike
 from holdfast.protocol.messages import Policy
 from holdfast.testing.history import (
-    AccessTried,
     Limits,
     Lost,
     Refused,
     SendAcknowledged,
     SendAttempted,
-    SessionsListed,
     StopAnswered,
     StopRequested,
     WithdrawAnswered,
@@ -29,6 +24,7 @@ from holdfast.testing.history import (
 from holdfast.testing.storm.access import Access
 from holdfast.testing.storm.agent import PLAIN, REPLAYABLE
 from holdfast.testing.storm.plan import Piece, Plan, encode_plan, make_plan, until_told
+from holdfast.testing.storm.prying import pry
 from holdfast.testing.storm.readers import StormReader
 from holdfast.testing.storm.reading import Reading
 from holdfast.testing.storm.recorder import Recorder
@@ -41,6 +37,7 @@ _QUIET_S = 0.05
 _MOST_WAIT_S = 0.5
 _RESENDS = 50
 _OUTAGE_S = 0.3
+_COMPLETED = 8
 
 
 class Load:
@@ -120,6 +117,20 @@ class Load:
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
+
+    async def complete(self) -> None:
+        """What a short load leaves to luck, once in each of some sessions, side by side. After `stop`."""
+        await asyncio.gather(*(self._complete(session) for session in self.sessions[:_COMPLETED]))
+
+    async def _complete(self, session: StormSession) -> None:
+        await self._double_text(session)
+        await self._repeat(session)
+        await self._cut_short(session)
+        await self._read(session)
+        await self._settlement(session)
+        for principal in self.access.principals:
+            if principal != session.principal:
+                await pry(self.access, self.recorder, session, principal)
 
     async def rest(self) -> None:
         """Wait until every session is at rest; see `Reading.rest`."""
@@ -418,49 +429,8 @@ class Load:
 
     async def _pry(self, session: StormSession) -> None:
         """Another principal tries to reach the session; its owner does too."""
-        chance = session.chance
-        principal = chance.choice(self.access.principals)
-        handle = self.access.session(principal, session.key)
-        verbs: dict[str, Callable[[], Awaitable[object]]] = {
-            "info": handle.info,
-            "transcript": handle.transcript,
-            "mailbox": handle.mailbox,
-            "runs": handle.runs,
-            "tree": handle.tree,
-            "events": lambda: _first_event(handle),
-        }
-        if principal != session.principal:
-            verbs["interrupt"] = lambda: handle.interrupt(f"{principal} pries")
-            verbs["stop"] = lambda: handle.stop(f"{principal} pries")
-            verbs["delete"] = handle.delete
-            if session.sent:
-                verbs["withdraw"] = lambda: handle.withdraw(session.sent[-1].message_id or "")
-                verbs["message"] = lambda: handle.message(session.sent[-1].message_id or "")
-        verb = chance.choice(sorted(verbs))
+        principal = session.chance.choice(self.access.principals)
         try:
-            await verbs[verb]()
+            await pry(self.access, self.recorder, session, principal)
         except (ServerUnreachable, StorageError):
             await self._outage()
-            return
-        except HoldfastError as error:
-            answer = error.code
-        else:
-            answer = "ok"
-        if answer in ("draining", "unavailable", "rate_limited"):
-            return
-        self.recorder.note(
-            AccessTried, principal=principal, owner=session.principal, session=session.key, verb=verb, answer=answer
-        )
-        if chance.random() < 0.2:
-            try:
-                seen = await self.access.sessions(principal)
-            except HoldfastError:
-                return
-            self.recorder.note(
-                SessionsListed, principal=principal, seen=tuple((view.principal, view.key) for view in seen)
-            )
-
-
-async def _first_event(handle: SessionLike) -> Event | Gap:
-    async with aclosing(handle.events()) as events:  # type: ignore[type-var]
-        return await anext(events)

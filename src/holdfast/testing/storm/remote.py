@@ -77,6 +77,7 @@ async def remote_storm(
                 if load.broken is not None:
                     raise load.broken
             await load.stop()
+            await load.complete()
             progress("coming to rest")
             await load.rest()
             progress("reading everything back")

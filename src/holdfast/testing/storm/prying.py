@@ -1,0 +1,62 @@
+"""Principals that try to reach each other's sessions, and owners that reach their own."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from holdfast.errors import Draining, HoldfastError, RateLimited, ServerUnreachable, StorageError
+from holdfast.protocol.events import Event, Gap
+from holdfast.protocol.interface import SessionLike
+from holdfast.testing.history import AccessTried, SessionsListed
+from holdfast.testing.storm.access import Access
+from holdfast.testing.storm.recorder import Recorder
+from holdfast.testing.storm.session import StormSession
+
+__all__ = ["pry"]
+
+
+async def pry(access: Access, recorder: Recorder, session: StormSession, principal: str) -> None:
+    """`principal` tries something on the session, by lot, and lists its own; what it is told is noted.
+
+    Raises:
+        ServerUnreachable, StorageError: there was no host to answer.
+    """
+    handle = access.session(principal, session.key)
+    verbs: dict[str, Callable[[], Awaitable[object]]] = {
+        "info": handle.info,
+        "transcript": handle.transcript,
+        "mailbox": handle.mailbox,
+        "runs": handle.runs,
+        "tree": handle.tree,
+        "events": lambda: _first_event(handle),
+    }
+    if principal != session.principal:
+        verbs["interrupt"] = lambda: handle.interrupt(f"{principal} pries")
+        verbs["stop"] = lambda: handle.stop(f"{principal} pries")
+        verbs["delete"] = handle.delete
+        if session.sent:
+            verbs["withdraw"] = lambda: handle.withdraw(session.sent[-1].message_id or "")
+            verbs["message"] = lambda: handle.message(session.sent[-1].message_id or "")
+    verb = session.chance.choice(sorted(verbs))
+    try:
+        await verbs[verb]()
+    except (ServerUnreachable, StorageError):
+        raise
+    except (Draining, RateLimited):
+        return
+    except HoldfastError as error:
+        answer = error.code
+    else:
+        answer = "ok"
+    recorder.note(
+        AccessTried, principal=principal, owner=session.principal, session=session.key, verb=verb, answer=answer
+    )
+    if session.chance.random() < 0.2:
+        seen = await access.sessions(principal)
+        recorder.note(SessionsListed, principal=principal, seen=tuple((view.principal, view.key) for view in seen))
+
+
+async def _first_event(handle: SessionLike) -> Event | Gap:
+    async with aclosing(handle.events()) as events:  # type: ignore[type-var]
+        return await anext(events)
