@@ -21,12 +21,12 @@ from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime import adoption_processes
-from holdfast.runtime.adoption_threads import call_name, watch_threads
+from holdfast.runtime.adoption_threads import call_name, starting_scope, watch_threads
 from holdfast.runtime.enclosure import current_place, inside
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.owned_threads import ThreadHandle
-from holdfast.runtime.scope import current_scope
+from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.threads import ThreadPool, shared_threads
 
 __all__ = ["PoolExecutor", "Restorer", "TaskAdopter", "install"]
@@ -224,12 +224,27 @@ _watching = 0
 _process_adoption: adoption_processes.Restorer | None = None
 
 
+def _scope_for_program() -> Scope | None:
+    """Whose a program is that is started here.
+
+    Raises:
+        ScopeClosed: the scope has ended. A pool that replaces its killed processes would do so for ever.
+    """
+    scope = starting_scope()
+    if scope is not None and scope.closed:
+        raise ScopeClosed(
+            f"scope {scope.name!r} is closed and starts no program",
+            hint="start what is shared between scopes inside 'with detached():'",
+        )
+    return scope
+
+
 def _watch_processes(step: int) -> None:
     """Programs are adopted process-wide, while any loop is."""
     global _watching, _process_adoption
     _watching += step
     if _watching and _process_adoption is None:
-        _process_adoption = adoption_processes.install(current_scope)
+        _process_adoption = adoption_processes.install(_scope_for_program)
     elif not _watching and _process_adoption is not None:
         _process_adoption.restore()
         _process_adoption = None

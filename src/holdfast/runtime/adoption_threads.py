@@ -6,6 +6,8 @@ Invariants
   error stay with foreign code. One that no thread has begun is cancelled when the scope stops.
 - A thread of such a pool is nobody's: only its calls count. Any other ``threading.Thread`` started inside a scope is
   recorded, and reported as unowned while it lives.
+- What such a call or thread starts in its turn, be it a thread, a call or a program, belongs to the same scope, though
+  no context says so; see `starting_scope`.
 - Outside of scopes everything runs as before, for the price of one look at a context variable.
 """
 
@@ -14,16 +16,19 @@ from __future__ import annotations
 import concurrent.futures
 import concurrent.futures.thread
 import contextlib
+import contextvars
 import functools
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.protocol.stopping import Abandoned
 from holdfast.runtime.interrupt import Interrupt
+from holdfast.runtime.enclosure import current_place
 from holdfast.runtime.members import Handle, Member, MemberKind
 from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.threads import thread_stack
@@ -31,7 +36,7 @@ from holdfast.runtime.threads import thread_stack
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["ForeignCall", "call_name", "watch_threads"]
+__all__ = ["ForeignCall", "call_name", "starting_scope", "watch_threads"]
 
 # The runtime's own, and those in which asyncio waits for programs, which end with them.
 _OURS = ("holdfast-", "asyncio-waitpid-")
@@ -61,11 +66,17 @@ class ForeignCall(Handle[None]):
 
     def run(self, fn: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Run the call, on its thread."""
-        self.thread = threading.current_thread()
+        self.thread = thread = threading.current_thread()
+        before = _homes.get(thread)
+        _homes[thread] = cast(Scope, self.scope)
         try:
             return fn(*values, **options)
         finally:
             self.thread = None
+            if before is None:
+                del _homes[thread]
+            else:
+                _homes[thread] = before
 
     def end(self, _: object = None) -> None:
         """The call has ended, or will never begin. From any thread."""
@@ -113,6 +124,18 @@ def call_name(fn: Callable[..., object]) -> str:
     return str(getattr(fn, "__qualname__", type(fn).__name__))
 
 
+_homes: weakref.WeakKeyDictionary[threading.Thread, Scope] = weakref.WeakKeyDictionary()
+
+
+def starting_scope() -> Scope | None:
+    """The scope that owns what is started here: the current one, or the one in which foreign code started this thread
+    or gave it its present call. None in ``with detached()`` and outside any."""
+    scope = current_scope()
+    if scope is not None or current_place.variable in contextvars.copy_context():
+        return scope
+    return _homes.get(threading.current_thread())
+
+
 _plain_start = threading.Thread.start
 _plain_submit = ThreadPoolExecutor.submit
 _anyio_plain: Any = None
@@ -120,8 +143,9 @@ _watching = 0
 
 
 def _start(thread: threading.Thread) -> None:
-    scope = current_scope()
+    scope = starting_scope()
     if scope is not None and not _of_a_pool(thread):
+        _homes[thread] = scope
         scope._note_unowned(thread)
     _plain_start(thread)
 
@@ -138,7 +162,7 @@ _EXECUTOR_THREAD = getattr(concurrent.futures.thread, "_worker", None)
 
 
 def _submit(executor: ThreadPoolExecutor, fn: Callable[..., Any], /, *values: Any, **options: Any) -> Future[Any]:
-    scope = current_scope()
+    scope = starting_scope()
     if scope is None or scope._loop is None:
         return _plain_submit(executor, fn, *values, **options)
     call = ForeignCall(scope, call_name(fn))
@@ -156,7 +180,7 @@ def _submit(executor: ThreadPoolExecutor, fn: Callable[..., Any], /, *values: An
 async def _run_in_anyio(
     backend: Any, fn: Callable[..., Any], values: tuple[Any, ...], *rest: Any, **options: Any
 ) -> Any:
-    scope = current_scope()
+    scope = starting_scope()
     if scope is None or scope._loop is None:
         return await _anyio_plain(backend, fn, values, *rest, **options)
     call = ForeignCall(scope, call_name(fn))

@@ -180,9 +180,6 @@ class Stopping:
             # They may be about to end, and nobody tells when they do.
             self._loop.call_later(_UNOWNED_LOOK_S, self.look, context=contextvars.Context())
         elif self.scope._shut():
-            self._abandoned.extend(
-                Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)) for thread in threads
-            )
             self._end()
 
     def _arm(self) -> None:
@@ -278,6 +275,8 @@ class Stopping:
         scope = self.scope
         for receipt in scope._survived:
             self._inherit(receipt)
+        for thread in scope._unowned_threads():
+            self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
         cause = scope.interrupt.cause
         assert cause is not None
         outcome: Outcome = "gone"

@@ -1,0 +1,190 @@
+"""Programs and threads that foreign code starts on threads of its own: they belong to the scope all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.protocol.stopping import StopReceipt
+from holdfast.runtime import procfs
+from holdfast.runtime.adoption import install
+from holdfast.runtime.scope import Scope, detached
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="process trees need Linux")
+
+Start = Callable[[Callable[[], None]], object]
+_executor = ThreadPoolExecutor(2, thread_name_prefix="of-the-test")
+
+
+def in_thread(fn: Callable[[], None]) -> None:
+    threading.Thread(target=fn, name="bare", daemon=True).start()
+
+
+def in_nested_thread(fn: Callable[[], None]) -> None:
+    in_thread(lambda: in_thread(fn))
+
+
+def in_executor(fn: Callable[[], None]) -> None:
+    _executor.submit(fn)
+
+
+def in_executor_of_a_thread(fn: Callable[[], None]) -> None:
+    in_thread(lambda: in_executor(fn))
+
+
+@pytest.fixture
+def programs() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for program in started:
+        program.kill()
+        program.wait(10)
+
+
+def lives(pid: int) -> bool:
+    stat = procfs.read_stat(pid)
+    return stat is not None and not stat.dead
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+async def stopped(start: Callable[[], object], begun: Callable[[], object]) -> StopReceipt:
+    """What became of a scope in which this was started, and that was stopped when it had begun."""
+    scope = Scope("tool", grace_s=0.05, kill_after_s=5.0)
+    with pytest.raises(Interrupted):
+        async with scope:
+            start()
+            await until(begun)
+            scope.interrupt.trigger("enough")
+            await asyncio.sleep(60)
+    assert scope.receipt is not None
+    return scope.receipt
+
+
+@pytest.mark.parametrize("where", [in_thread, in_nested_thread, in_executor, in_executor_of_a_thread])
+def test_what_a_foreign_thread_starts_ends_with_the_scope_and_nothing_else_does(
+    where: Start, programs: list[subprocess.Popen[bytes]]
+) -> None:
+    def run() -> None:
+        program = subprocess.Popen(["sh", "-c", "trap '' TERM; setsid sleep 600 & sleep 600"])
+        programs.append(program)
+        program.wait()
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            innocent = subprocess.Popen(["sleep", "600"])
+            programs.append(innocent)
+            with detached():
+                where(lambda: programs.append(subprocess.Popen(["sleep", "600"])))
+            await until(lambda: len(programs) == 2)
+            receipt = await stopped(lambda: where(run), lambda: len(programs) == 3)
+            assert not lives(programs[2].pid)
+            assert receipt.stopped.processes >= 1
+            assert lives(innocent.pid)
+            assert lives(programs[1].pid), "started outside any scope"
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess.Popen[bytes]]) -> None:
+    """The thread was started, and served, in a scope that has ended."""
+    executor = ThreadPoolExecutor(1)
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            async with Scope("first"):
+                executor.submit(os.getpid).result(10)
+            executor.submit(lambda: programs.append(subprocess.Popen(["sleep", "600"]))).result(10)
+            async with Scope("second"):
+                executor.submit(os.getpid).result(10)
+            assert lives(programs[0].pid)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    executor.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None:
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            pools: list[object] = []
+
+            def use_pool() -> None:
+                with multiprocessing.get_context("fork").Pool(2) as pool:
+                    pools.append(pool)
+                    pool.map(time.sleep, [600, 600])
+
+            scope = Scope("tool", grace_s=0.05, kill_after_s=1.0)
+            with pytest.raises(Interrupted):
+                async with scope:
+                    in_thread(use_pool)
+                    await until(lambda: pools and scope.statistics().processes == 2)
+                    scope.interrupt.trigger("enough")
+                    await asyncio.sleep(60)
+            assert scope.receipt is not None
+            assert "bare" in [one.name for one in scope.receipt.abandoned], "it waits for a result that never comes"
+            await until(lambda: not any(thread.name.endswith("(_handle_workers)") for thread in threading.enumerate()))
+            # All it ever started was below this process.
+            mine = [pid for pid in procfs.descendants(os.getpid()) if lives(pid)]
+            assert not [pid for pid in mine if procfs.command(pid) == procfs.command(os.getpid())]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_closed_scope_starts_no_program_however_late(programs: list[subprocess.Popen[bytes]]) -> None:
+    refused: list[BaseException] = []
+    go_on = threading.Event()
+
+    def run() -> None:
+        assert go_on.wait(30)
+        try:
+            programs.append(subprocess.Popen(["sleep", "600"]))
+        except ScopeClosed as error:
+            refused.append(error)
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            scope = Scope("tool", grace_s=0.0, kill_after_s=0.05)
+            with pytest.raises(Interrupted):
+                async with scope:
+                    in_thread(run)
+                    scope.interrupt.trigger("enough")
+                    await asyncio.sleep(60)
+            assert scope.receipt is not None
+            assert [one.name for one in scope.receipt.abandoned] == ["bare"]
+            go_on.set()
+            await until(lambda: refused or programs)
+            assert "detached" in str(refused[0])
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_stop_by_force_names_the_threads_that_nobody_owns() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            scope = Scope("tool", grace_s=0.0, kill_after_s=0.05)
+            with pytest.raises(Interrupted):
+                async with scope:
+                    threading.Thread(target=release.wait, args=(30,), name="bare").start()
+                    scope.spawn(release.wait, 30, on="thread", name="owned")
+                    scope.interrupt.trigger("enough")
+                    await asyncio.sleep(60)
+            assert scope.receipt is not None
+            assert {one.name for one in scope.receipt.abandoned} == {"bare", "owned"}
+            release.set()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
