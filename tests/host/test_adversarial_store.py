@@ -172,12 +172,11 @@ def test_a_drain_without_a_deadline_leaves_no_run_that_a_send_has_just_claimed()
 
 def test_a_start_that_fails_leaves_nothing_open() -> None:
     async def scenario() -> None:
-        store = Unreliable(lambda verb: "done")
+        class Damaged(Unreliable):
+            async def rescue(self, *, at: float) -> None:
+                raise StorageError("the file is damaged")
 
-        async def no_rescue(*, at: float) -> None:
-            raise StorageError("the file is damaged")
-
-        store.rescue = no_rescue
+        store = Damaged(lambda verb: "done")
         host = hosted(store)
         loop = asyncio.get_running_loop()
         factory = loop.get_task_factory()

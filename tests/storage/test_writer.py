@@ -172,7 +172,7 @@ def test_the_buffer_is_bounded(monkeypatch):
         await until(connection.committing.is_set)
         waiting = [subject.submit("waits", lambda tables: 1) for _ in range(10)]
         with pytest.raises(StorageError, match="wait for the disk"):
-            subject.submit("too many", lambda tables: 1)
+            await subject.submit("too many", lambda tables: 1)
         connection.gate.set()
         await asyncio.gather(held, *waiting)
 
@@ -197,7 +197,7 @@ def test_close_writes_what_was_given_and_refuses_more():
         await asyncio.gather(subject.close(), subject.close())
         assert [future.result() for future in futures] == list(range(writer._BATCH_LIMIT + 5))
         with pytest.raises(StorageError, match="closed"):
-            subject.submit("late", lambda tables: 1)
+            await subject.submit("late", lambda tables: 1)
 
     run(scenario)
 

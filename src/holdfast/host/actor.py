@@ -46,7 +46,7 @@ class SessionActor:
         self.readers = 0
         self.deleted = False
         self.active: ActiveRun | None = None
-        self._background: set[Scope] | None = None
+        self._background: dict[Scope, None] | None = None
         self.idle_since = 0.0
 
     def publish(self, events: Sequence[Stored]) -> None:
@@ -62,10 +62,10 @@ class SessionActor:
         return self.active is None and not self._background and not self.readers
 
     @property
-    def background(self) -> set[Scope]:
-        """Scopes of what runs of this session put in the background."""
+    def background(self) -> dict[Scope, None]:
+        """Scopes of what runs of this session put in the background, oldest first."""
         if self._background is None:
-            self._background = set()
+            self._background = {}
         return self._background
 
     def surroundings(self, host: Host) -> SessionSurroundings:

@@ -547,9 +547,9 @@ class Host:
 
         def begin() -> None:
             scope.open()
-            actor.background.add(scope)
+            actor.background[scope] = None
             _ = scope.spawn(report(), name=name)
-            scope.close_when_done(lambda: actor.background.discard(scope))
+            scope.close_when_done(lambda: actor.background.pop(scope, None))
 
         self.context.copy().run(begin)
 

@@ -11,9 +11,9 @@ Rules that every store keeps, and the conformance suite (`holdfast.testing.store
 - Verbs that a caller repeats after a lost reply have no second effect and the same answer: `send` by idempotency key,
   `claim`, `commit_run` and `interrupt` by run id, `append` by its number under the lease.
 - A write goes on whatever becomes of its caller: the verbs that write return an `asyncio.Future`, which the caller may
-  drop, shield or give done callbacks to. The futures of one session are resolved in the order of its event numbers,
-  and a future's done callbacks run in the order in which they were added (as asyncio does), so a host can publish from
-  them.
+  drop, shield or give done callbacks to. Their errors come by it too: nothing is raised at once, because hosts write
+  from callbacks. The futures of one session are resolved in the order of its event numbers, and a future's done
+  callbacks run in the order in which they were added (as asyncio does), so a host can publish from them.
 
 Stores know nothing of tasks or agents. All verbs are called on the event loop that opened the store.
 """

@@ -356,7 +356,9 @@ class SqliteStore:
 
     def _write(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
         if self._writer is None:
-            raise StorageError("the store is not open")
+            future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+            future.set_exception(StorageError("the store is not open"))
+            return future
         return self._writer.submit(verb, action)
 
     async def _read(self, read: Callable[[SqlReads], _T]) -> _T:
