@@ -83,6 +83,39 @@ class Membership:
         interrupt: tells the members to end.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_adopted",
+        "_body",
+        "_closers",
+        "_deadline",
+        "_deadline_s",
+        "_ended_by_itself",
+        "_failed",
+        "_gate",
+        "_leaving",
+        "_loop",
+        "_members",
+        "_on_closed",
+        "_opened_at",
+        "_over",
+        "_pool",
+        "_registration",
+        "_state",
+        "_stopping",
+        "_survived",
+        "_unowned",
+        "_waiters",
+        "errors",
+        "grace_s",
+        "interrupt",
+        "kill_after_s",
+        "name",
+        "owner",
+        "parent",
+        "receipt",
+    )
+
     def __init__(
         self,
         name: str,

@@ -71,6 +71,8 @@ class Scope(Membership):
     any thread or loop.
     """
 
+    __slots__ = ("_entered", "_processes")
+
     def __init__(
         self,
         name: str = "scope",
