@@ -453,10 +453,7 @@ class ExploredLoop(VirtualLoop):
             self._clock = Step(0.0, self._pass_time, (), self, None, self._new_actor(None, None))
             self._clock.actor.is_clock = True
         if tasks == "eager":
-            if sys.version_info >= (3, 12):
-                self.set_task_factory(asyncio.eager_task_factory)
-            else:
-                self.set_task_factory(_start_eagerly)
+            self.set_task_factory(_start_eagerly)
 
     def _new_actor(self, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> Actor:
         actor = Actor(len(self.actors), task, scheduled_by)
@@ -478,7 +475,7 @@ class ExploredLoop(VirtualLoop):
             options["name"] = f"task {self._unnamed}"
         task: asyncio.Task[Any] = super().create_task(coro, **options)
         if task not in self._by_task and not task.done():
-            self._new_actor(task, None)  # it began eagerly
+            self._new_actor(task, None)  # a factory of the test's own began it
         return task
 
     def _callbacks_of(self, actor: Actor) -> Actor:
@@ -651,6 +648,8 @@ class ExploredLoop(VirtualLoop):
 
 
 def _start_eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+    # Not asyncio's own factory of 3.12: with that a task would take its first step before the loop knows it, as if
+    # it were its creator; and a schedule is the same on each version of Python.
     assert isinstance(loop, ExploredLoop)
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, **options)
     loop.begin_now(task)
