@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from holdfast import Host, Run, agent
-from holdfast.errors import ConfigurationError, Draining, HoldfastError, NotDeterministic
+from holdfast.errors import (
+    ConfigurationError,
+    Draining,
+    HoldfastError,
+    InvalidKey,
+    InvalidRequest,
+    NotDeterministic,
+    StoreLocked,
+)
+from holdfast.host.watch import LoopWatch
 from holdfast.protocol.events import RunRestarted, ToolFinished, ToolStarted
 from holdfast.protocol.messages import Message
 from holdfast.protocol.transcript import RunTranscript
@@ -359,3 +368,48 @@ def test_stops_and_deletes_beside_sends_settle_every_message_once(late: str) -> 
 
     explore(scenario, schedules=60, seed=5)
     explore(scenario, schedules=30, seed=6, chooser="pct")
+
+
+def test_a_watch_that_is_closed_while_it_waits_for_an_answer_raises_no_alarm() -> None:
+    asked = threading.Event()
+    alarms: list[float] = []
+
+    class Silent:
+        def call_soon_threadsafe(self, *values: object) -> None:
+            asked.set()
+
+    watch = LoopWatch(Silent(), limit_s=60, report=lambda seconds, stack: alarms.append(seconds))  # type: ignore[arg-type]
+    watch.start()
+    assert asked.wait(10)
+    watch.close()
+    for thread in threading.enumerate():
+        if thread.name == "holdfast loop watch":
+            thread.join(10)
+    assert not alarms
+
+
+def test_a_key_that_is_no_text_is_refused_by_name() -> None:
+    async def scenario() -> None:
+        async with hosted() as host:
+            odd: Any = 5
+            with pytest.raises(InvalidKey):
+                host.session(odd)
+            with pytest.raises(InvalidRequest):
+                await host.session("s").send("x", idempotency_key=odd)
+            assert host.dispatch.admission.statistics().running == 0
+
+    run_virtual(scenario())
+
+
+def test_a_host_whose_store_is_taken_can_be_closed() -> None:
+    async def scenario() -> None:
+        store = MemoryStore(yielding=True)
+        async with hosted(store=store) as host:
+            second = hosted(store=store)
+            with pytest.raises(StoreLocked):
+                await second.start()
+            assert await host.session("s").ask("x") == "x"
+            await second.close()
+            assert await host.session("s").ask("x") == "x"
+
+    run_virtual(scenario())

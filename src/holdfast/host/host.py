@@ -95,6 +95,7 @@ class Host:
         self._adoption: Restorer
         self._pools: dict[str, ThreadPool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._started = False
         self._ended = 0
         self._cut: dict[ActiveRun, asyncio.Future[StopReceipt]] | None = None
         self._drain: asyncio.Task[DrainReport] | None = None
@@ -113,13 +114,14 @@ class Host:
             StorageError: what was left cannot be read or written; nothing is open then.
             ConfigurationError: it was started before.
         """
-        if self.started_at:
+        if self._started:
             raise ConfigurationError("this host was started before", hint="a host is started once: make a new one")
         self.loop = asyncio.get_running_loop()
         with detached():
             self.context = contextvars.copy_context()
         self.started_at = self.now()
         await self.store.open(node_id=self.node_id, at=self.started_at)
+        self._started = True
         self._adoption = install(self.loop)
         self.scope = Scope(
             "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
@@ -160,7 +162,7 @@ class Host:
 
         A caller that is cancelled meanwhile has it done without delay, and is cancelled once it is done.
         """
-        if not self.started_at:
+        if not self._started:
             return
         if self._closing is None:
             self._closing = self.start_task(self._close(), "close")

@@ -57,6 +57,8 @@ class Session:
     __slots__ = ("_agent", "_host", "key", "principal")
 
     def __init__(self, host: Host, principal: str, key: str, agent: str | None) -> None:
+        if not isinstance(key, str):
+            raise InvalidKey(f"a session key is text (str), not {key!r}")
         if not 0 < len(key) <= KEY_LENGTH or not key.isprintable() or "/" in key:
             raise InvalidKey(f"{key!r} is not a session key")
         self._host = host
@@ -95,6 +97,8 @@ class Session:
         host = self._host
         if not isinstance(content, str):
             raise InvalidRequest("a message's content is text (str)")
+        if not isinstance(idempotency_key, (str, type(None))):
+            raise InvalidRequest("an idempotency key is text (str)")
         if "\0" in content or "\0" in (idempotency_key or ""):
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the content and the key")
         check_text(content + (idempotency_key or ""))
