@@ -244,3 +244,64 @@ def test_a_send_whose_answer_was_lost_does_not_wedge_its_session() -> None:
             assert places(host) == 0
 
     run_virtual(scenario())
+
+
+@pytest.mark.parametrize("fate", ["refused", "lost"])
+def test_stops_while_writes_fail_at_random_settle_every_message_once(fate: Fate) -> None:
+    seeds = iter(range(10_000))
+
+    async def scenario() -> None:
+        dice = random.Random(next(seeds))
+        store = Unreliable(failing_at_random(dice.random, chance=0.3, fate=fate, times=25))
+        async with hosted(store) as host:
+            session = host.session("s")
+            accepted: list[str] = []
+
+            async def act(number: int) -> None:
+                await asyncio.sleep(dice.random() * 0.2)
+                name = ("talker", "endless")[number % 2]
+                policy = dice.choice(("queue", "interrupt", "collect"))
+                try:
+                    match number % 3:
+                        case 0 | 1:
+                            receipt = await session.send("x", policy=policy, agent=name)  # type: ignore[arg-type]
+                            accepted.append(receipt.message_id)
+                        case _:
+                            await dice.choice((session.interrupt, session.stop))("enough")
+                except HoldfastError:
+                    pass
+
+            await asyncio.gather(*(act(number) for number in range(12)))
+            while True:
+                try:
+                    await session.stop("all")
+                except HoldfastError:
+                    await asyncio.sleep(0.1)
+                else:
+                    break
+            for message_id in accepted:
+                await session.wait(message_id, timeout_s=600)
+            check_log(await settle_all(host, "s"))
+            await asyncio.sleep(10)  # a claim that failed is tried again, and finds nothing
+            assert places(host) == 0
+            assert not host.live
+
+    for _ in range(40):
+        run_virtual(scenario(), max_steps=100_000)
+
+
+@pytest.mark.parametrize("verb", ["stop", "delete"])
+def test_a_stop_or_deletion_that_is_not_stored_says_so_though_the_run_is_stopped(verb: str) -> None:
+    async def scenario() -> None:
+        store = Unreliable(lambda name: "refused" if name in ("stop_session", "delete_session") else "done")
+        async with hosted(store) as host:
+            session = host.session("s")
+            first = await session.send("x", agent="endless")
+            second = await session.send("y", agent="talker")
+            with pytest.raises(StorageError):
+                await getattr(session, verb)()
+            assert (await session.wait(first.message_id, timeout_s=60)).state == "interrupted"
+            assert (await session.wait(second.message_id, timeout_s=60)).state in ("completed", "interrupted")
+            await session.info()
+
+    run_virtual(scenario())

@@ -508,7 +508,7 @@ class Host:
             try:
                 result: InterruptDone | StopDone = done.result()
             except StorageError:
-                if not stops:
+                if background or not stops:  # what waits was not withdrawn: the caller has to ask again
                     raise
             else:
                 if isinstance(result, StopDone):
