@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.protocol.stopping import Abandoned
-from holdfast.runtime.interrupt import Interrupt
 from holdfast.runtime.enclosure import current_place
+from holdfast.runtime.interrupt import Interrupt
 from holdfast.runtime.members import Handle, Member, MemberKind
 from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.threads import thread_stack

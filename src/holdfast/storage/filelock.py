@@ -11,7 +11,7 @@ import fcntl
 import os
 import threading
 
-from holdfast.errors import StoreLocked, StoreReadOnly
+from holdfast.errors import StoreFull, StoreLocked, StoreReadOnly
 
 __all__ = ["FileLock"]
 
@@ -37,6 +37,7 @@ class FileLock:
         Raises:
             StoreLocked: another host has it; the message names its process id where the file tells it.
             StoreReadOnly: the side file cannot be made.
+            StoreFull: there is no room to write it.
         """
         with _guard:
             # Closing any descriptor of the file would end this process's lock, so look before opening.
@@ -56,8 +57,14 @@ class FileLock:
                 raise StoreLocked(
                     f"another host has {self._database} open" + (f": process {holder}" if holder else "")
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            try:
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+            except OSError as error:
+                os.close(descriptor)
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise StoreFull(f"the disk of {self._path} is full") from error
             self._descriptor = descriptor
             self._identity = self._identify() or (0, 0)
             _held.add(self._identity)

@@ -351,8 +351,10 @@ class SqliteStore:
         writer, self._writer = self._writer, None
         readers, self._readers = self._readers, None
         if writer is not None and readers is not None:
-            await readers.close()
-            await writer.close()
+            try:
+                await readers.close()
+            finally:
+                await writer.close()
 
     def _write(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
         if self._writer is None:

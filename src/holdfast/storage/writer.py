@@ -10,6 +10,7 @@ Invariants:
 
 - A write's future is resolved only after its transaction is durable. Whether anybody still waits makes no difference.
 - A refusal (any `HoldfastError` from a verb) has changed nothing, so the rest of its batch goes on.
+- A thread that cannot go on, because even the roll-back failed, fails all writes that wait and all that come.
 - After any other error the whole batch is rolled back and then done again one by one, each write in a transaction of
   its own, so that an error stays with the write that has it.
 - A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite gives the GIL up
@@ -105,13 +106,13 @@ class Writer:
         self._batches: SimpleQueue[list[Write] | None] = SimpleQueue()
         self._buffer: deque[Write] = deque()
         self._in_flight = False
+        self._broken: StorageError | None = None
         self._sent_at = 0.0
         self._watching = False
         self._preparing = threading.Lock()  # taken by the loop with each batch, released by the thread before the sync
         self._unprepared = False  # whether the thread has still to release it; the loop holds it for a moment too
         self._scheduled = False
         self._closing = False
-        self._drained: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] | None = None
         self.made_way = 0
 
@@ -130,12 +131,16 @@ class Writer:
         """Give a write to the thread; cancelling the future does not undo it.
 
         The future's error is the verb's refusal, what `Connection.translate` makes of an error of the database, or a
-        `StorageError` if the store is closed or too many writes wait. Nothing is raised here: callbacks write too.
+        `StorageError` if the store is closed, too many writes wait or the thread has failed. Nothing is raised here:
+        callbacks write too.
         """
         future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         loop = self._loop
         if loop is None or self._closing:
             future.set_exception(StorageError("the store is closed"))
+            return future
+        if self._broken is not None:
+            future.set_exception(self._broken)
             return future
         if len(self._buffer) >= _BUFFER_LIMIT:
             future.set_exception(StorageError(f"{_BUFFER_LIMIT} writes wait for the disk", hint="send again later"))
@@ -148,18 +153,15 @@ class Writer:
         return future
 
     async def close(self) -> None:
-        """Write what was submitted, then close the database and end the thread."""
-        loop, thread, ended = self._loop, self._thread, self._ended
-        if loop is None or thread is None or ended is None:
+        """Write what was submitted, then close the database and end the thread; also when the caller is cancelled."""
+        thread, ended = self._thread, self._ended
+        if thread is None or ended is None:
             return
-        self._closing = True
-        if self._in_flight or self._buffer:
-            if self._drained is None:
-                self._drained = loop.create_future()
-            await asyncio.shield(self._drained)
-        if not ended.done():
-            self._batches.put(None)
-            await asyncio.shield(ended)
+        if not self._closing:
+            self._closing = True
+            if not (self._in_flight or self._buffer):
+                self._batches.put(None)
+        await asyncio.shield(ended)
         thread.join()  # it has nothing left to do
 
     def _send_off(self) -> None:
@@ -198,6 +200,18 @@ class Writer:
             time.sleep(_NAP_S)  # noqa: TID251 - it is there to block the loop, for less than a tenth of a millisecond
         loop.call_later(_PAUSE_S, self._make_way)
 
+    def _break(self, batch: list[Write], error: BaseException) -> None:
+        """The thread has failed with this batch: tell all who wait."""
+        self._broken = StorageError(
+            f"the store's writer has failed, and takes no more writes: {type(error).__name__}: {error}",
+            hint="restart the host; what was answered before is in the store",
+        )
+        self._broken.__cause__ = error
+        self._in_flight = False
+        for write in (*batch, *self._buffer):
+            fail(write.future, self._broken)
+        self._buffer.clear()
+
     def _deliver(self, batch: list[Write], outcomes: list[_Outcome]) -> None:
         self._in_flight = False
         if self._buffer:
@@ -207,8 +221,8 @@ class Writer:
                 succeed(write.future, result)
             else:
                 fail(write.future, error)
-        if self._drained is not None and not self._in_flight and not self._drained.done():
-            self._drained.set_result(None)
+        if self._closing and not self._in_flight:
+            self._batches.put(None)
 
     def _run(
         self, loop: asyncio.AbstractEventLoop, opened: asyncio.Future[SqlTables], ended: asyncio.Future[None]
@@ -230,7 +244,11 @@ class Writer:
             batch = self._batches.get()
             if batch is None:
                 break
-            outcomes = self._write(tables, batch)
+            try:
+                outcomes = self._write(tables, batch)
+            except BaseException as error:
+                call_loop(loop, self._break, batch, error)
+                break
             self._prepared()
             if not call_loop(loop, self._deliver, batch, outcomes):
                 break
