@@ -14,6 +14,7 @@ from pathlib import Path
 import holdfast
 
 LEDGER = Path("ledger.txt")
+CUT = Path("cut")
 
 
 def charge(item: str) -> str:
@@ -23,15 +24,17 @@ def charge(item: str) -> str:
     return f"charged {item}"
 
 
-def power_cut(attempt: int) -> None:
-    if attempt == 1:
+def power_cut() -> None:
+    """The first time, the process dies here."""
+    if not CUT.exists():
+        CUT.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @holdfast.agent(replayable=True)
 async def shop(run: holdfast.Run) -> str:
     charged = await run.call(charge, run.text)
-    await run.call(power_cut, run.attempt, name="power_cut", idempotent=True)
+    await run.call(power_cut, idempotent=True)
     return f"{charged}, attempt {run.attempt}, {run.replayed} call from the journal"
 
 
