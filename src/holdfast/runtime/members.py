@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import time
@@ -212,8 +213,9 @@ def wake(futures: Iterable[asyncio.Future[None]]) -> None:
         if loop is here:
             if not future.done():
                 future.set_result(None)
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(_release, future)
+        else:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(_release, future)
 
 
 def _release(future: asyncio.Future[None]) -> None:

@@ -422,13 +422,13 @@ class Scope(Membership):
 
         Raises:
             ScopeClosed: the scope is stopping or closed, or was not opened.
-            OSError: the program cannot be started.
+            OSError, ValueError: the program cannot be started, as in `ProcessHost.spawn`.
         """
         if self._processes is None:
             from holdfast.runtime.processes import process_host
 
             self._processes = process_host()
-        handle = ProcessHandle(self, name or os.fsdecode(argv[0]))
+        handle = ProcessHandle(self, name or " ".join(map(os.fsdecode, argv[:1])))
         self._enter(handle)
         try:
             process = await self._processes.spawn(

@@ -102,11 +102,11 @@ def specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[s
     """Check and encode what a program is started with.
 
     Raises:
-        ValueError: ``argv`` is empty or a string, or something holds a NUL byte.
+        ValueError: ``argv`` is a string or names no program, something holds a NUL byte, or a name in ``env`` a ``=``.
     """
-    if isinstance(argv, str | bytes) or not argv:
+    words = [] if isinstance(argv, str | bytes) else [os.fsencode(word) for word in argv]
+    if not words or not words[0]:
         raise ValueError("argv must be a sequence of the program and its arguments, as in ['ls', '-l']")
-    words = [os.fsencode(word) for word in argv]
     if env is None:
         environment = dict(os.environb)
     else:
@@ -114,6 +114,8 @@ def specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[s
     environment[procfs.HOST_MARKER] = host_marker()
     if any(b"\0" in word for word in (*words, *environment, *environment.values())):
         raise ValueError("neither arguments nor environment may hold a NUL byte")
+    if any(b"=" in key for key in environment):
+        raise ValueError("a name in the environment holds '='")
     if cwd is not None:
         directory = os.fsencode(os.path.abspath(cwd))
     else:

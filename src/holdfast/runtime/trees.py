@@ -127,6 +127,7 @@ class ReaperTree:
         self._theirs = theirs
         self._fds = fds
         self._answers: list[Once[TreeResult]] = []
+        self._sent = False
         self._lock = threading.Lock()
 
     def submit(self) -> bool:
@@ -144,6 +145,7 @@ class ReaperTree:
         except BrokenPipeError:  # the zygote was killed; what is waited for is set when its end is heard
             sent = True
         if sent:
+            self._sent = True
             self._theirs.close()
         return sent
 
@@ -169,6 +171,8 @@ class ReaperTree:
                 self._answers.append(answer)
         if self.gone.value is not None:
             answer.set(self.gone.value)
+        if not self._sent:  # nobody was asked for the tree: the end of the socket is the answer
+            self._theirs.close()
         self.tell(("kill", float(term_first_s), float(bound_s)))
         return answer
 
