@@ -119,9 +119,13 @@ def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS_KEPT, timeout=5.0
     )
-    connection.execute("PRAGMA temp_store = MEMORY")
-    connection.execute("PRAGMA cache_size = -16384")
-    connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    try:
+        connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA cache_size = -16384")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 
