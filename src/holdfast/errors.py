@@ -23,6 +23,7 @@
         ├── Conflict                 the state does not allow it now
         │   ├── SessionBusy          policy ``reject`` met a run
         │   ├── AlreadySettled       a message that can no longer be withdrawn
+        │   ├── WaitsForItself       a run waits for its own session's next one
         │   ├── IdempotencyMismatch  the key was used with another body
         │   ├── SessionDeleted
         │   └── IllegalTransition    a state change that the table does not have
@@ -128,6 +129,7 @@ __all__ = [
     "UnknownStop",
     "UnsupportedMediaType",
     "WaitExpired",
+    "WaitsForItself",
     "told",
 ]
 
@@ -293,6 +295,13 @@ class SessionBusy(Conflict):
 
     code = "busy"
     default_hint = "wait for the run to end, or send with policy queue or interrupt"
+
+
+class WaitsForItself(Conflict):
+    """A run waits for a message of its own session, which can only run after it."""
+
+    code = "waits_for_itself"
+    default_hint = "use send() without waiting, delegate() for a child, or another session"
 
 
 class AlreadySettled(Conflict):

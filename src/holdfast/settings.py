@@ -98,6 +98,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     principal_abandoned: Annotated[
         int, Meta(ge=1, description="abandoned threads of one principal before it gets no more threads")
     ] = 16
+    principal_background: Annotated[
+        int, Meta(ge=1, description="pieces of work that one principal's runs may have in the background")
+    ] = 100
     principal_sessions: Annotated[int, Meta(ge=1, description="sessions of one principal")] = 100_000
     principal_rate_per_s: Annotated[
         float,

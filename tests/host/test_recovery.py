@@ -88,7 +88,8 @@ async def crashed(
     await store.close()
     for _ in range(times - 1):
         await store.open(node_id="n_again", at=4.0)
-        await store.rescue(at=4.0)
+        for claim in await store.rescue(at=4.0):
+            await store.restart(claim.lease, at=4.0)
         await store.close()
     return store, sent.claim
 

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 from holdfast.errors import NotDeterministic
-from holdfast.protocol.events import Event, ToolFinished, ToolStarted
+from holdfast.protocol.events import Event, RunRestarted, ToolFinished, ToolStarted
 
 __all__ = ["Branch", "Journal", "Recorder", "current_branch"]
 
@@ -63,12 +63,13 @@ class Journal:
         events: the stored events of the run, oldest first; empty in a first attempt.
     """
 
-    __slots__ = ("_intents", "_open", "_results", "replayed")
+    __slots__ = ("_intents", "_open", "_restarts", "_results", "replayed")
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._intents: dict[str, ToolStarted] = {}
         self._results: dict[str, ToolFinished] = {}
         self._open: set[str] = set()
+        self._restarts = 0
         self.replayed = 0
         """Results that were taken from the log in this attempt."""
         for event in events:
@@ -79,6 +80,14 @@ class Journal:
                 self.ended(event)
                 if event.status != "interrupted":
                     self._results[event.call_id] = event
+                    self._restarts = 0
+            elif isinstance(event, RunRestarted):
+                self._restarts += 1
+
+    @property
+    def restarts_in_vain(self) -> int:
+        """Restarts since the last call that came to a result: a run that gets on may be restarted again and again."""
+        return self._restarts
 
     @property
     def replayable(self) -> bool:

@@ -161,6 +161,8 @@ class ActiveRun:
         future: asyncio.Future[StopReceipt] = self._host.loop.create_future()
         self._receipts.append(future)
         self.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
+        if self._committing and self._retries >= len(RETRY_S):
+            self._answer()
         return future
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
@@ -322,6 +324,8 @@ class ActiveRun:
         self._host.store_failed(self.actor.key, self.run_id, what, error)
         delay_s = RETRY_S[min(self._retries, len(RETRY_S) - 1)]
         self._retries += 1
+        if self._committing and self._retries >= len(RETRY_S):
+            self._answer()  # whoever stopped it hears what is gone; the slot stays held until the end is stored
         self._flush_timer = self._host.loop.call_later(delay_s, again, context=self._host.context)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -365,6 +369,13 @@ class ActiveRun:
             self._submit()
         else:
             self._end(self._receipt)
+
+    def _answer(self) -> None:
+        """Give whoever stopped the run its receipt."""
+        for future in self._receipts:
+            if not future.done():
+                future.set_result(self._receipt or nothing_to_stop(self.run_id, self._host.now()))
+        self._receipts.clear()
 
     def _submit(self) -> None:
         """Give the commit to the store; what is left in the buffer goes with it."""
@@ -412,9 +423,8 @@ class ActiveRun:
         if self._trigger is not None:
             self._trigger.close()
             self._trigger = None
-        for future in self._receipts:
-            if not future.done():
-                future.set_result(receipt or nothing_to_stop(self.run_id, self._host.now()))
+        self._receipt = receipt
+        self._answer()
         self._wake()
         del self.run, self._handle  # they refer back to this; without the circle they are freed at once
 

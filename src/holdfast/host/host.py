@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from holdfast import ids
 from holdfast.agents.agent import Agent, AgentLike, as_agent
 from holdfast.agents.run import RunLimits
 from holdfast.clock import Clock, system_clock
-from holdfast.errors import ConfigurationError, Draining, HoldfastError, StorageError, UnknownAgent
+from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitExceeded, StorageError, UnknownAgent
 from holdfast.host.active import ActiveRun, nothing_to_stop, one_line
 from holdfast.host.actor import SessionActor
 from holdfast.host.dispatch import Dispatch
@@ -93,6 +94,7 @@ class Host:
         self.dispatch = Dispatch(self)
         self.upkeep = Upkeep(self)
         self._adoption: Restorer
+        self._in_background: Counter[str] = Counter()
         self._pools: dict[str, ThreadPool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = False
@@ -525,9 +527,17 @@ class Host:
 
         Raises:
             Draining: the host shuts down.
+            LimitExceeded: the principal has too much in the background.
         """
         if self.draining:
             raise Draining("this host is shutting down and starts no background work")
+        limit = self.settings.principal_background
+        if self._in_background[actor.principal] >= limit:
+            self.incidents.kept["P9"] += 1
+            raise LimitExceeded(
+                f"{actor.principal!r} has {limit} pieces of work in the background, which is the limit",
+                hint="wait until some have ended, or stop their sessions",
+            )
         scope = Scope(name, parent=self.scope, threads=self.threads(actor.principal), owner=actor.principal)
 
         def told(text: str) -> None:
@@ -547,11 +557,16 @@ class Host:
             except HoldfastError as error:
                 told(f"what {name} came to could not be sent to its session: {one_line(error)}")
 
+        def ended() -> None:
+            del actor.background[scope]
+            self._in_background[actor.principal] -= 1
+
         def begin() -> None:
             scope.open()
             actor.background[scope] = None
+            self._in_background[actor.principal] += 1
             _ = scope.spawn(report(), name=name)
-            scope.close_when_done(lambda: actor.background.pop(scope, None))
+            scope.close_when_done(ended)
 
         self.context.copy().run(begin)
 

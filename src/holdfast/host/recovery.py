@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from holdfast.protocol.events import Stored
     from holdfast.storage.port import Appended, Claim, Lease
 
-__all__ = ["recover"]
+__all__ = ["recover", "take_up_more"]
 
 T = TypeVar("T")
 
 READY_LIMIT = 100_000
-"""Sessions with waiting messages that a start takes up; the longest waiting come first."""
+"""Sessions with waiting messages that are taken up at a time; the longest waiting come first."""
 
 
 async def recover(host: Host) -> Recovery:
@@ -57,7 +57,7 @@ async def recover(host: Host) -> Recovery:
         else:
             ends.append(_end(host, claim, events, obstacle))
             interrupted.append(lease.run_id)
-    ready = await _patiently(host, "read", lambda: host.store.ready(limit=READY_LIMIT))
+    ready = await _patiently(host, "ready", lambda: host.store.ready(limit=READY_LIMIT))
     if ends:
         await asyncio.wait(ends, timeout=sum(RETRY_S))  # what the store cannot take by then is tried on
     # All at once, and after the others: whatever these runs do to another session meets its run, or its end.
@@ -65,7 +65,20 @@ async def recover(host: Host) -> Recovery:
         host.dispatch.start(claim, published=written, journal=journal)
     for session in ready:
         host.dispatch.later(session.session, session.principal, session.not_before)
+    host.upkeep.more_wait = len(ready) == READY_LIMIT
     return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
+
+
+async def take_up_more(host: Host) -> None:
+    """Line up further sessions of those that a start found waiting."""
+    try:
+        ready = await host.store.ready(limit=READY_LIMIT)
+    except StorageError as error:
+        host.store_failed(None, None, "ready", error)
+        return
+    for session in ready:
+        host.dispatch.later(session.session, session.principal, session.not_before)
+    host.upkeep.more_wait = len(ready) == READY_LIMIT
 
 
 def _obstacle(host: Host, claim: Claim, journal: Journal) -> str | None:
@@ -80,7 +93,7 @@ def _obstacle(host: Host, claim: Claim, journal: Journal) -> str | None:
         return "its agent is not declared replayable"
     if not journal.replayable:
         return "a call was started that has no result and is not idempotent"
-    if claim.attempt > host.settings.restart_limit + 1:
+    if journal.restarts_in_vain >= host.settings.restart_limit:
         host.incidents.report(
             Incident(
                 at=host.now(),

@@ -18,6 +18,7 @@ from holdfast.errors import (
     UnknownRun,
     UnknownSession,
     WaitExpired,
+    WaitsForItself,
 )
 from holdfast.host.readers import LogReader, open_log
 from holdfast.protocol.events import Event, Gap, Stored, decode_event, format_cursor
@@ -37,6 +38,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.runtime import current_scope
 from holdfast.storage.port import Interrupt, Send
 
 if TYPE_CHECKING:
@@ -146,7 +148,23 @@ class Session:
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
         """See `SessionLike.wait`."""
-        return await self._settled(await self.expect(message_id), timeout_s)
+        future = await self.expect(message_id)
+        if not future.done():
+            try:
+                self._refuse_to_wait_for_itself()
+            except WaitsForItself:
+                future.cancel()
+                raise
+        return await self._settled(future, timeout_s)
+
+    def _refuse_to_wait_for_itself(self) -> None:
+        """A run that waits for the next run of its own session would wait until its deadline."""
+        scope = current_scope()
+        while scope is not None:
+            run = self._host.live.get(scope.name)
+            if run is not None and (run.actor.principal, run.actor.key) == (self.principal, self.key):
+                raise WaitsForItself(f"run {run.run_id} waits for a message of its own session {self.key!r}")
+            scope = scope.parent
 
     async def expect(self, message_id: str) -> asyncio.Future[Settlement]:
         """A future of what becomes of a message. Cancel it when nobody waits any more. Raises `UnknownMessage`."""
@@ -187,6 +205,7 @@ class Session:
         max_wait_s: float | None = None,
     ) -> str:
         """See `SessionLike.ask`."""
+        self._refuse_to_wait_for_itself()
         _, future = await self.send_expecting(
             content,
             policy=policy,

@@ -7,6 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from holdfast.errors import StorageError
+from holdfast.host.recovery import take_up_more
 
 if TYPE_CHECKING:
     from holdfast.host.actor import SessionActor
@@ -24,6 +25,8 @@ class Upkeep:
         self._host = host
         self._idle: deque[SessionActor] = deque()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self.more_wait = False
+        """Whether the store has more sessions with waiting messages than were lined up."""
 
     def start(self) -> None:
         """Begin; prunes for the first time at once."""
@@ -62,6 +65,10 @@ class Upkeep:
         host.forget_threads()
 
     def _evict(self) -> None:
+        host = self._host
+        if self.more_wait and not host.dispatch.admission.waiting and not host.draining:
+            self.more_wait = False
+            host.start_task(take_up_more(host), "take up")
         idle_for_s = self._host.settings.evict_after_s
         self.evict(idle_for_s=idle_for_s)
         every_s = max(0.05, idle_for_s / 4)

@@ -84,6 +84,7 @@ class SessionLike(Protocol):
         Raises:
             RunFailed, RunInterrupted, MessageWithdrawn: what became of the message instead.
             WaitExpired: no settlement after `timeout_s` seconds.
+            WaitsForItself: called in a run of this session.
         """
         ...
 

@@ -138,7 +138,7 @@ class Interrupt:
         if self._latch:
             return False
         if cause is None:
-            cause = Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now(), message_id=message_id)
+            cause = Cause(kind=kind, reason=str(reason), origin=self.name, at=system_clock.now(), message_id=message_id)
         entry = (cause,)
         try:
             if self._latch.setdefault(_CAUSE, entry) is not entry:
