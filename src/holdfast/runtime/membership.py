@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 import weakref
@@ -402,7 +403,8 @@ class Membership:
         self._closers.clear()
         wake(list(self._waiters))
         if self._on_closed is not None:
-            self._loop_here().call_soon(self._on_closed, context=contextvars.Context())
+            with contextlib.suppress(RuntimeError):  # the loop was closed before the last member ended
+                self._loop_here().call_soon(self._on_closed, context=contextvars.Context())
             self._on_closed = None
         if self.parent is not None:
             self.parent._on_loop(self.parent._child_closed, self)

@@ -234,7 +234,10 @@ class ThreadPool:
                     self._abandoned[call.owner] -= 1
                     if not self._abandoned[call.owner]:
                         del self._abandoned[call.owner]
-            call.on_done(result, error)
+            try:
+                call.on_done(result, error)
+            except Exception:  # shown, and no reason to lose the thread
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), parked.thread)))
             del result, error, call
             call = self._next(parked) if kept else None
 
