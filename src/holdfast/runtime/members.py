@@ -113,7 +113,7 @@ class Handle(Enclosure, Generic[T]):
         if self._interrupt is None:
             with self.scope._gate:
                 if self._interrupt is None:
-                    interrupt = self.scope.interrupt.child(name=self.name)
+                    interrupt = Interrupt(name=self.name, parent=self.scope.interrupt)
                     self._watch(interrupt)
                     self._interrupt = interrupt
         return self._interrupt
@@ -159,8 +159,10 @@ class Handle(Enclosure, Generic[T]):
                 self._waiters.pop(future, None)
         return self.result()
 
-    def _settle(self, result: T | None, error: BaseException | None) -> bool:
-        """Record the end and wake who awaits it; False if it had ended before."""
+    def _settle(
+        self, result: T | None, error: BaseException | None, here: asyncio.AbstractEventLoop | None = None
+    ) -> bool:
+        """Record the end and wake who awaits it; False if it had ended before. ``here``: the running loop, if known."""
         if self._done:
             return False
         self._result = result
@@ -172,7 +174,7 @@ class Handle(Enclosure, Generic[T]):
             self._registration.close()
             self._registration = None
         if self._waiters:
-            wake(self._waiters.copy())
+            wake(self._waiters.copy(), here)
         return True
 
     def _stopped(self, reason: str) -> Interrupted:
@@ -205,9 +207,9 @@ def unowned(thread: threading.Thread) -> Member:
     return Member(kind="thread", name=thread.name, started_at=0.0, state="unowned", thread=thread.name, adopted=True)
 
 
-def wake(futures: Iterable[asyncio.Future[None]]) -> None:
-    """Let those go that wait on these futures, on whatever loop each lives."""
-    here = asyncio._get_running_loop()
+def wake(futures: Iterable[asyncio.Future[None]], here: asyncio.AbstractEventLoop | None = None) -> None:
+    """Let those go that wait on these futures, on whatever loop each lives. ``here``: the running loop, if known."""
+    here = here or asyncio._get_running_loop()
     for future in futures:
         loop = future.get_loop()
         if loop is here:

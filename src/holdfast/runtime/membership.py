@@ -435,7 +435,8 @@ class Membership:
 
     def _make_task(self, coroutine: Coroutine[Any, Any, T], name: str, context: contextvars.Context) -> asyncio.Task[T]:
         loop = self._loop_here()
-        start_owned = getattr(loop.get_task_factory(), "start_owned", None)
+        factory = loop.get_task_factory()
+        start_owned = None if factory is None else getattr(factory, "start_owned", None)
         if start_owned is not None:
             task: asyncio.Task[T] = start_owned(loop, coroutine, name, context)
             return task

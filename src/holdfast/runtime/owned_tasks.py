@@ -79,7 +79,8 @@ class TaskHandle(Handle[T]):
             self._finish(None, self._stopped("its task was cancelled"))
             return
         error = task.exception()
-        self._finish(task.result() if error is None else None, error)
+        if self._settle(None if error is not None else task.result(), error, self.scope._loop):
+            self.scope._discard(self, error)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
         if self._settle(result, error):
