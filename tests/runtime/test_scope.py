@@ -877,3 +877,15 @@ def test_a_closed_scope_is_free_without_the_garbage_collector() -> None:
         await parent.stop()
 
     _asyncio(main)
+
+
+def test_an_interrupt_after_the_end_does_not_change_what_ended_the_scope() -> None:
+    async def main() -> None:
+        scope = Scope("over", parent=None).open()
+        scope.spawn(asyncio.sleep(0))
+        await scope.join()
+        scope.interrupt.trigger("too late")
+        assert scope.ended_by == "members"
+        await scope.join()
+
+    asyncio.run(main())

@@ -393,6 +393,8 @@ class Membership:
         stopping, self._stopping = self._stopping, None
         if stopping is not None:
             self.receipt = stopping.receipt
+        else:
+            self._ended_by_itself = True  # whatever interrupts it now comes too late
         self._over = True
         if self._registration is not None:
             self._registration.close()
