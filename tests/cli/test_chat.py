@@ -145,3 +145,15 @@ def test_without_a_server_it_says_so_at_once(tmp_path: Path) -> None:
         screen.expect("does not answer")
         screen.expect("holdfast serve")
         assert screen.end() == 3
+
+
+def test_ctrl_d_leaves_also_while_the_server_is_away(tmp_path: Path) -> None:
+    server = start(tmp_path)
+    with terminal("chat", "-s", "away", folder=tmp_path, HOLDFAST_URL=server.url) as screen:
+        screen.expect("> ")
+        server.process.kill()
+        server.process.communicate(timeout=LIMIT_S)
+        screen.type("is anybody there\n")
+        screen.type(CTRL_D)
+        screen.expect("not sent: is anybody there")
+        assert screen.end() == 0

@@ -232,3 +232,24 @@ def test_every_error_has_an_exit_code() -> None:
     assert exit_of(errors.StoreLocked()) is Exit.STORE
     assert exit_of(errors.SessionBusy()) is Exit.REFUSED
     assert [code.value for code in Exit] == list(range(8))
+
+
+def test_arguments_that_cannot_work_are_refused_in_words(server: Served) -> None:
+    sent = server.run("send", "-s", "odd", "count a", "--wait", "20")
+    assert sent.returncode == 0
+    for arguments, code in (
+        (("tail", "-s", "odd", "--no-follow", "--after", "zz"), Exit.REFUSED),
+        (("tail", "-s", "odd", "--no-follow", "--after", "0-999"), Exit.REFUSED),
+        (("send", "-s", "odd", "x", "--wait", "nan"), Exit.USAGE),
+        (("send", "-s", "odd", "x", "--wait", "-1"), Exit.USAGE),
+        (("send", "-s", "odd", "x", "--wait", "soon"), Exit.USAGE),
+        (("interrupt", "-s", "odd", "--grace", "nan"), Exit.USAGE),
+        (("stop", "-s", "odd", "--grace", "inf"), Exit.USAGE),
+        (("drain", "--deadline", "-1"), Exit.USAGE),
+        (("ps", "--url", "http://127.0.0.1:99999"), Exit.USAGE),
+        (("ps", "--key", "schl\u00fcssel"), Exit.USAGE),
+    ):
+        found = server.run(*arguments, "--json")
+        assert found.returncode == code, (arguments, found.stderr)
+        assert found.stdout == ""
+        assert "Traceback" not in found.stderr, arguments

@@ -393,7 +393,22 @@ def test_a_limited_rate_is_waited_for() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8420", "ftp://x", "http://", "holdfast"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:8420",
+        "ftp://x",
+        "http://",
+        "holdfast",
+        "http://x:99999",
+        "http://x:abc",
+        "http://x/?a=1",
+        "http://x/#a",
+        "http://[::1",
+        "http://a b",
+    ],
+)
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigurationError, match="not an address"):
         Client(url)
@@ -420,3 +435,56 @@ def test_a_remote_session_is_a_session() -> None:
     assert isinstance(client.session("alice"), RemoteSession)
     assert "alice" in repr(client.session("alice"))
     asyncio.run(client.http.aclose())
+
+
+@pytest.mark.parametrize("secret", ["", "two words", "line\nbreak", "schl\u00fcssel"])
+def test_a_key_that_no_header_can_carry_is_refused_at_once(secret: str) -> None:
+    with pytest.raises(ConfigurationError, match="key"):
+        Client(key=secret)
+
+
+def test_a_principal_may_have_any_printable_name() -> None:
+    async def main() -> None:
+        async with live() as server:
+            async with Client(server.url, user="\u00fcn\u00ef \U0001f600") as client:
+                await client.session("alice").send("x")
+                assert (await client.session("alice").info()).principal == "\u00fcn\u00ef \U0001f600"
+
+    asyncio.run(main())
+    with pytest.raises(ConfigurationError, match="principal"):
+        Client(user="a\nb")
+
+
+@pytest.mark.parametrize("key", [".", "..", "%2e", "a b", "?", "#", "%", "\u05d0", "\U0001f600" * 200])
+def test_each_key_is_a_session_of_its_own(key: str) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+            session = client.session(key)
+            receipt = await session.send("x")
+            assert receipt.session == key
+            assert (await session.info()).key == key
+            async for _ in session.events(follow=receipt.message_id):
+                pass
+            await session.delete()
+
+    asyncio.run(main())
+
+
+def test_a_server_that_dies_in_the_instant_of_connecting_is_unreachable() -> None:
+    async def dying(request: httpx2.Request) -> httpx2.Response:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    async def broken(request: httpx2.Request) -> httpx2.Response:
+        raise AttributeError("something else")
+
+    async def main() -> None:
+        async with Client(transport=httpx2.MockTransport(dying), retry_s=0.0, reconnect_s=0.0) as client:
+            with pytest.raises(ServerUnreachable):
+                await client.session("alice").info()
+            with pytest.raises(ServerUnreachable):
+                await anext(client.session("alice").events())
+        async with Client(transport=httpx2.MockTransport(broken), retry_s=0.0) as client:
+            with pytest.raises(AttributeError):
+                await client.session("alice").info()
+
+    asyncio.run(main())

@@ -250,3 +250,18 @@ def test_bytes_that_are_no_http_do_not_hurt() -> None:
         assert (await server.post("alice", query="?wait=10")).status_code == 200
 
     served(scenario)
+
+
+def test_a_query_that_is_not_meant_so_is_refused() -> None:
+    async def scenario(server: Live) -> None:
+        await server.post("alice")
+        for query in ("?bogus", "?bogus=", "?limit=1&limit=2", "?limit=1.5", "?limit=1_0", "?limit=+1", "?limit=1e2"):
+            refused(await server.http.get(f"/v1/sessions{query}"), 422, "invalid_request")
+        for query in ("?wait=1_0", "?wait=%201", "?wait=%D9%A1"):
+            refused(await server.post("alice", query=query), 422, "invalid_request")
+        for query in ("?limit", "?limit=", "?limit=2&all=true"):
+            assert (await server.http.get(f"/v1/sessions{query}")).status_code == 200
+        for query in ("?wait=1e1", "?wait=.5", "?wait=1."):
+            assert (await server.post("alice", query=query)).status_code == 200
+
+    served(scenario)

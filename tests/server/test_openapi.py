@@ -137,3 +137,37 @@ def test_every_operation_answers_as_the_document_says() -> None:
         await server.end()
 
     served(scenario, *AGENTS, slow)
+
+
+def test_a_deleted_session_is_documented_wherever_it_is_refused() -> None:
+    async def scenario(server: Live) -> None:
+        await server.post("gone")
+        assert (await server.http.delete("/v1/sessions/gone")).status_code == 200
+        paths = (await server.http.get("/openapi.json")).json()["paths"]
+        for path, methods in paths.items():
+            if "{key}" not in path:
+                continue
+            for method, operation in methods.items():
+                where = path.replace("{key}", "gone").replace("{message_id}", "m").replace("{run_id}", "r")
+                body = None if method != "post" else {"content": "x"} if where.endswith("messages") else {}
+                answer = await server.http.request(method, where.replace("{stop_id}", "s"), json=body)
+                assert str(answer.status_code) in operation["responses"], (method, path, answer.status_code)
+        for method, path in (("delete", "messages/{message_id}"), ("get", "stops/{stop_id}")):
+            assert "410" in paths["/v1/sessions/{key}/" + path][method]["responses"]
+
+    served(scenario)
+
+
+def test_the_document_says_what_fits_a_parameter() -> None:
+    async def scenario(server: Live) -> None:
+        paths = (await server.http.get("/openapi.json")).json()["paths"]
+        found = {one["name"]: one["schema"] for one in paths["/v1/sessions"]["get"]["parameters"]}
+        assert found["limit"] == {"type": "integer", "minimum": 1, "maximum": 1000}
+        found = {one["name"]: one["schema"] for one in paths["/v1/sessions/{key}/messages"]["post"]["parameters"]}
+        assert found["wait"]["minimum"] == 0
+        assert found["key"]["minLength"] == 1
+        assert found["key"]["maxLength"] == 200
+        stream = paths["/v1/sessions/{key}/events"]["get"]["responses"]["200"]["content"]
+        assert stream == {"text/event-stream": {}}, "its frames are described in words: a string is what they are not"
+
+    served(scenario)

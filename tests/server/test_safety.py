@@ -356,3 +356,65 @@ def test_live_is_a_context_of_its_own() -> None:
             assert (await other.http.get("/v1/sessions")).json() == {"sessions": []}
 
     asyncio.run(main())
+
+
+# ── Requests that mean two things, or never end ──────────────────────────────────────────────────────────────────────
+
+
+async def _raw(server: Live, head: bytes) -> bytes:
+    """What the server answers to these bytes, up to the end of the connection or of the answer's head."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    try:
+        writer.write(head)
+        async with asyncio.timeout(10):
+            return await reader.readuntil(b"\r\n\r\n")
+    finally:
+        writer.transport.abort()
+
+
+def test_a_header_that_decides_may_come_only_once() -> None:
+    async def scenario(server: Live) -> None:
+        own = server.url.removeprefix("http://").encode()
+        user = b"x-holdfast-user: "
+        for lines in (
+            b"host: evil.example\r\nhost: " + own,
+            b"host: " + own + b"\r\norigin: https://evil.example\r\norigin: http://" + own,
+            b"host: " + own + b"\r\nauthorization: Bearer a\r\nauthorization: Bearer b",
+            b"host: " + own + b"\r\n" + user + b"ann\r\n" + user + b"bob",
+        ):
+            for path in (b"/v1/sessions", b"/", b"/healthz"):
+                answer = await _raw(server, b"GET " + path + b" HTTP/1.1\r\n" + lines + b"\r\n\r\n")
+                assert answer.startswith(b"HTTP/1.1 422"), lines
+        other = b"GET /healthz HTTP/1.1\r\nhost: " + own + b"\r\naccept: a\r\naccept: b\r\n\r\n"
+        assert (await _raw(server, other)).startswith(b"HTTP/1.1 200")
+
+    served(scenario)
+
+
+def test_a_head_without_an_end_is_refused_and_takes_no_more_memory() -> None:
+    async def scenario(server: Live) -> None:
+        own = server.url.removeprefix("http://").encode()
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: " + own + b"\r\nx-endless: ")
+        async with asyncio.timeout(10):
+            try:
+                for _ in range(200):
+                    writer.write(b"a" * 65_536)
+                    await writer.drain()
+                raise AssertionError("13 MB of one header were taken in")
+            except ConnectionError:
+                pass
+            finally:
+                writer.transport.abort()
+        body = b'{"content": "' + b"b" * 200_000 + b'"}'
+        many = b"POST /v1/sessions/a/messages HTTP/1.1\r\nhost: " + own + b"\r\ncontent-type: application/json\r\n"
+        many += b"content-length: %d\r\n\r\n" % len(body) + body
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        async with asyncio.timeout(10):
+            writer.write(many * 3)
+            for _ in range(3):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 202"), "a body is not a head"
+                await reader.readuntil(b"}")
+        writer.transport.abort()
+
+    served(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated
 
@@ -31,7 +32,22 @@ User = Annotated[str | None, typer.Option("--user", help="Act for this principal
 Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, one value a line.")]
 Session = Annotated[str, typer.Option("--session", "-s", envvar="HOLDFAST_SESSION", help="The session's key.")]
 Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; it is kept with the run.")]
-Grace = Annotated[float | None, typer.Option("--grace", help="Seconds that what runs has for its clean-up.")]
+
+
+def seconds(text: str | float) -> float:
+    """A time from the command line. Raises `typer.BadParameter` for what is none, such as -1 or nan."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds")
+    return value
+
+
+Grace = Annotated[
+    float | None, typer.Option("--grace", parser=seconds, help="Seconds that what runs has for its clean-up.")
+]
 Store = Annotated[str | None, typer.Option("--store", help="Where sessions are kept: sqlite:///file or memory://.")]
 
 
@@ -101,7 +117,8 @@ def send(
     text: Annotated[str | None, typer.Argument(help="The message; read from stdin if it is - or missing.")] = None,
     session: Session = "main",
     wait: Annotated[
-        float | None, typer.Option("--wait", "-w", help="Wait for the answer, at most this many seconds.")
+        float | None,
+        typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, at most this many seconds."),
     ] = None,
     policy: Annotated[str, typer.Option("--policy", help="queue, collect, interrupt or reject.")] = "queue",
     agent: Annotated[str | None, typer.Option("--agent", help="The agent that answers.")] = None,
@@ -235,7 +252,9 @@ def export(
 
 @app.command()
 def drain(
-    deadline: Annotated[float | None, typer.Option("--deadline", help="Seconds that runs have to finish.")] = None,
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", parser=seconds, help="Seconds that runs have to finish.")
+    ] = None,
     url: Url = None,
     key: Key = None,
     json: Json = False,

@@ -52,6 +52,7 @@ _SECOND_S = 2.0
 _SHOWN_ENTRIES = 6
 _LOOK_BACK = 200
 _PATIENCE_S = 120.0
+_LAST_LINE_S = 2.0
 
 
 def chat(target: Target, session: str, *, agent: str | None) -> Exit:
@@ -74,6 +75,7 @@ class _Lines:
         self._loop = asyncio.get_running_loop()
         self._lines: deque[str | None] = deque()
         self._more: asyncio.Future[None] | None = None
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
     def _read(self) -> None:
@@ -94,8 +96,19 @@ class _Lines:
 
     def _put(self, line: str | None) -> None:
         self._lines.append(line)
+        if line is None:
+            self._ended.set_result(None)
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
+
+    async def outlast(self, saying: asyncio.Task[None]) -> bool:
+        """Wait until a line was sent. False: the person left in the meantime, and it is still not sent."""
+        if sys.stdin.isatty():
+            await asyncio.wait((saying, self._ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((saying,), timeout=_LAST_LINE_S)
+            return saying.done()
+        await saying
+        return True
 
     async def __aiter__(self) -> AsyncIterator[str]:
         while True:
@@ -140,8 +153,13 @@ class _Conversation:
                 self._group = group
                 following = group.create_task(self._follow())
                 self._screen.prompt()
-                async for line in _Lines():
-                    await self._say(line)
+                lines = _Lines()
+                async for line in lines:
+                    saying = group.create_task(self._say(line))
+                    if not await lines.outlast(saying):
+                        saying.cancel()
+                        self._screen.line(f"perhaps not sent: {line.strip()[:60]}")
+                        break
                     if following.done():
                         break
                 if not sys.stdin.isatty():

@@ -13,7 +13,7 @@ from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
 from holdfast.cli.output import age, clock_time, note, say, say_json, say_table, say_tree
 from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.protocol.events import EventBase, Gap, format_cursor
+from holdfast.protocol.events import EventBase, Gap, format_cursor, parse_cursor
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
@@ -80,7 +80,7 @@ def tail(target: Target, session: str, *, after: str | None, lines: int, follow:
         remote = client.session(session)
         view = await remote.info()
         cursor = after or format_cursor(max(0, view.seq - lines), view.number)
-        if not follow and int(cursor.partition("-")[0]) >= view.seq:
+        if not follow and parse_cursor(cursor, view.number) >= view.seq:
             return
         async with aclosing(remote.events(after=cursor)) as events:
             async for event in events:

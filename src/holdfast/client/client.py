@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx2
 import msgspec
 
 from holdfast.client.session import RemoteSession
-from holdfast.client.wire import decode, error_of, unreachable
+from holdfast.client.wire import connecting, decode, error_of, unreachable
 from holdfast.errors import ConfigurationError, HoldfastError, RateLimited
 from holdfast.protocol.messages import SessionView, TreeNode
 
@@ -47,7 +47,7 @@ class Client:
         on_back: called when it was made again.
 
     Raises:
-        ConfigurationError: `url` is not an http or https address.
+        ConfigurationError: `url` is not an http or https address, or `key` or `user` cannot be sent.
     """
 
     def __init__(
@@ -62,9 +62,7 @@ class Client:
         on_back: Callable[[], None] | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError(f"{url!r} is not an address", hint="give one such as http://127.0.0.1:8420")
+        parts = _checked(url)
         self.url = url.rstrip("/")
         self.retry_s = retry_s
         self.reconnect_s = reconnect_s
@@ -72,11 +70,15 @@ class Client:
         self.on_back = on_back
         headers = {"accept": "application/json"}
         if key is not None:
+            if not (key.isascii() and key.isprintable() and key and " " not in key):
+                raise ConfigurationError("that is not an API key", hint="give one as it was shown: hf_…")
             headers["authorization"] = f"Bearer {key}"
         if user is not None:
+            if not user.isprintable():
+                raise ConfigurationError(f"{user!r} is not a principal", hint="use printable characters")
             headers["x-holdfast-user"] = user
         self.http = httpx2.AsyncClient(
-            headers=headers,
+            headers={name.encode(): value.encode() for name, value in headers.items()},
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=100),
             timeout=httpx2.Timeout(_REPLY_S, connect=_CONNECT_S, pool=None),
             verify=parts.scheme == "https",
@@ -144,9 +146,10 @@ class Client:
         delay_s = _FIRST_DELAY_S
         while True:
             try:
-                response = await self.http.request(
-                    method, self.url + path, params=query, content=content, headers=headers, timeout=timeout
-                )
+                with connecting():
+                    response = await self.http.request(
+                        method, self.url + path, params=query, content=content, headers=headers, timeout=timeout
+                    )
             except httpx2.TransportError as error:
                 reached = not isinstance(error, (httpx2.ConnectError, httpx2.ConnectTimeout))
                 failure: HoldfastError = unreachable(self.url, error, lost_reply=reached and not repeatable)
@@ -163,3 +166,16 @@ class Client:
                 raise failure
             await asyncio.sleep(delay_s)
             delay_s = min(_MOST_DELAY_S, delay_s * 2)
+
+
+def _checked(url: str) -> SplitResult:
+    """The parts of a server's address, which may end with the path of a proxy. Raises `ConfigurationError`."""
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        fits = fits and not (parts.query or parts.fragment) and url.isprintable() and " " not in url
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigurationError(f"{url!r} is not an address", hint="give one such as http://127.0.0.1:8420")
+    return parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ import httpx2
 import msgspec
 
 from holdfast import ids
-from holdfast.client.wire import decode, error_of, unreachable
+from holdfast.client.wire import connecting, decode, error_of, unreachable
 from holdfast.errors import HoldfastError, RateLimited, ServerUnreachable, Unavailable, WaitExpired
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
 from holdfast.protocol.interface import answer
@@ -81,7 +81,8 @@ class RemoteSession:
 
     def __init__(self, client: Client, key: str) -> None:
         self._client = client
-        self._path = "/v1/sessions/" + quote(key, safe="")
+        # A client takes "." and ".." in an address for steps on its path, so their dots are encoded, too.
+        self._path = "/v1/sessions/" + (key.replace(".", "%2E") if key in (".", "..") else quote(key, safe=""))
         self.key = key
 
     def __repr__(self) -> str:
@@ -216,15 +217,20 @@ class RemoteSession:
                 failure = error
             await patience.wait(failure)
 
-    def _open(self, cursor: str | None, follow: str | None) -> AbstractAsyncContextManager[httpx2.Response]:
+    @asynccontextmanager
+    async def _open(self, cursor: str | None, follow: str | None) -> AsyncGenerator[httpx2.Response, None]:
         query = {name: value for name, value in (("after", cursor), ("follow", follow)) if value is not None}
-        return self._client.http.stream(
+        stream = self._client.http.stream(
             "GET",
             f"{self._client.url}{self._path}/events",
             params=query,
             headers={"accept": "text/event-stream"},
             timeout=httpx2.Timeout(_SILENCE_S, connect=5.0, pool=None),
         )
+        async with AsyncExitStack() as stack:
+            with connecting():
+                response = await stack.enter_async_context(stream)
+            yield response
 
     # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

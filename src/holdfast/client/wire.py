@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import httpx2
@@ -9,7 +11,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, ServerUnreachable
 
-__all__ = ["decode", "error_of", "unreachable"]
+__all__ = ["connecting", "decode", "error_of", "unreachable"]
 
 T = TypeVar("T")
 
@@ -57,6 +59,20 @@ def error_of(response: httpx2.Response) -> HoldfastError:
     if retry_after.isdigit():
         error.retry_after_s = float(retry_after)
     return error
+
+
+@contextmanager
+def connecting() -> Iterator[None]:
+    """Make what a server that dies in the instant of connecting provokes in the HTTP client a `ConnectError`.
+
+    On uvloop the socket is gone by the time it is asked for its peer, and that is an ``AttributeError``.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        if "getpeername" not in str(error):
+            raise
+        raise httpx2.ConnectError("the connection was cut as it was made") from error
 
 
 def unreachable(url: str, error: Exception, *, lost_reply: bool = False) -> ServerUnreachable:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from holdfast.errors import Forbidden, HoldfastError, InternalError, MethodNotAllowed, Unauthenticated, UnknownRoute
 from holdfast.host import Host
 from holdfast.server import metrics, page
-from holdfast.server.auth import Gate, KeyRing
+from holdfast.server.auth import Gate, KeyRing, refuse_repeated
 from holdfast.server.exchange import (
     Answer,
     Caller,
@@ -132,6 +132,8 @@ class App:
         extra: Headers = ()
         exchange: Exchange | None = None
         try:
+            if len(headers) < len(scope["headers"]):
+                refuse_repeated(scope["headers"])
             origin = self._gate.check(headers)
             if origin is not None:
                 extra = ((b"access-control-allow-origin", origin), (b"vary", b"origin"))
@@ -222,6 +224,8 @@ class App:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         try:
+            if len(headers) < len(scope["headers"]):
+                refuse_repeated(scope["headers"])
             self._gate.check(headers)
             methods, path = self._find(scope["raw_path"])
             operation = methods.get("GET")

@@ -34,16 +34,17 @@ from holdfast.server.exchange import Caller, Role
 from holdfast.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from holdfast.storage.port import KeyRecord
 
-__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "is_loopback", "make_key"]
+__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "is_loopback", "make_key", "refuse_repeated"]
 
 LOCAL = Caller("local", "admin")
 """Everybody on loopback while there are no keys."""
 
 _USER_HEADER = b"x-holdfast-user"
+_ONCE = (b"host", b"origin", b"authorization", _USER_HEADER, b"content-type", b"last-event-id")
 
 
 class KeyStore(Protocol):
@@ -177,6 +178,14 @@ class KeyRing:
             raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
         check_principal(principal)
         return Caller(principal, caller.role, caller.key_id)
+
+
+def refuse_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise `InvalidRequest` if a header that decides comes twice: a proxy in front may have read the other one."""
+    names = [name for name, _ in headers]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"the header {name.decode()} came {names.count(name)} times", hint="send it once")
 
 
 def _secret(authorization: bytes | None) -> bytes:

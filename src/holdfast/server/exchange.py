@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ encode = msgspec.json.Encoder().encode
 """A value as JSON."""
 
 _LINGER_S = 1.0
+_NUMBER = re.compile(r"([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
+_WHOLE = re.compile(r"[0-9]{1,18}")
 _JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-type", b"application/json"),
     (b"cache-control", b"no-store"),
@@ -108,33 +111,42 @@ class Exchange:
         """A parameter of the query, or None. An empty one counts as not given.
 
         Raises:
-            InvalidRequest: the query is not UTF-8.
+            InvalidRequest: the query is not UTF-8, or a parameter comes twice.
         """
+        return self._parameters().get(name) or None
+
+    def _parameters(self) -> Mapping[str, str]:
         if self._query is None:
             self._query = _parse_query(self.scope["query_string"])
-        return self._query.get(name) or None
+        return self._query
 
     def known_query(self, *names: str) -> None:
         """Refuse parameters that are not among `names`. Raises `InvalidRequest`."""
         if not self.scope["query_string"]:
             return
-        self.query("")
-        for name in self._query or ():
+        for name in self._parameters():
             if name not in names:
                 hint = f"it takes {', '.join(names)}" if names else "it takes none"
                 raise InvalidRequest(f"there is no parameter {name!r} here", hint=hint)
 
-    def number(self, name: str, *, most: float, least: float = 0.0) -> float | None:
-        """A number from the query, or None if it was not given. Raises `InvalidRequest`."""
+    def number(self, name: str, *, most: float) -> float | None:
+        """A number from 0 to `most` from the query, or None if it was not given. Raises `InvalidRequest`."""
         text = self.query(name)
         if text is None:
             return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = float(text) if _NUMBER.fullmatch(text) else math.nan
+        if not 0 <= value <= most:
+            raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a number from 0 to {most:g}")
+        return value
+
+    def whole(self, name: str, *, least: int, most: int) -> int | None:
+        """A whole number from the query, or None if it was not given. Raises `InvalidRequest`."""
+        text = self.query(name)
+        if text is None:
+            return None
+        value = int(text) if _WHOLE.fullmatch(text) else -1
         if not least <= value <= most:
-            raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a number from {least:g} to {most:g}")
+            raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a whole number from {least} to {most}")
         return value
 
     async def body(self, decoder: msgspec.json.Decoder[T], *, optional: bool = False) -> T:
@@ -205,9 +217,13 @@ class Exchange:
 def _parse_query(raw: bytes) -> Mapping[str, str]:
     """The parameters of a query. Raises `InvalidRequest`. The same few queries come again and again."""
     try:
-        return dict(parse_qsl(raw.decode("ascii"), errors="strict", max_num_fields=20))
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=20)
     except ValueError as error:
         raise InvalidRequest(f"the query cannot be read: {error}", hint="encode it as UTF-8") from None
+    parameters = dict(pairs)
+    if len(parameters) < len(pairs):
+        raise InvalidRequest("a parameter of the query comes twice", hint="give each once")
+    return parameters
 
 
 def decode_segment(segment: bytes) -> str:

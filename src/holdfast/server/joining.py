@@ -1,4 +1,4 @@
-"""One write to the socket for what is written in one turn of the event loop.
+"""One write to the socket for what is written in one turn of the event loop, and a bound for a request's head.
 
 uvicorn writes the head and the body of an answer apart, and each write is a system call, a packet and a wake-up of the
 client: together a tenth of what a small answer costs.
@@ -14,14 +14,43 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 __all__ = ["JoiningProtocol"]
 
 _HELD_LIMIT_BYTES = 16_384
+_HEAD_LIMIT_BYTES = 65_536
 
 
 class JoiningProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol on a transport that joins small writes."""
+    """uvicorn's HTTP protocol on a transport that joins small writes.
+
+    A head that is still not whole after ``_HEAD_LIMIT_BYTES`` is refused: its parser would keep all that comes.
+    """
+
+    _in_head = True
+    _turned = False
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A connection has come."""
         super().connection_made(_JoiningTransport(transport, self.loop))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._turned = False
+        super().data_received(data)
+        if not self._in_head or self._turned:
+            return  # another request was in it, too: this head's share is not known, but it is one piece at most
+        self._head_bytes += len(data)
+        if self._head_bytes > _HEAD_LIMIT_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The request's head has more than {_HEAD_LIMIT_BYTES} bytes.")
+
+    def on_headers_complete(self) -> None:
+        """The head is whole."""
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is whole; the next one's head may come."""
+        self._in_head = self._turned = True
+        self._head_bytes = 0
+        super().on_message_complete()
 
 
 class _JoiningTransport(asyncio.Transport):

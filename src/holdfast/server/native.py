@@ -42,7 +42,7 @@ __all__ = ["TABLE", "Native"]
 TABLE = Table()
 _YEAR_S = 366 * 86400.0
 _LIST_LIMIT = 1000
-_MOST = 2.0**53
+_MOST = 2**53
 
 Text = Annotated[str, Meta(max_length=2000)]
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -177,11 +177,13 @@ _stop_body = msgspec.json.Decoder(StopBody)
 _drain_body = msgspec.json.Decoder(DrainBody)
 _key_body = msgspec.json.Decoder(KeyBody)
 
-_WAIT = Query("wait", "number", "Wait this long for it, in seconds.")
-_LIMIT = Query("limit", "integer", f"At most this many, 100 by default, {_LIST_LIMIT} at most.")
+_WAIT = Query("wait", "number", "Wait this long for it, in seconds.", least=0)
+_LIMIT = Query(
+    "limit", "integer", f"At most this many, 100 by default, {_LIST_LIMIT} at most.", least=1, most=_LIST_LIMIT
+)
 _PAGE = (
-    Query("after", "integer", "Only entries with a greater `n`."),
-    Query("limit", "integer", f"At most this many, {_LIST_LIMIT} by default and at most."),
+    Query("after", "integer", "Only entries with a greater `n`.", least=0, most=_MOST),
+    Query("limit", "integer", f"At most this many, {_LIST_LIMIT} by default and at most.", least=1, most=_LIST_LIMIT),
 )
 _ALL = Query("all", "boolean", "`true` shows all principals' (admin only).")
 
@@ -283,7 +285,7 @@ class Native:
         "DELETE",
         "/v1/sessions/{key}/messages/{message_id}",
         answers={200: Settlement},
-        errors=(errors.UnknownSession, errors.UnknownMessage, errors.AlreadySettled),
+        errors=(errors.UnknownSession, errors.UnknownMessage, errors.AlreadySettled, errors.SessionDeleted),
     )
     async def withdraw_message(self, exchange: Exchange) -> Answer:
         """Take a waiting message back."""
@@ -373,7 +375,7 @@ class Native:
         "GET",
         "/v1/sessions/{key}/stops/{stop_id}",
         answers={200: StopReceipt | SessionStop, 202: StopPending},
-        errors=(errors.UnknownStop,),
+        errors=(errors.UnknownStop, errors.UnknownSession, errors.SessionDeleted),
     )
     async def get_stop(self, exchange: Exchange) -> Answer:
         """The result of an interrupt, stop or delete that took longer than its wait."""
@@ -395,7 +397,7 @@ class Native:
     @TABLE.enter("GET", "/v1/sessions", query=(_LIMIT, _ALL), answers={200: SessionList})
     async def list_sessions(self, exchange: Exchange) -> Answer:
         """Your sessions, the most recently changed first."""
-        limit = int(exchange.number("limit", least=1, most=_LIST_LIMIT) or 100)
+        limit = exchange.whole("limit", least=1, most=_LIST_LIMIT) or 100
         found = await self.host.sessions(principal=self._whose(exchange), limit=limit)
         return Answer(200, encode(SessionList(sessions=list(found))))
 
@@ -419,8 +421,8 @@ class Native:
     )
     async def get_transcript(self, exchange: Exchange) -> Answer:
         """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
-        after = int(exchange.number("after", most=_MOST) or 0)
-        limit = int(exchange.number("limit", least=1, most=_LIST_LIMIT) or _LIST_LIMIT)
+        after = exchange.whole("after", least=0, most=_MOST) or 0
+        limit = exchange.whole("limit", least=1, most=_LIST_LIMIT) or _LIST_LIMIT
         entries = await self._session(exchange).transcript_page(after=after, limit=limit)
         return Answer(200, encode(Transcript(entries=entries)))
 

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast import errors
 from holdfast.server.exchange import ErrorAnswer
-from holdfast.server.operations import Operation
+from holdfast.server.operations import Operation, Query
 
 __all__ = ["document"]
 
@@ -25,6 +25,7 @@ _WITH_BODY: tuple[type[errors.HoldfastError], ...] = (
     errors.BodyTooLarge,
     errors.InvalidRequest,
 )
+_KEY = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"^[^/\x00-\x1f\x7f]+$"}
 _PLACEHOLDERS = {
     "key": "The session's key: 1 to 200 printable characters without slashes.",
     "message_id": "The id of a receipt.",
@@ -95,12 +96,12 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
             "in": "path",
             "required": True,
             "description": _PLACEHOLDERS[name],
-            "schema": {"type": "string"},
+            "schema": _KEY if name == "key" else {"type": "string"},
         }
         for name in re.findall(r"{(\w+)}", operation.path)
     ]
     parameters += [
-        {"name": query.name, "in": "query", "description": query.doc, "schema": {"type": query.type}}
+        {"name": query.name, "in": "query", "description": query.doc, "schema": _query_schema(query)}
         for query in operation.query
     ]
     if parameters:
@@ -122,7 +123,14 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     return result
 
 
+def _query_schema(query: Query) -> dict[str, Any]:
+    bounds = {"minimum": query.least, "maximum": query.most}
+    return {"type": query.type, **{name: bound for name, bound in bounds.items() if bound is not None}}
+
+
 def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
+    if kind == "text/event-stream":
+        return {"description": "A stream of events.", "content": {kind: {}}}
     if isinstance(kind, str):
         return {"description": "A stream or text.", "content": {kind: {"schema": {"type": "string"}}}}
     members = _members(kind)

@@ -19,11 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter of the query: its name, its JSON type and what it does."""
+    """A parameter of the query: its name, its JSON type, what it does, and the least and greatest number it takes."""
 
     name: str
     type: str
     doc: str
+    least: int | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
