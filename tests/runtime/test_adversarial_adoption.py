@@ -10,13 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import StopReceipt
-from holdfast.runtime import procfs
+from holdfast.runtime import adoption_processes, procfs, zygote_link
 from holdfast.runtime.adoption import install
+from holdfast.runtime.owned_processes import ForeignHandle
 from holdfast.runtime.scope import Scope, detached
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="process trees need Linux")
@@ -119,7 +121,7 @@ def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess
 def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None:
     async def main() -> None:
         with install(asyncio.get_running_loop()):
-            pools: list[object] = []
+            pools: list[Any] = []
 
             def use_pool() -> None:
                 with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -136,6 +138,8 @@ def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None
             assert scope.receipt is not None
             assert "bare" in [one.name for one in scope.receipt.abandoned], "it waits for a result that never comes"
             await until(lambda: not any(thread.name.endswith("(_handle_workers)") for thread in threading.enumerate()))
+            # Its processes may have died with its lock: at the end of the interpreter it would wait for that for ever.
+            pools[0]._terminate.cancel()
             # All it ever started was below this process.
             mine = [pid for pid in procfs.descendants(os.getpid()) if lives(pid)]
             assert not [pid for pid in mine if procfs.command(pid) == procfs.command(os.getpid())]
@@ -181,6 +185,7 @@ def test_a_stop_by_force_names_the_threads_that_nobody_owns() -> None:
                 async with scope:
                     threading.Thread(target=release.wait, args=(30,), name="bare").start()
                     scope.spawn(release.wait, 30, on="thread", name="owned")
+                    await until(lambda: all(member.state != "starting" for member in scope.members()))
                     scope.interrupt.trigger("enough")
                     await asyncio.sleep(60)
             assert scope.receipt is not None
@@ -188,3 +193,43 @@ def test_a_stop_by_force_names_the_threads_that_nobody_owns() -> None:
             release.set()
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_program_that_is_just_being_started_elsewhere_makes_no_outcome_unknown(
+    programs: list[subprocess.Popen[bytes]],
+) -> None:
+    started: list[int] = []
+    concluding = threading.Event()
+
+    def start_slowly() -> None:
+        """As every start, but it takes its time between the new process and its being known."""
+        adoption = adoption_processes._adoption
+        assert adoption is not None
+        with adoption.start():
+            started.append(zygote_link._posix_spawn("/bin/sleep", ["sleep", "600"], {}))
+            assert concluding.wait(20)
+            time.sleep(0.1)
+            adoption.note_outside(started[0])
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            starting = threading.Thread(target=start_slowly)
+            async with Scope("tool", grace_s=0.05, kill_after_s=5.0) as scope:
+                programs.append(subprocess.Popen(["sleep", "600"]))
+                with detached():
+                    starting.start()
+                await until(lambda: started)
+                roots = [handle.process for handle in scope._handles() if isinstance(handle, ForeignHandle)]
+                asyncio.get_running_loop().call_later(0.2, concluding.set)
+                result = await adoption_processes.kill_trees(roots)
+                concluding.set()
+                assert result.unattributed == ()
+                assert result.outcome == "gone"
+            starting.join(20)
+            assert lives(started[0])
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        os.kill(started[0], 9)
+        os.waitpid(started[0], 0)

@@ -50,6 +50,8 @@ __all__ = ["ForeignProcess", "Owner", "Restorer", "install", "kill_trees", "kill
 _ANSWER_S = 1.0
 _TICK_S = 1.0
 _UNKNOWN_ZOMBIE_S = 5.0
+_STARTING_S = 0.5
+_STARTING_PAUSE_S = 0.005
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -317,17 +319,20 @@ class _Adoption:
 
     # -- kills
 
-    def unattributed(self, since: int) -> tuple[str, ...]:
-        """Orphans that came home after ``since`` and carry nobody's tag."""
+    def unattributed(self, since: int) -> tuple[tuple[str, ...], bool]:
+        """Orphans that came home after ``since`` and carry nobody's tag; and whether it is certain (see `_orphans`)."""
         found = []
-        for pid in self._strangers():
+        orphans, certain = self._orphans()
+        for pid in orphans:
+            if pid in self._known:
+                continue
             stat = procfs.read_stat(pid)
             if stat is None or stat.dead or stat.started < since:
                 continue
             tag = self._tag_of(pid)
             if tag is None or foreign.scope_of_tag(tag) == 0:
                 found.append(pid)
-        return procfs.names(found)
+        return procfs.names(found), certain
 
     def _let_go(self, process: ForeignProcess) -> None:
         """Close its pidfd, once: an end and `close` may come at the same time, on two threads."""
@@ -382,7 +387,12 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_B
             result = await request.answer.wait()
     except TimeoutError:
         result = TreeResult(proven=False)
-    return request.conclude(result)
+    deadline = time.monotonic() + _STARTING_S
+    while True:
+        concluded = request.conclude(result, last=time.monotonic() >= deadline)
+        if concluded is not None:
+            return concluded
+        await asyncio.sleep(_STARTING_PAUSE_S)
 
 
 def kill_trees_blocking(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_BOUND_S) -> TreeResult:
@@ -396,7 +406,12 @@ def kill_trees_blocking(roots: Sequence[ForeignProcess], *, bound_s: float = KIL
         result = request.answer.wait_blocking(bound_s + _ANSWER_S)
     except TimeoutError:
         result = TreeResult(proven=False)
-    return request.conclude(result)
+    deadline = time.monotonic() + _STARTING_S
+    while True:
+        concluded = request.conclude(result, last=time.monotonic() >= deadline)
+        if concluded is not None:
+            return concluded
+        time.sleep(_STARTING_PAUSE_S)
 
 
 class _Request:
@@ -422,15 +437,21 @@ class _Request:
         self.answer = killer.answer
         self.submit = killer.submit
 
-    def conclude(self, result: TreeResult) -> TreeResult:
-        """Wait for the orphans among the killed, and name who could not be attributed."""
+    def conclude(self, result: TreeResult, *, last: bool) -> TreeResult | None:
+        """Wait for the orphans among the killed, and name who could not be attributed.
+
+        None when one of them may be a program that somebody else is just starting, unless this is the last attempt.
+        """
         if self._adoption is None or not self._tags:
             return result
         self._adoption.bury(self._tags.__contains__)
+        unattributed, certain = self._adoption.unattributed(self._since)
+        if unattributed and not (certain or last):
+            return None
         return TreeResult(
             killed=result.killed,
             survivors=result.survivors,
-            unattributed=self._adoption.unattributed(self._since),
+            unattributed=unattributed,
             proven=result.proven,
         )
 
