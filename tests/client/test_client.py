@@ -488,3 +488,37 @@ def test_a_server_that_dies_in_the_instant_of_connecting_is_unreachable() -> Non
                 await client.session("alice").info()
 
     asyncio.run(main())
+
+
+def test_names_that_no_address_can_carry_are_refused_and_reach_nothing_else() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+            session = client.session("alice")
+            receipt = await session.send("go", agent="endless")
+            for key in ("", "\ud800"):
+                with pytest.raises(InvalidKey):
+                    client.session(key)
+            with pytest.raises(errors.InvalidRequest):
+                await session.send("\ud800")
+            for odd in ("..", "."):
+                with pytest.raises(UnknownMessage):
+                    await session.message(odd)
+                with pytest.raises(UnknownMessage):
+                    await session.withdraw(odd)
+                with pytest.raises(UnknownRun):
+                    await session.run(odd)
+            assert (await session.message(receipt.message_id)).state == "taken"
+
+    asyncio.run(main())
+
+
+def test_a_wait_that_is_over_names_the_time_that_was_given() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+            session = client.session("alice")
+            with pytest.raises(WaitExpired, match=r"after 0\.05 s"):
+                await session.ask("go", agent="endless", timeout_s=0.05)
+            with pytest.raises(WaitExpired):
+                await session.ask("go", agent="endless", timeout_s=-1)
+
+    asyncio.run(main())

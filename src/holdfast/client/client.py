@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.client.session import RemoteSession
 from holdfast.client.wire import connecting, decode, error_of, unreachable
-from holdfast.errors import ConfigurationError, HoldfastError, RateLimited
+from holdfast.errors import ConfigurationError, HoldfastError, InvalidRequest, RateLimited
 from holdfast.protocol.messages import SessionView, TreeNode
 
 __all__ = ["Client"]
@@ -94,7 +94,7 @@ class Client:
         await self.http.aclose()
 
     def session(self, key: str) -> RemoteSession:
-        """A session of the key's principal. No I/O; the server checks the key's form with the first call."""
+        """A session of the key's principal. No I/O; raises `InvalidKey` for what no address can carry."""
         return RemoteSession(self, key)
 
     async def sessions(self, *, limit: int = 100, everybody: bool = False) -> list[SessionView]:
@@ -138,7 +138,10 @@ class Client:
             HoldfastError: the error that the server answered, of the same class as on the server.
             ServerUnreachable: no answer; for what is not repeatable, it may have taken effect.
         """
-        content = None if body is None else msgspec.json.encode(body)
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"the text cannot be sent: {error.reason}", hint="send what UTF-8 can carry") from None
         headers = {} if body is None and method != "POST" else {"content-type": "application/json"}
         timeout = httpx2.Timeout(reply_s, connect=_CONNECT_S, pool=None)
         loop = asyncio.get_running_loop()

@@ -7,14 +7,13 @@ import zlib
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
 
 import httpx2
 import msgspec
 
 from holdfast import ids
-from holdfast.client.wire import connecting, decode, error_of, unreachable
-from holdfast.errors import HoldfastError, RateLimited, ServerUnreachable, Unavailable, WaitExpired
+from holdfast.client.wire import connecting, decode, error_of, segment, unreachable
+from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreachable, Unavailable, WaitExpired
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
@@ -81,8 +80,9 @@ class RemoteSession:
 
     def __init__(self, client: Client, key: str) -> None:
         self._client = client
-        # A client takes "." and ".." in an address for steps on its path, so their dots are encoded, too.
-        self._path = "/v1/sessions/" + (key.replace(".", "%2E") if key in (".", "..") else quote(key, safe=""))
+        if not key:
+            raise InvalidKey("'' is not a session key")
+        self._path = f"/v1/sessions/{segment(key)}"
         self.key = key
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ class RemoteSession:
         """See `SessionLike.ask`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        wait_s = _WAIT_S if timeout_s is None else min(_WAIT_S, timeout_s)
+        wait_s = _WAIT_S if timeout_s is None else max(0.0, min(_WAIT_S, timeout_s))
         response = await self._post_message(
             {"wait": f"{wait_s:.3f}"}, wait_s, content, policy, idempotency_key, agent, quiet_s, max_wait_s
         )
@@ -128,8 +128,7 @@ class RemoteSession:
                 return outcome.text
             return answer(await self.message(outcome.receipt.message_id))
         receipt = decode(response, Receipt)
-        left = None if deadline is None else max(0.0, deadline - loop.time())
-        return answer(await self.wait(receipt.message_id, timeout_s=left))
+        return answer(await self._wait(receipt.message_id, timeout_s, deadline))
 
     async def _post_message(
         self,
@@ -157,7 +156,11 @@ class RemoteSession:
         """See `SessionLike.wait`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
-        path = f"{self._path}/messages/{quote(message_id, safe='')}"
+        return await self._wait(message_id, timeout_s, deadline)
+
+    async def _wait(self, message_id: str, timeout_s: float | None, deadline: float | None) -> Settlement:
+        loop = asyncio.get_running_loop()
+        path = f"{self._path}/messages/{segment(message_id)}"
         while True:
             wait_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - loop.time()))
             response = await self._client.request(
@@ -172,12 +175,12 @@ class RemoteSession:
 
     async def withdraw(self, message_id: str) -> Settlement:
         """See `SessionLike.withdraw`."""
-        path = f"{self._path}/messages/{quote(message_id, safe='')}"
+        path = f"{self._path}/messages/{segment(message_id)}"
         return decode(await self._client.request("DELETE", path, repeatable=True), Settlement)
 
     async def message(self, message_id: str) -> Settlement:
         """See `SessionLike.message`."""
-        return await self._client.read(f"{self._path}/messages/{quote(message_id, safe='')}", Settlement)
+        return await self._client.read(f"{self._path}/messages/{segment(message_id)}", Settlement)
 
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -293,7 +296,7 @@ class RemoteSession:
 
     async def run(self, run_id: str) -> RunView:
         """See `SessionLike.run`."""
-        return await self._client.read(f"{self._path}/runs/{quote(run_id, safe='')}", RunView)
+        return await self._client.read(f"{self._path}/runs/{segment(run_id)}", RunView)
 
     async def runs(self) -> list[RunView]:
         """See `SessionLike.runs`."""

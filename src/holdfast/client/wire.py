@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
+from urllib.parse import quote
 
 import httpx2
 import msgspec
 
-from holdfast.errors import HoldfastError, ServerUnreachable
+from holdfast.errors import HoldfastError, InvalidKey, ServerUnreachable
 
-__all__ = ["connecting", "decode", "error_of", "unreachable"]
+__all__ = ["connecting", "decode", "error_of", "segment", "unreachable"]
 
 T = TypeVar("T")
 
@@ -59,6 +60,17 @@ def error_of(response: httpx2.Response) -> HoldfastError:
     if retry_after.isdigit():
         error.retry_after_s = float(retry_after)
     return error
+
+
+def segment(name: str) -> str:
+    """A key or id as one part of an address. Raises `InvalidKey` if it is no text that UTF-8 can carry.
+
+    A client takes "." and ".." in an address for steps on its path, so their dots are encoded, too.
+    """
+    try:
+        return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
+    except UnicodeEncodeError:
+        raise InvalidKey(f"{name!r} cannot be in an address") from None
 
 
 @contextmanager
