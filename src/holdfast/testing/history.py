@@ -84,7 +84,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         wake_s: from the end of a run to the moment when a branch of it that a receipt names as left over has been told.
         drain_slack_s: what a drain may last over its deadline.
         mailbox: messages that may wait in a session; 0 when that is not known.
-        attempts: how often one run may be started.
+        attempts: how often one run may be started without a call that comes to a result.
         principal_runs: runs that one principal may have at once; 0 for no cap.
         share_factor: a backlogged consumer gets at least its even share divided by this, and at most times this.
         thread_slack, descriptor_slack: how many idle threads and descriptors a quiet host may hold beyond its baseline.

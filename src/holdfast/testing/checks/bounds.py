@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestarted, RunStarted
+from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestarted, RunStarted, ToolFinished
 from holdfast.testing.checks.facts import Facts, SessionLog
 from holdfast.testing.checks.ledger import Ledger
 from holdfast.testing.history import Lost, Refused, SendAttempted, StopAnswered, StopRequested
@@ -15,11 +15,11 @@ _HIDDEN = frozenset(("not_found", "unknown_session", "unknown_message", "unknown
 def bounded(facts: Facts, ledger: Ledger) -> None:
     """P9: every wait has a deadline, every queue a bound, every retry a limit.
 
-    *Observations*: each call, each session's mailbox over its whole log, and each restarted run. *Violations*: a call
-    that was never answered, or later than its bound (``answer_s``, for stops ``stop_s``) while no host was killed; a
-    receipt that says so of itself; more messages waiting than the mailbox may hold; a message refused as
-    ``mailbox_full`` in a session whose mailbox never was; more attempts of a run than allowed; a call that got no
-    answer though its host was ready before and lived on.
+    *Observations*: each call, each session's mailbox over its whole log, and each restart of a run. *Violations*: a
+    call that was never answered, or later than its bound (``answer_s``, for stops ``stop_s``) while no host was
+    killed; a receipt that says so of itself; more messages waiting than the mailbox may hold; a message refused as
+    ``mailbox_full`` in a session whose mailbox never was; more restarts of a run than allowed without a call that came
+    to a result between them; a call that got no answer though its host was ready before and lived on.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -27,13 +27,15 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
         ledger.saw()
         highest[log.where] = _judge_mailbox(facts, ledger, log)
         for run in log.runs.values():
-            restarts = [event for event in run.events if isinstance(event, RunRestarted)]
-            if restarts:
-                ledger.saw()
-                if max(event.attempt for event in restarts) > limits.attempts:
-                    ledger.broken(f"a run was attempted more than {limits.attempts} times", log.where, restarts[-1])
-                if len(restarts) >= limits.attempts:
-                    ledger.broken(f"a run was restarted {len(restarts)} times", log.where, restarts[-1])
+            in_vain = 0
+            for event in run.events:
+                if isinstance(event, RunRestarted):
+                    ledger.saw()
+                    in_vain += 1
+                    if in_vain == limits.attempts:
+                        ledger.broken(f"a run was restarted {in_vain} times in vain", log.where, event)
+                elif isinstance(event, ToolFinished) and event.status != "interrupted":
+                    in_vain = 0
     end = facts.records[-1].at
     for call in facts.calls.values():
         ledger.saw()

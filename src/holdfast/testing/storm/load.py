@@ -125,6 +125,7 @@ class Load:
     async def _complete(self, session: StormSession) -> None:
         await self._double_text(session)
         await self._repeat(session)
+        await self.cut(stop=False, after_s=0.05)
         await self._cut_short(session)
         await self._read(session)
         await self._settlement(session)
@@ -360,15 +361,15 @@ class Load:
             )
         )
 
-    async def cut(self, *, stop: bool) -> None:
-        """Interrupt or stop a run that has its result in the log already and takes its time to end."""
+    async def cut(self, *, stop: bool, after_s: float = 0.6) -> None:
+        """Interrupt or stop a run of a new session; by default once its call has its result, while it ends slowly."""
         self._cuts += 1
         principal = self.chance.choice(self.access.principals)
-        session = StormSession(principal, f"{self.prefix}-cut-{self._cuts}", REPLAYABLE, self.chance)
+        session = StormSession(principal, f"{self.prefix}-cut-{self._cuts}", self.sessions[0].agent, self.chance)
         self.others.append(session)
         plan = Plan(name=self._name(), pieces=("call", "tidy", "nap"), span_s=1.0)
         if await self.send(session, self.message(session, plan, "queue")):
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(after_s)
             await (self._stop_session(session) if stop else self._interrupt(session))
 
     async def nap(self, session: StormSession, span_s: float) -> None:

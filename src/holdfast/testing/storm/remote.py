@@ -85,7 +85,7 @@ async def remote_storm(
         finally:
             await load.abandon()
             progress("deleting the storm's sessions")
-            for session in load.sessions:
+            for session in (*load.sessions, *load.others):
                 try:
                     await access.session(session.principal, session.key).delete()
                 except NotFound:
