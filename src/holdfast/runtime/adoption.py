@@ -23,6 +23,7 @@ from holdfast.errors import ScopeClosed
 from holdfast.runtime import adoption_processes
 from holdfast.runtime.adoption_threads import call_name, starting_scope, watch_threads
 from holdfast.runtime.enclosure import current_place, inside
+from holdfast.runtime.forked import watch_forks
 from holdfast.runtime.membership import Membership
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.owned_threads import ThreadHandle
@@ -206,6 +207,7 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     loop.set_task_factory(cast(Any, adopter))
     loop.set_default_executor(PoolExecutor(threads))
     watch_threads(1)
+    watch_forks()
     programs = 0 if getattr(loop, "virtual", False) else 1  # the explorer's loops have none
     _watch_processes(programs)
 
