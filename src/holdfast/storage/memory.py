@@ -45,9 +45,11 @@ from holdfast.storage.records import (
     journal,
     live_run,
     mailbox_items,
+    pack_events,
     ready_of,
     session_view,
     settlement_of,
+    unpack_events,
 )
 
 __all__ = ["MemoryStore"]
@@ -56,12 +58,18 @@ _T = TypeVar("_T")
 
 
 class _Pack(msgspec.Struct, frozen=True, gc=False):
-    """Events that were written together."""
+    """Events that were written together, packed as in SQL: what only grows is nothing for the garbage collector."""
 
+    first_seq: int
     last_seq: int
     run_id: str | None
     at: float
-    events: tuple[Stored, ...]
+    body: bytes
+
+    @property
+    def events(self) -> list[Stored]:
+        """The events."""
+        return unpack_events(self.last_seq, self.body)
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -145,7 +153,7 @@ class MemoryTables:
         log = found.log
         for index in range(bisect_left(log, after + 1, key=lambda pack: pack.last_seq), len(log)):
             events = log[index].events
-            out.extend(events if events[0].seq > after else [e for e in events if e.seq > after])
+            out.extend(events if log[index].first_seq > after else [e for e in events if e.seq > after])
             if len(out) >= limit:
                 break
         return out
@@ -193,7 +201,7 @@ class MemoryTables:
             messages[mail.message.message_id].withdrawn = True
 
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
-        self.sessions[row.session].log.append(_Pack(events[-1].seq, run_id, at, tuple(events)))
+        self.sessions[row.session].log.append(_Pack(events[0].seq, events[-1].seq, run_id, at, pack_events(events)))
 
     def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
         session = self.sessions[row.session]
@@ -355,7 +363,7 @@ class MemoryStore:
             found = tables.sessions.get(session)
             if found is None:
                 return 1
-            return found.log[0].events[0].seq if found.log else found.row.next_seq
+            return found.log[0].first_seq if found.log else found.row.next_seq
 
         return await self._do(read)
 
