@@ -12,6 +12,7 @@ import pytest
 
 from holdfast import errors
 from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.output import say, say_error
 from holdfast.protocol.events import EVENT_KINDS
 from tests.cli.processes import Served, clean_environment, run, served
 
@@ -253,3 +254,26 @@ def test_arguments_that_cannot_work_are_refused_in_words(server: Served) -> None
         assert found.returncode == code, (arguments, found.stderr)
         assert found.stdout == ""
         assert "Traceback" not in found.stderr, arguments
+
+
+def test_what_an_agent_says_cannot_drive_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "a\x1b]0;title\x07\tb\nc\r\u202e"
+    say(text)
+    assert capsys.readouterr().out == text + "\n", "a pipe gets what was said"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    say(text)
+    say_error(errors.RunFailed(text), as_json=False)
+    shown = capsys.readouterr()
+    assert shown.out == "a\u00b7]0;title\u00b7\tb\nc\u00b7\u00b7\n"
+    assert "\x1b" not in shown.err
+
+
+def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.md"
+    kept.write_text("precious")
+    found = server.run("export", "-s", "never-was", "-o", str(kept))
+    assert found.returncode == Exit.REFUSED
+    assert kept.read_text() == "precious"

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from holdfast.cli.connection import Target, run
-from holdfast.cli.output import note, say_json
+from holdfast.cli.output import note, printable, say_json
 from holdfast.errors import HoldfastError, UnknownSession
 from holdfast.protocol.events import (
     ChildFinished,
@@ -303,7 +303,7 @@ class _Screen:
         self._dim, self._plain = ("\x1b[2m", "\x1b[0m") if self._tty and "NO_COLOR" not in os.environ else ("", "")
 
     def _write(self, text: str) -> None:
-        shown = "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+        shown = printable(text)
         if shown:
             sys.stdout.write(shown)
             sys.stdout.flush()

@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
-from holdfast.cli.output import age, clock_time, note, say, say_json, say_table, say_tree
+from holdfast.cli.output import age, clock_time, fit, note, say, say_json, say_table, say_tree
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.protocol.events import EventBase, Gap, format_cursor, parse_cursor
 
@@ -124,6 +124,7 @@ def export(target: Target, session: str, *, events: bool, output: str | None) ->
         if output is None:
             await _export(remote, sys.stdout, events=events, as_json=target.as_json)
             return
+        await remote.info()  # raises for a session that is not there, before the file is emptied
         with _opened(output) as file:
             count = await _export(remote, file, events=events, as_json=target.as_json)
         note(f"{count} {'events' if events else 'entries'} written to {output}")
@@ -146,7 +147,7 @@ async def _export(remote: RemoteSession, file: TextIO, *, events: bool, as_json:
         file.writelines(msgspec.json.encode(entry).decode() + "\n" for entry in entries)
     else:
         file.write(f"# Session {remote.key}\n")
-        file.writelines(_markdown(entry) for entry in entries)
+        file.writelines(fit(_markdown(entry), file) for entry in entries)
     return len(entries)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
@@ -16,14 +16,36 @@ if TYPE_CHECKING:
     from holdfast.protocol.messages import TreeNode
     from holdfast.protocol.stopping import StopReceipt
 
-__all__ = ["Table", "age", "note", "say", "say_error", "say_json", "say_receipt", "say_table", "say_tree"]
+__all__ = [
+    "Table",
+    "age",
+    "fit",
+    "note",
+    "printable",
+    "say",
+    "say_error",
+    "say_json",
+    "say_receipt",
+    "say_table",
+    "say_tree",
+]
 
 Table = Iterable[Sequence[str]]
 
 
+def printable(text: str) -> str:
+    """Text that drives no terminal: control characters become dots."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
+def fit(text: str, stream: TextIO) -> str:
+    """Text as it may go to `stream`: `printable` on a terminal, unchanged elsewhere."""
+    return printable(text) if stream.isatty() else text
+
+
 def say(text: str = "") -> None:
     """A line on stdout."""
-    print(text, flush=True)
+    print(fit(text, sys.stdout), flush=True)
 
 
 def say_json(value: Any) -> None:
@@ -33,7 +55,7 @@ def say_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """A line for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(fit(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def say_error(error: HoldfastError, *, as_json: bool) -> None:
