@@ -126,12 +126,12 @@ def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(
     recorder = Recorder()
 
     async def work() -> None:
-        server = OwnServer(tmp_path, Recorder(), Limits(), ids.node_id(), settings)
+        demo = ("holdfast.agents.demo:agent",)
+        server = OwnServer(tmp_path, Recorder(), Limits(), ids.node_id(), settings, agents=demo)
         assert await server.start()
         try:
-            say = '{"name":"x","pieces":["nap"],"span_s":0.3}'
             await conduct_remote(
-                recorder, url=server.url, key=None, say=say, sessions=6, seconds=2.0, seed=1, progress=quietly
+                recorder, url=server.url, key=None, say="stream 10", sessions=6, seconds=2.0, seed=1, progress=quietly
             )
             async with Client(server.url) as client:
                 left = [view for view in await client.sessions(everybody=True) if view.state != "deleted"]

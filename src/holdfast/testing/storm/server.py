@@ -63,12 +63,22 @@ class OwnServer:
         folder: holds its store, the side file of stamps and what it writes to stderr.
         settings: given to it by the environment, where they are not the defaults.
         first: the number of the first incarnation.
+        agents: what it serves, as ``module:name``.
     """
 
     def __init__(
-        self, folder: Path, recorder: Recorder, limits: Limits, storm: str, settings: Settings, *, first: int = 1
+        self,
+        folder: Path,
+        recorder: Recorder,
+        limits: Limits,
+        storm: str,
+        settings: Settings,
+        *,
+        first: int = 1,
+        agents: tuple[str, ...] = _AGENTS,
     ) -> None:
         self.incarnation = first - 1
+        self._agents = agents
         self.storm = storm
         self.url = f"http://127.0.0.1:{settings.port}"
         self.stamps = folder / "stamps"
@@ -113,7 +123,7 @@ class OwnServer:
                 _PROGRAM,
                 "serve",
                 "--json",
-                *_AGENTS,
+                *self._agents,
                 cwd=self._folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
