@@ -384,3 +384,21 @@ def test_pruning_goes_through_all_sessions_in_small_steps(tmp_path, monkeypatch)
                 assert await store.oldest_seq(session) == 5
 
     run(main())
+
+
+def test_a_file_that_was_moved_away_takes_no_writes_until_it_is_back(tmp_path):
+    async def main():
+        path = tmp_path / "store.db"
+        async with opened(path) as store:
+            await store.send(message(1))
+            path.rename(tmp_path / "elsewhere.db")
+            for n in (2, 3):
+                with pytest.raises(StoreCorrupt, match="moved, deleted or replaced"):
+                    await store.send(message(n))
+            path.write_bytes(b"")
+            with pytest.raises(StoreCorrupt, match="moved, deleted or replaced"):
+                await store.send(message(4))
+            (tmp_path / "elsewhere.db").rename(path)
+            assert (await store.send(message(5))).seq == 3
+
+    run(main())

@@ -165,6 +165,15 @@ def _disk_is_full(path: str) -> bool:
         return False
 
 
+def _identity(path: str) -> tuple[int, int]:
+    """Which file has this name now; no file is (0, 0)."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_dev, status.st_ino
+
+
 class _WritingConnection:
     """The writer thread's side (see `holdfast.storage.writer.Connection`)."""
 
@@ -174,6 +183,7 @@ class _WritingConnection:
         self._node_id = node_id
         self._at = at
         self._connection: sqlite3.Connection | None = None
+        self._file = (0, 0)
         self._verbs: Sequence[str] = ()
 
     def open(self) -> SqlTables:
@@ -189,6 +199,7 @@ class _WritingConnection:
         self._connection = connection = _connect(self._path)
         version = self._check(connection)
         connection.execute("PRAGMA journal_mode = WAL")
+        self._file = _identity(self._path)
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         database = _SqliteDatabase(connection)
@@ -231,6 +242,11 @@ class _WritingConnection:
     def begin(self, verbs: Sequence[str]) -> None:
         self._verbs = verbs
         assert self._connection is not None
+        if _identity(self._path) != self._file:  # what is written to a file without a name is lost with the process
+            raise StoreCorrupt(
+                f"{self._path} was moved, deleted or replaced while it was open; nothing was written",
+                hint="put the file back where it was, or restart the host with the file that is there now",
+            )
         self._connection.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
