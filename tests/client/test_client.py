@@ -522,3 +522,15 @@ def test_a_wait_that_is_over_names_the_time_that_was_given() -> None:
                 await session.ask("go", agent="endless", timeout_s=-1)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0])
+def test_a_time_that_is_none_is_refused_here_and_there(odd: float) -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        with pytest.raises(errors.InvalidRequest):
+            await session_of("alice").send("x", policy="collect", quiet_s=odd)
+        await session_of("bob").send("x")
+        with pytest.raises(errors.InvalidRequest):
+            await session_of("bob").interrupt(grace_s=odd)
+
+    both(scenario)

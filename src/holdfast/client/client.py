@@ -8,7 +8,8 @@ later run. A request that never reached the server is always safe to repeat.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -121,7 +122,7 @@ class Client:
         method: str,
         path: str,
         *,
-        body: object = None,
+        body: Mapping[str, object] | None = None,
         query: dict[str, str] | None = None,
         repeatable: bool = False,
         reply_s: float = _REPLY_S,
@@ -138,6 +139,9 @@ class Client:
             HoldfastError: the error that the server answered, of the same class as on the server.
             ServerUnreachable: no answer; for what is not repeatable, it may have taken effect.
         """
+        for name, value in (body or {}).items():
+            if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers: it would be null
+                raise InvalidRequest(f"{name} is {value}; it is a number of seconds, 0 or more")
         try:
             content = None if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError as error:
