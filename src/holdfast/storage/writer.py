@@ -134,8 +134,8 @@ class Writer:
         `StorageError` if the store is closed, too many writes wait or the thread has failed. Nothing is raised here:
         callbacks write too.
         """
-        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         loop = self._loop
+        future: asyncio.Future[_T] = (loop or asyncio.get_running_loop()).create_future()
         if loop is None or self._closing:
             future.set_exception(StorageError("the store is closed"))
             return future
