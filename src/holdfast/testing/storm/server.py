@@ -34,7 +34,14 @@ from holdfast.testing.storm.recorder import Recorder
 
 __all__ = ["OwnServer", "free_port"]
 
-_PROGRAM = "from holdfast.cli import main; main()"
+_PROGRAM = """\
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+from holdfast.cli import main
+main()
+"""
+"""A server that is killed with the storm (PR_SET_PDEATHSIG), however that ends."""
 _AGENTS = ("holdfast.testing.storm.served:replayable", "holdfast.testing.storm.served:plain")
 
 
