@@ -83,3 +83,15 @@ def test_a_label_is_escaped() -> None:
     text = metrics.render(host.statistics(), streams=0, answers={})
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["holdfast_events"].samples[0].labels["name"] == 'odd "name"\n\\'
+
+
+def test_the_page_refuses_in_the_documented_shape_and_asks_a_browser_for_the_key() -> None:
+    async def scenario(server: Live) -> None:
+        await server.app.keys.create(principal="alice", role="user")
+        answer = await server.http.get("/")
+        assert answer.status_code == 401
+        assert answer.headers["content-type"] == "application/json"
+        assert answer.json()["error"]["code"] == "unauthenticated"
+        assert answer.headers["www-authenticate"].startswith("Basic ")
+
+    served(scenario)

@@ -254,7 +254,7 @@ class App:
         try:
             caller = self._caller(request.scope["holdfast.headers"])
         except Unauthenticated as error:
-            response = PlainTextResponse(f"{error}\n", status_code=401)
+            response = _json(error_answer(error))
             response.headers["www-authenticate"] = 'Basic realm="holdfast: any name, and an API key as the password"'
             return response
         html = await page.render(self.host, caller, address=str(request.base_url).rstrip("/"))
