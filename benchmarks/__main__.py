@@ -1,7 +1,9 @@
-"""``python -m benchmarks``: measure everything, print the table, and write it for the docs.
+"""``python -m benchmarks``: measure, print the table, and write it for the docs.
 
-python -m benchmarks                  all, into benchmarks/results.json and docs/benchmarks.md
-python -m benchmarks interrupt store  these only, printed and not written
+python -m benchmarks                  everything
+python -m benchmarks interrupt store  these parts only; what was written of the others stays
+
+The figures go into benchmarks/results.json, the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -13,14 +15,15 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from benchmarks.disk import sync_latency_s
 from benchmarks.rows import Row, print_rows
 
 ROOT = Path(__file__).parent
+RESULTS = ROOT / "results.json"
 PARTS = ("interrupt", "scope", "processes", "store", "host", "http")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
@@ -37,40 +40,36 @@ def measure(part: str) -> list[Row]:
     return [Row(**fields) for fields in json.loads(done.stdout)]
 
 
-def machine() -> dict[str, str]:
-    """What the figures were measured on."""
+def surroundings() -> str:
+    """What a part was measured on, and what else the machine did."""
     versions = [f"{name} {importlib.import_module(name).__version__}" for name in ("holdfast", "uvicorn", "uvloop")]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}, {os.cpu_count()} cores",
-        "versions": ", ".join(versions),
-        "fdatasync": f"{sync_latency_s() * 1000:.2f} ms",
-    }
+    return (
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC: Python {platform.python_version()}, "
+        f"{platform.system()} {platform.release().partition('-')[0]}, {os.cpu_count()} cores, {', '.join(versions)}; "
+        f"load average {os.getloadavg()[0]:.1f}, an `fdatasync` took {sync_latency_s() * 1000:.2f} ms."
+    )
 
 
-def write(results: dict[str, list[Row]], where: dict[str, str], seconds: float) -> None:
-    """Write the figures down, and the docs' table from them."""
-    figures = {part: [asdict(row) for row in rows] for part, rows in results.items()}
-    (ROOT / "results.json").write_text(json.dumps({"machine": where, "rows": figures}, indent=1) + "\n")
-    lines = [
-        BEGIN,
-        "",
-        f"Measured on {where['date']} in {seconds / 60:.0f} minutes: Python {where['python']}, {where['system']}, "
-        f"{where['versions']}; an `fdatasync` took {where['fdatasync']}.",
-    ]
-    for part, rows in results.items():
-        lines += ["", f"## {part.capitalize()}", "", "| figure | value | promised | | how |", "|---|---:|---:|---|---|"]
-        for row in rows:
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """The table of the docs."""
+    lines = [BEGIN]
+    for part in PARTS:
+        if part not in results:
+            continue
+        lines += ["", f"## {part.capitalize()}", "", results[part]["on"], ""]
+        lines += ["| figure | value | promised | | how |", "|---|---:|---:|---|---|"]
+        for row in (Row(**fields) for fields in results[part]["rows"]):
             verdict = {True: "met", False: "**missed**", None: ""}[row.met]
             lines.append(f"| {row.name} | {row.value:,.4g} {row.unit} | {row.target} | {verdict} | {row.note} |")
-    lines += ["", END]
+    return "\n".join([*lines, "", END])
+
+
+def write(results: dict[str, dict[str, Any]]) -> None:
+    """Write the figures down, and the docs' table from them."""
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     page = ROOT.parent / "docs" / "benchmarks.md"
-    text = page.read_text()
-    if BEGIN not in text:
-        text += f"\n{BEGIN}\n{END}\n"
-    before, _, rest = text.partition(BEGIN)
-    page.write_text(before + "\n".join(lines) + rest.partition(END)[2])
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(before + table(results) + rest.partition(END)[2])
 
 
 def main(chosen: list[str]) -> None:
@@ -78,16 +77,17 @@ def main(chosen: list[str]) -> None:
     unknown = [part for part in chosen if part not in PARTS]
     if unknown:
         raise SystemExit(f"there is no part {unknown[0]!r}; the parts are: {', '.join(PARTS)}")
-    began = time.monotonic()
-    results: dict[str, list[Row]] = {}
+    results: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    figures = missed = 0
     for part in chosen or PARTS:
         print(f"── {part} …", flush=True)
-        results[part] = measure(part)
-        print_rows(results[part])
-    if not chosen:
-        write(results, machine(), time.monotonic() - began)
-    missed = sum(row.met is False for rows in results.values() for row in rows)
-    print(f"{sum(map(len, results.values()))} figures, {missed} missed")
+        rows = measure(part)
+        print_rows(rows)
+        results[part] = {"on": surroundings(), "rows": [asdict(row) for row in rows]}
+        write(results)
+        figures += len(rows)
+        missed += sum(row.met is False for row in rows)
+    print(f"{figures} figures, {missed} missed")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from holdfast.runtime.scope import Scope
 
 __all__ = ["rows"]
 
-TASKS = 1_000
-ROUNDS = 40
+TASKS = 200
+ROUNDS = 200
 STOPS = 60
 TASKS_PER_STOP = 100
 THREADS_PER_STOP = 10
