@@ -188,3 +188,13 @@ def test_its_output_may_go_away_without_disturbing_the_end(tmp_path: Path) -> No
     assert server.process.stderr is not None
     assert "Traceback" not in server.process.stderr.read()
     server.process.stderr.close()
+
+
+def test_a_library_that_waits_at_exit_does_not_keep_the_process(tmp_path: Path) -> None:
+    (tmp_path / "clinging.py").write_text(
+        "import atexit, threading\nasync def agent(run):\n    return 'hello'\natexit.register(threading.Event().wait)\n"
+    )
+    with served(tmp_path, "clinging:agent") as server:
+        assert server.run("send", "hi").returncode == 0
+        assert server.end() == 0
+        assert server.lines[-1]["event"] == "stopped"

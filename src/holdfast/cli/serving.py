@@ -7,6 +7,7 @@ import importlib
 import os
 import shutil
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import note, say, say_error, say_json
 from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import configure_logging
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from holdfast.server import Running
 
 __all__ = ["load_agent", "serve"]
+
+EXIT_S = 5.0
+"""Time for what libraries do at exit, once everything of the host has ended."""
 
 
 def serve(specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool) -> Exit:
@@ -50,7 +55,20 @@ def serve(specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool) -
         _say_report(report, as_json=as_json)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more; the flush at exit must not fail again
-    return Exit.FAILED if report.orphans else Exit.OK
+    code = Exit.FAILED if report.orphans else Exit.OK
+    _bound_the_exit(code)
+    return code
+
+
+def _bound_the_exit(code: Exit) -> None:
+    """What agents' libraries do at exit may wait for ever, as a process pool does whose processes were killed."""
+
+    def end() -> None:
+        Interrupt(name="exit").wait_blocking(EXIT_S)
+        note(f"something still ran {EXIT_S:g} s after the end; the process ends now")
+        os._exit(code)
+
+    threading.Thread(target=end, name="holdfast-exit", daemon=True).start()
 
 
 def load_agent(spec: str) -> Agent:

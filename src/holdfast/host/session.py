@@ -62,7 +62,7 @@ class Session:
         if not isinstance(key, str):
             raise InvalidKey(f"a session key is text (str), not {key!r}")
         if not 0 < len(key) <= KEY_LENGTH or not key.isprintable() or "/" in key:
-            raise InvalidKey(f"{key!r} is not a session key")
+            raise InvalidKey(f"{key[:KEY_LENGTH]!r} is not a session key")
         self._host = host
         self._agent = agent
         self.principal = principal

@@ -319,7 +319,7 @@ def parse_cursor(cursor: str, number: int) -> int:
     """The seq of a cursor of the session ``number``. Raises `InvalidCursor` for any other."""
     seq, dash, owner = cursor.partition("-")
     if not (dash and seq.isascii() and seq.isdigit() and owner.isascii() and owner.isdigit() and len(seq) < 19):
-        raise InvalidCursor(f"{cursor!r} is not a cursor")
+        raise InvalidCursor(f"{cursor[:50]!r} is not a cursor")
     if int(owner) != number:
         raise InvalidCursor(f"{cursor!r} belongs to another session")
     return int(seq)
