@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.errors import HoldfastError
+from holdfast.protocol.events import TextDelta, encode_event
 from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, SqliteStore
@@ -118,7 +119,7 @@ class StoresAgree(RuleBasedStateMachine):
     )
     def append(self, lease, texts, nth):
         if lease is not None:
-            events = [("text.delta", b'{"text":%d}' % len(text)) for text in texts]
+            events = [encode_event(TextDelta(run_id=lease.run_id, text=text)) for text in texts]
             self.both(lambda store: store.append(lease, events, nth=nth))
 
     @rule(
@@ -141,7 +142,7 @@ class StoresAgree(RuleBasedStateMachine):
             cause=Cause(kind="deadline") if entries else None,
             error="E" if events else None,
             entries=[Entry(role="assistant", content=str(n)) for n in range(entries)],
-            events=[("text.delta", b"{}")] * events,
+            events=[encode_event(TextDelta(run_id=lease.run_id, text="the end"))] * events,
             next_run_id=self.fresh("r") if more else None,
         )
         done = self.both(lambda store: store.commit_run(commit))
