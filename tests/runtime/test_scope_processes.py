@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ import pytest
 
 from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
 from holdfast.protocol.stopping import Cause
+from holdfast.runtime import adoption_processes
 from holdfast.runtime.adoption import install
-from holdfast.runtime.processes import PIPE
+from holdfast.runtime.adoption_processes import ForeignProcess
+from holdfast.runtime.processes import PIPE, TreeResult, process_host
 from holdfast.runtime.scope import Scope
 
 HOSTILE = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"]
@@ -154,6 +156,55 @@ def test_a_stop_while_a_program_is_started_leaves_nothing() -> None:
     run(main)
 
 
+def hold_zygote() -> int:
+    """Start the zygote and stop it: nothing is started until it is continued."""
+    host = process_host()
+    host.start()
+    zygote = host._zygote
+    assert zygote is not None
+    os.kill(zygote.pid, signal.SIGSTOP)
+    return zygote.pid
+
+
+def test_a_stop_waits_for_a_start_that_was_cut_though_who_started_it_has_left() -> None:
+    async def main() -> None:
+        zygote = hold_zygote()
+        try:
+            scope = Scope("call", parent=None, kill_after_s=20).open()
+            starter = scope.spawn(scope.process(["sleep", "1000"]))
+            await until(lambda: any(member.state == "starting" for member in scope.members()))
+            stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
+            await until(starter.done)  # cancelled a second time while its program is killed
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not stop.done()
+            assert [member.kind for member in scope.members()] == ["process"]
+        finally:
+            os.kill(zygote, signal.SIGCONT)
+        receipt = await stop
+        assert (receipt.outcome, receipt.stopped.processes) == ("gone", 1)
+
+    run(main)
+
+
+def test_a_start_that_is_not_over_at_the_end_of_a_stop_is_named() -> None:
+    async def main() -> None:
+        zygote = hold_zygote()
+        try:
+            scope = Scope("call", parent=None, kill_after_s=0.3).open()
+            starter = scope.spawn(scope.process(["sleep", "1000"], name="sleeper"))
+            await until(lambda: any(member.state == "starting" for member in scope.members()))
+            receipt = await scope.stop("enough", grace_s=0)
+            assert starter.done()
+            assert receipt.outcome == "unknown"
+            assert receipt.unattributed == ("sleeper (it was being started)",)
+        finally:
+            os.kill(zygote, signal.SIGCONT)
+        await until(lambda: not process_host()._endings)
+
+    run(main)
+
+
 # Isolated functions
 
 
@@ -282,6 +333,38 @@ def test_programs_of_foreign_code_end_with_the_scope() -> None:
             assert not [pid for pid in pids if alive(pid)]
             # Its exit status is still its starter's.
             assert await kept[0].wait() == -signal.SIGKILL
+
+    run(main)
+
+
+def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_is_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        answer = asyncio.Event()
+
+        async def kill_trees(roots: Sequence[ForeignProcess]) -> TreeResult:
+            await answer.wait()  # they end meanwhile, as they were asked to
+            return TreeResult(unattributed=("1 stray",))
+
+        monkeypatch.setattr(adoption_processes, "kill_trees", kill_trees)
+        with install(asyncio.get_running_loop()):
+            scope = Scope("call", parent=None, kill_after_s=20).open()
+
+            async def tool() -> None:
+                process = await asyncio.create_subprocess_exec("sleep", "1000")
+                await process.wait()
+
+            starter = scope.spawn(tool())
+            await until(lambda: any(member.pid for member in scope.members()))
+            stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
+            await until(lambda: starter.done() and not scope.members())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert not stop.done()
+            answer.set()
+            receipt = await stop
+            assert (receipt.outcome, receipt.unattributed) == ("unknown", ("1 stray",))
 
     run(main)
 

@@ -3,7 +3,8 @@
 A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one that foreign code started inside it.
 
 Invariants
-- Membership is reserved before the program is started, and lasts until its whole tree is gone.
+- Membership is reserved before the program is started, and lasts until its whole tree is gone. That holds for a start
+  that is cut too: who started it may be cancelled again and leave, the member stays until the kill has answered.
 - A scope waits for the program to end by itself, but not for strays that it left running: those end with the scope.
 - What could not be proven dead is told to the stop under way, and its receipt says so.
 """
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.adoption_processes import ForeignProcess
     from holdfast.runtime.membership import Membership
     from holdfast.runtime.processes import Process
+    from holdfast.runtime.trees import TreeResult
 
 __all__ = ["ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
 
@@ -36,13 +38,14 @@ __all__ = ["ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
 class ProcessHandle(Handle[int]):
     """A member that is a program with everything it starts."""
 
-    __slots__ = ("_attending", "_killing", "process")
+    __slots__ = ("_attending", "_killing", "cut", "process")
 
     kind: MemberKind = "process"
 
     def __init__(self, scope: Membership, name: str) -> None:
         super().__init__(scope, name)
         self.process: Process | None = None
+        self.cut = False
         self._attending: asyncio.Task[None] | None = None
         self._killing: dict[asyncio.Task[None], None] = {}
 
@@ -58,6 +61,32 @@ class ProcessHandle(Handle[int]):
             await process.kill_tree()
             raise ScopeClosed(f"scope {self.scope.name!r} was closed while {process.name!r} was started")
         self.scope._on_loop(self._attend)
+
+    def _on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
+        """The start failed or was cancelled; ``ending`` kills what was begun of it. From the loop that started it."""
+        self.cut = True
+        ending.add_done_callback(self._on_ending, context=contextvars.Context())
+
+    def _on_ending(self, ending: asyncio.Task[TreeResult]) -> None:
+        from holdfast.runtime.trees import TreeResult
+
+        if not ending.cancelled() and (error := ending.exception()) is not None:
+            ending.get_loop().call_exception_handler(
+                {
+                    "message": f"the kill of {self.name!r}, whose start was cut, failed",
+                    "exception": error,
+                    "task": ending,
+                }
+            )
+            result = TreeResult(proven=False)
+        else:
+            result = TreeResult(proven=False) if ending.cancelled() else ending.result()
+        self.scope._on_loop(self._after_cut, result)
+
+    def _after_cut(self, result: TreeResult) -> None:
+        if result.outcome != "gone" and not self._done:
+            self.scope._unproven(result)
+        self.scope._discard(self, None)
 
     def _attend(self) -> None:
         self._attending = self.scope._make_own_task(self._attention(), f"attend {self.name}")

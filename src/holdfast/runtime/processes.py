@@ -291,7 +291,7 @@ class ProcessHost:
         if not data:
             self._drop(fd, tree)
             if not tree.link.alive or not tree.reaper:  # else the zygote tells when it has killed the orphans
-                self._finish(tree, TreeResult(proven=False))
+                self._finish(tree, TreeResult(proven=not tree.sent))
             return
         match marshal.loads(data):
             case ("started", int(pid), int(reaper)):
@@ -371,10 +371,12 @@ class ProcessHost:
         cwd: Argument | None = None,
         env: Mapping[str, str] | None = None,
         name: str | None = None,
+        on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
         """Start a program under a reaper of its own, in a session of its own.
 
-        When the awaiting task is cancelled meanwhile, the tree is killed before the cancellation goes on.
+        When the awaiting task is cancelled meanwhile, the tree is killed before the cancellation goes on; cancelled
+        again, the task need not wait for that, and the tree is killed all the same.
 
         Parameters:
             argv: the program, looked up in PATH of ``env``, and its arguments.
@@ -384,6 +386,8 @@ class ProcessHost:
             cwd: where it starts; None for the current directory.
             env: its whole environment; None for this process's. A marker that names this host is added.
             name: for people; None for the program's file name.
+            on_cut: called, when the start fails or is cancelled, with the task that kills whatever was begun of it;
+                not called when nothing was.
 
         Raises:
             FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` cannot be used.
@@ -405,7 +409,10 @@ class ProcessHost:
                 process = Process(tree, pid_or_error(started, argv, cwd))
                 await process._connect(descriptors)
             except BaseException:
-                await asyncio.shield(self._ending(tree))
+                ending = self._ending(tree)
+                if on_cut is not None:
+                    on_cut(ending)
+                await asyncio.shield(ending)
                 raise
         return process
 

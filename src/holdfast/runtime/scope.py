@@ -432,11 +432,12 @@ class Scope(Membership):
         self._enter(handle)
         try:
             process = await self._processes.spawn(
-                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name, on_cut=handle._on_cut
             )
             await handle._take(process)
         except BaseException:
-            self._on_loop(self._discard, handle, None)
+            if not handle.cut:  # else it leaves when nothing of the start is left
+                self._on_loop(self._discard, handle, None)
             raise
         return process
 

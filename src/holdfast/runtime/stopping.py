@@ -8,7 +8,8 @@ Phases
   is left to its owner first: a task group, say, cancels its children itself once its body has cleaned up. It is asked
   when whoever started it has ended, at the latest at half of the grace.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
-- ``ended``: every member is gone or abandoned, and the receipt stands.
+- ``ended``: every member is gone or abandoned, and the receipt stands. What the kill of foreign processes has to say is
+  waited for too: their roots may be dead before it has found all the rest.
 """
 
 from __future__ import annotations
@@ -179,8 +180,21 @@ class Stopping:
         if threads and self._loop.time() < min(self._began + _UNOWNED_S, self._end_at):
             # They may be about to end, and nobody tells when they do.
             self._loop.call_later(_UNOWNED_LOOK_S, self.look, context=contextvars.Context())
+        elif self._killing is not None and not self._killing.done():
+            return  # the roots are gone, but what the kill says of the rest is not known yet
         elif self.scope._shut():
             self._end()
+
+    def _killed(self, killing: asyncio.Task[None]) -> None:
+        """The kill of what foreign code started has answered."""
+        if killing.cancelled():
+            self._unknown = True
+        elif (error := killing.exception()) is not None:
+            self._unknown = True
+            self._loop.call_exception_handler(
+                {"message": f"{killing.get_name()} in scope {self.scope.name!r} failed", "exception": error}
+            )
+        self.look()
 
     def _arm(self) -> None:
         if self.phase == "ended":
@@ -232,6 +246,7 @@ class Stopping:
         foreign = [member for member in self.scope._handles() if isinstance(member, ForeignHandle)]
         if foreign:
             self._killing = self.scope._make_own_task(kill_foreign(self.scope, foreign), "kill foreign processes")
+            self._killing.add_done_callback(self._killed, context=contextvars.Context())
         self._press_at = self._loop.time() + self._press_in_s
 
     def _press(self) -> None:
@@ -261,10 +276,14 @@ class Stopping:
                 self._unknown = True
                 if member.process is not None:
                     self._survivors.append(member.process.pid)
+                else:
+                    self._unattributed.append(f"{member.name} (it was being started)")
         body = self.scope._body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())
             body.leave()
+        if self._killing is not None and not self._killing.done():
+            self._unknown = True
         self._end()
 
     def _end(self) -> None:

@@ -123,17 +123,20 @@ class ReaperTree:
         self.gone: Once[TreeResult] = Once()
         self.control: socket.socket | None = control
         self.reaper = 0
+        self.sent = False
+        """Whether the zygote was asked for the reaper; if not, there is nothing that could be alive."""
         self._spec = spec
         self._theirs = theirs
         self._fds = fds
         self._answers: list[Once[TreeResult]] = []
-        self._sent = False
         self._lock = threading.Lock()
 
     def submit(self) -> bool:
         """Ask the zygote for the reaper; False when it has too many requests already."""
         packed = marshal.dumps(("spawn", self._spec))
         fds = [self._theirs.fileno(), *self._fds]
+        sent = False
+        self.sent = True  # before: the end of the socket may be heard before the call is back
         try:
             if len(packed) <= _INLINE_BYTES:
                 sent = self.link.request(packed, fds)
@@ -144,8 +147,9 @@ class ReaperTree:
                     sent = self.link.request(marshal.dumps(("spawn", None)), [*fds, file.fileno()])
         except BrokenPipeError:  # the zygote was killed; what is waited for is set when its end is heard
             sent = True
+        finally:
+            self.sent = sent
         if sent:
-            self._sent = True
             self._theirs.close()
         return sent
 
@@ -171,7 +175,7 @@ class ReaperTree:
                 self._answers.append(answer)
         if self.gone.value is not None:
             answer.set(self.gone.value)
-        if not self._sent:  # nobody was asked for the tree: the end of the socket is the answer
+        if not self.sent:  # nobody was asked for the tree: the end of the socket is the answer
             self._theirs.close()
         self.tell(("kill", float(term_first_s), float(bound_s)))
         return answer
