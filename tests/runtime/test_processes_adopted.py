@@ -9,6 +9,7 @@ import functools
 import importlib
 import multiprocessing
 import os
+import posix
 import signal
 import subprocess
 import sys
@@ -365,6 +366,37 @@ def test_adoption_leaves_no_descriptor(host: ProcessHost) -> None:
     assert adoption is not None
     assert not adoption._families
     assert not adoption._by_tag
+
+
+def test_a_forked_child_starts_programs_though_a_lock_was_held_at_its_fork(host: ProcessHost) -> None:
+    adoption = adoption_processes._adoption
+    assert adoption is not None
+    with adoption._lock:
+        child = posix.fork()  # as on another thread; the one in os would wait for the lock here
+        if child == 0:
+            status = 1
+            try:
+                grandchild = os.fork()
+                if grandchild == 0:
+                    os._exit(0)
+                os.waitpid(grandchild, 0)
+                status = subprocess.run(["true"], check=False).returncode
+            finally:
+                os._exit(status)
+    ended: list[int] = []
+
+    def over() -> bool:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        ended.extend([status] if pid else [])
+        return bool(ended)
+
+    try:
+        await_condition(over, "the child has started its programs")
+    finally:
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert ended == [0]
 
 
 def test_restoring_takes_the_wrappers_off() -> None:

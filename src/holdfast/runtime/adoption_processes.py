@@ -155,10 +155,14 @@ class _Adoption:
 
     # -- starts
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a forked child: it adopts nothing, and a lock may be held for ever there."""
+        return os.getpid() != self.pid
+
     def owner(self) -> Owner | None:
         """The scope that a start belongs to now; None outside of scopes and in forked children."""
-        owner = self.current()
-        return owner if owner is not None and os.getpid() == self.pid else None
+        return None if self.forked else self.current()
 
     def tag_for(self, owner: Owner) -> int:
         """The tag of what ``owner`` starts now."""
@@ -521,6 +525,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_fork_exec(plain: Callable[..., int]) -> Callable[..., int]:
         def fork_exec(*arguments: Any) -> int:
+            if adoption.forked:
+                return plain(*arguments)
             owner = adoption.owner()
             words = arguments[0]
             with adoption.start():
@@ -542,6 +548,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_fork(plain: Callable[[], Any]) -> Callable[[], Any]:
         def fork() -> Any:
+            if adoption.forked:
+                return plain()
             owner = adoption.owner()
             tag = 0 if owner is None else adoption.tag_for(owner)
             adoption.begin()
@@ -569,6 +577,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_posix_spawn(plain: Callable[..., int]) -> Callable[..., int]:
         def posix_spawn(path: Any, argv: Any, env: Any, /, *rest: Any, **options: Any) -> int:
+            if adoption.forked:
+                return plain(path, argv, env, *rest, **options)
             owner = adoption.owner()
             with adoption.start():
                 if owner is None:
@@ -595,6 +605,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_loop_start(plain: Callable[..., Any]) -> Callable[..., Any]:
         async def start(self: Any, *arguments: Any, **options: Any) -> Any:
+            if adoption.forked:
+                return await plain(self, *arguments, **options)
             owner = adoption.owner()
             with adoption.start():
                 if owner is None:

@@ -66,7 +66,7 @@ class Zygote:
         self._wakeup = Wakeup()
         self._forked: set[int] = set()
         self._lost: dict[int, float] = {}
-        self._stray_kills: list[int] = []
+        self._stray_kills: dict[int, None] = {}  # in the order they were struck; each once
         self._host_lost = False
         self._dismissed = False
 
@@ -199,13 +199,13 @@ class Zygote:
         for stray in strays:
             for pid in (stray, *procfs.descendants(stray)):
                 if procfs.strike(pid, signal.SIGKILL, lambda _stat: True) == "hit":
-                    self._stray_kills.append(pid)
+                    self._stray_kills[pid] = None
         for reaper, bound in list(self._lost.items()):
             if not strays or now >= bound:
                 del self._lost[reaper]
-                send(self._requests, ("lost", reaper, self._stray_kills, strays))
+                send(self._requests, ("lost", reaper, list(self._stray_kills), strays))
                 if not strays:
-                    self._stray_kills = []
+                    self._stray_kills = {}
         return None if childless else bool(strays)
 
 
