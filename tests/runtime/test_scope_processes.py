@@ -350,13 +350,15 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
         monkeypatch.setattr(adoption_processes, "kill_trees", kill_trees)
         with install(asyncio.get_running_loop()):
             scope = Scope("call", parent=None, kill_after_s=20).open()
+            kept: list[asyncio.subprocess.Process] = []
 
             async def tool() -> None:
                 process = await asyncio.create_subprocess_exec("sleep", "1000")
+                kept.append(process)
                 await process.wait()
 
             starter = scope.spawn(tool())
-            await until(lambda: any(member.pid for member in scope.members()))
+            await until(lambda: kept)
             stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
             await until(lambda: starter.done() and not scope.members())
             for _ in range(5):
@@ -365,6 +367,7 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
             answer.set()
             receipt = await stop
             assert (receipt.outcome, receipt.unattributed) == ("unknown", ("1 stray",))
+            await kept[0].wait()
 
     run(main)
 
