@@ -206,3 +206,16 @@ def test_every_failpoint_hit_is_one_that_was_registered() -> None:
     names = registered_failpoints()
     assert names
     assert FailpointHit(at=0.0, incarnation=1, name=names[0]).name in names
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_the_storm_of_the_readme_keeps_every_promise(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "holdfast"), "storm", "--sessions", "200", "--seconds", "60"]
+    done = subprocess.run(
+        [*command, "--kill-every", "5", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=1700
+    )
+    report = msgspec.json.decode(done.stdout)
+    assert done.returncode == Exit.OK, report
+    assert report["passed"]
+    assert len(report["promises"]) == 14
