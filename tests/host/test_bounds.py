@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from holdfast import Host, Run, Settings, agent
@@ -11,6 +12,7 @@ from holdfast.agents.journal import Journal
 from holdfast.errors import LimitExceeded, RunFailed, StoreFull
 from holdfast.host import recovery
 from holdfast.protocol.events import RunFinished, RunRestarted, ToolFinished, ToolStarted
+from holdfast.protocol.messages import Entry
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Committed, RunCommit
 from holdfast.testing import VirtualClock, run_virtual
@@ -169,5 +171,28 @@ def test_a_start_takes_up_every_waiting_session_also_when_there_are_more_than_it
             assert host.recovered.waiting == 3
             for number, receipt in enumerate(sent):
                 assert (await host.session(f"s{number}").wait(receipt.message_id, timeout_s=60)).state == "completed"
+
+    run_virtual(main())
+
+
+def test_the_counters_of_the_promises_can_tell_a_broken_one() -> None:
+    @agent
+    async def echo(run: Run) -> str:
+        return run.text
+
+    class Forgetful(MemoryStore):
+        def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
+            done = super().commit_run(commit).result()
+            lying: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+            lying.set_result(msgspec.structs.replace(done, settled=()))
+            return lying
+
+    async def main() -> None:
+        async with virtual_host(echo, store=Forgetful()) as host:
+            await host.session("s").send("x")
+            await asyncio.sleep(1)
+            host.transcript_made([Entry(role="tool_call", content="{}", call_id="c")])
+            counted = host.statistics().promises
+            assert {number for number, count in counted.items() if count.broken} == {"P5", "P6"}
 
     run_virtual(main())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agents.journal import Branch, Journal
 from holdfast.agents.run import Run
-from holdfast.errors import Interrupted, RunClosed, ScopeClosed, StaleFence, told
+from holdfast.errors import IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence, told
 from holdfast.protocol.events import Event, encode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
@@ -344,6 +344,8 @@ class ActiveRun:
             self._flush_timer.cancel()
             self._flush_timer = None
         transcript = self.run.transcript
+        entries = transcript.entries(status=status)
+        self._host.transcript_made(entries)
         self._commit_fields = {
             "lease": self._claim.lease,
             "status": status,
@@ -353,7 +355,7 @@ class ActiveRun:
             "error": None if error is None else one_line(error),
             "receipt": receipt,
             "usage": self.run.usage,
-            "entries": transcript.entries(status=status),
+            "entries": entries,
         }
         self._go_on()
 
@@ -393,6 +395,8 @@ class ActiveRun:
             self._lose(error)
             self._end(self._receipt)
         elif error is not None:
+            if isinstance(error, IllegalTransition):
+                self._host.incidents.broken["P10"] += 1
             self._retry(self._submit, error, "commit")
         else:
             committed = done.result()

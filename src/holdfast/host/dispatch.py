@@ -159,6 +159,7 @@ class Dispatch:
         host = self._host
         transcript = transcript or RunTranscript(claim.lease.run_id, claim.messages)
         entries = transcript.entries(status=status)
+        host.transcript_made(entries)
         ended: asyncio.Future[None] = host.loop.create_future()
 
         def commit(tries: int) -> None:

@@ -26,7 +26,7 @@ from holdfast.host.tree import scope_nodes
 from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Message, SessionView, Settlement, TreeNode
+from holdfast.protocol.messages import Entry, Message, SessionView, Settlement, TreeNode
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.settings import Settings
@@ -357,10 +357,13 @@ class Host:
 
     def committed(self, claim: Claim, status: str, committed: Committed) -> None:
         """A run's end is durable: show it, and wake who waits for it."""
-        kept = self.incidents.kept
+        kept, broken = self.incidents.kept, self.incidents.broken
         self.incidents.counts[f"runs_{status}"] += 1
         kept["P5"] += len(committed.settled)
-        kept["P6"] += 1
+        if [s.message_id for s in committed.settled] != [m.message_id for m in claim.messages]:
+            broken["P5"] += 1
+        if committed.waiting > self.settings.mailbox_limit:
+            broken["P9"] += 1
         kept["P10"] += 1
         actor = self.actors.get(claim.lease.session)
         if actor is not None:
@@ -407,6 +410,8 @@ class Host:
         stopped = receipt.stopped
         incidents.kept["P1"] += stopped.tasks + stopped.threads + stopped.processes
         incidents.broken["P3"] += len(receipt.survivors)
+        if receipt.outcome == "gone" and receipt.abandoned:
+            incidents.broken["P1"] += 1
         for left in receipt.abandoned:
             incidents.counts["abandoned"] += 1
             text = (
@@ -424,8 +429,16 @@ class Host:
         else:
             self.incidents.kept["P8"] += 1
 
+    def transcript_made(self, entries: Sequence[Entry]) -> None:
+        """A run's entries go into the transcript: each call must have exactly one result."""
+        calls = [entry.call_id for entry in entries if entry.role == "tool_call"]
+        results = {entry.call_id for entry in entries if entry.role == "tool_result"}
+        valid = len(calls) == len(results) and results.issuperset(calls)
+        (self.incidents.kept if valid else self.incidents.broken)["P6"] += 1
+
     def run_lost(self, run: ActiveRun, error: HoldfastError) -> None:
         """The store says that another holder has the session."""
+        self.incidents.broken["P11"] += 1
         self._report("lease_lost", error.message, run)
 
     def _report(self, kind: Any, text: str, run: ActiveRun, stack: tuple[str, ...] = ()) -> None:

@@ -115,6 +115,8 @@ class LogReader:
                 if ending is not None:
                     batch = batch[: ending + 1]
                     self._done = True
+                if batch[0].seq != self.cursor + 1 or batch[-1].seq != self.cursor + len(batch):
+                    self._host.incidents.broken["P7"] += 1
                 self.cursor = batch[-1].seq
                 self._host.incidents.kept["P7"] += len(batch)
                 return batch

@@ -117,6 +117,8 @@ class Session:
             raise Draining("this host is shutting down and takes no new messages")
         settings = host.settings
         reserved = host.dispatch.admission.reserve(self.principal)
+        if not reserved:
+            host.incidents.kept["P14"] += 1
         request = Send(
             principal=self.principal,
             key=self.key,

@@ -16,16 +16,16 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P2": ("isolation", "runs interrupted by a cause of their own", "runs interrupted by another run's cause"),
     "P3": ("stopped means stopped", "receipts", "processes that outlived their receipt"),
     "P4": ("one run per session", "claims", "claims that met a run of the same session in this host"),
-    "P5": ("no message lost", "messages settled", "messages settled twice"),
-    "P6": ("valid transcript", "transcripts committed", "entries refused as invalid"),
+    "P5": ("no message lost", "messages settled", "runs that settled other messages than they took"),
+    "P6": ("valid transcript", "transcripts committed", "transcripts with a call that has not one result"),
     "P7": ("honest streams", "events given to readers", "events given out of order"),
     "P8": ("no leaks", "runs that ended with an empty scope", "runs that left members which no receipt names"),
-    "P9": ("bounded", "refusals at a bound", "bounds that were passed"),
-    "P10": ("atomic state", "state changes", "changes that the table does not have"),
-    "P11": ("crash-safe", "runs rescued after a crash", "runs found orphaned while the host ran"),
+    "P9": ("bounded", "refusals at a bound", "mailboxes over their bound"),
+    "P10": ("atomic state", "state changes", "ends refused as an illegal change"),
+    "P11": ("crash-safe", "runs rescued after a crash", "runs that lost their session while the host ran"),
     "P12": ("clean shutdown", "runs finished or parked by a drain", "orphans of a drain"),
-    "P13": ("fair", "sessions admitted in turn", "sessions passed over"),
-    "P14": ("private", "refusals at a principal's own caps", "principals over their caps"),
+    "P13": ("fair", "sessions admitted in turn", "not counted here: the storm judges it"),
+    "P14": ("private", "refusals at a principal's own caps", "not counted here: the storm judges it"),
 }
 """For each promise that this host can give: its name, what counts as kept, and what counts as broken."""
 
