@@ -117,8 +117,8 @@ def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess
     executor.shutdown()
 
 
-# Nightly, because under load it sometimes hangs at its beginning: the pool, which forks from a thread, never has its two
-# processes. Whether that is the fork or our adoption of it is not known; see the limits in the docs.
+# Nightly, because under load it sometimes hangs at its beginning: the pool, which forks from a thread, never has its
+# two processes. Whether that is the fork or our adoption of it is not known; see the limits in the docs.
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None:
