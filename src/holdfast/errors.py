@@ -11,7 +11,7 @@
         │   ├── MethodNotAllowed     the address exists, but not for this method
         │   ├── UnsupportedMediaType a write without ``content-type: application/json``
         │   ├── UnknownPolicy
-        │   └── PolicyUnavailable    the policy exists, but not for this agent
+        │   └── NotSupported         the agent, or this machine, cannot do it
         ├── NotFound                 no such session, message, run, agent, stop, API key or address
         │   ├── UnknownSession
         │   ├── UnknownMessage
@@ -19,10 +19,15 @@
         │   ├── UnknownAgent
         │   ├── UnknownStop
         │   ├── UnknownKey
+        │   ├── UnknownQuestion      no such question or approval is open
+        │   ├── UnknownAttachment
         │   └── UnknownRoute
         ├── Conflict                 the state does not allow it now
         │   ├── SessionBusy          policy ``reject`` met a run
         │   ├── AlreadySettled       a message that can no longer be withdrawn
+        │   ├── AlreadyAnswered      a question that was decided otherwise before
+        │   ├── HistoryChanged       the transcript is not what the caller saw
+        │   ├── NothingToUndo
         │   ├── WaitsForItself       a run waits for its own session's next one
         │   ├── IdempotencyMismatch  the key was used with another body
         │   ├── SessionDeleted
@@ -58,7 +63,9 @@
         │   ├── StoreReadOnly
         │   ├── StoreCorrupt
         │   └── StoreLocked          another host has this file open
+        ├── ModelFailed              the model's provider refused, failed or broke off
         ├── ConfigurationError       settings, flags or agents that cannot work
+        │   └── MissingExtra         a package that an optional part needs; the hint has the command
         └── InternalError            a mistake of ours; the log has it
 
 Each error carries what happened (its message), a stable ``code`` for programs, and a ``hint``: what to do next.
@@ -73,6 +80,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessDenied",
+    "AlreadyAnswered",
     "AlreadySettled",
     "BodyTooLarge",
     "CallFailed",
@@ -80,6 +88,7 @@ __all__ = [
     "Conflict",
     "Draining",
     "Forbidden",
+    "HistoryChanged",
     "HoldfastError",
     "HostRefused",
     "IdempotencyMismatch",
@@ -94,10 +103,13 @@ __all__ = [
     "MalformedBody",
     "MessageWithdrawn",
     "MethodNotAllowed",
+    "MissingExtra",
+    "ModelFailed",
     "NotDeterministic",
     "NotFound",
+    "NotSupported",
+    "NothingToUndo",
     "OriginRefused",
-    "PolicyUnavailable",
     "ProcessEnded",
     "QueueClosed",
     "QueueEmpty",
@@ -120,9 +132,11 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnknownAgent",
+    "UnknownAttachment",
     "UnknownKey",
     "UnknownMessage",
     "UnknownPolicy",
+    "UnknownQuestion",
     "UnknownRoute",
     "UnknownRun",
     "UnknownSession",
@@ -221,11 +235,10 @@ class UnknownPolicy(InvalidRequest):
     default_hint = "use queue, collect, interrupt or reject"
 
 
-class PolicyUnavailable(InvalidRequest):
-    """The policy exists, but not for this agent."""
+class NotSupported(InvalidRequest):
+    """The agent, or this machine, cannot do it."""
 
-    code = "policy_unavailable"
-    default_hint = "steer and rollback need the built-in agent loop; use queue or interrupt with this agent"
+    code = "not_supported"
 
 
 class NotFound(HoldfastError):
@@ -276,6 +289,20 @@ class UnknownKey(NotFound):
     default_hint = "'holdfast keys list' shows the ids"
 
 
+class UnknownQuestion(NotFound):
+    """No such question or approval is open in this session."""
+
+    code = "unknown_question"
+    default_hint = "list the open ones with questions(), or GET …/approvals"
+
+
+class UnknownAttachment(NotFound):
+    """You have no attachment of that digest."""
+
+    code = "unknown_attachment"
+    default_hint = "upload it first; a digest is the SHA-256 of the bytes"
+
+
 class UnknownRoute(NotFound):
     """There is nothing at this address."""
 
@@ -309,6 +336,25 @@ class AlreadySettled(Conflict):
 
     code = "already_settled"
     default_hint = "interrupt the run that took it instead"
+
+
+class AlreadyAnswered(Conflict):
+    """The question was decided before, and otherwise."""
+
+    code = "already_answered"
+
+
+class HistoryChanged(Conflict):
+    """The transcript is not what you saw: something was written to it since."""
+
+    code = "history_changed"
+    default_hint = "read the transcript again, then repeat it"
+
+
+class NothingToUndo(Conflict):
+    """The transcript is empty."""
+
+    code = "nothing_to_undo"
 
 
 class IdempotencyMismatch(Conflict):
@@ -551,10 +597,28 @@ class StoreLocked(StorageError):
     default_hint = "stop the other host, or name another file with --store"
 
 
+class ModelFailed(HoldfastError):
+    """The model's provider refused the request, failed, or broke off its answer."""
+
+    code = "model_failed"
+    status = 502
+
+
 class ConfigurationError(HoldfastError):
     """A setting, flag or agent that cannot work."""
 
     code = "configuration_error"
+
+
+class MissingExtra(ConfigurationError):
+    """An optional part needs a package that is not installed."""
+
+    code = "missing_extra"
+
+    def __init__(self, part: str, *, extra: str) -> None:
+        super().__init__(
+            f"{part} needs packages that are not installed", hint=f"install them: pip install 'holdfast[{extra}]'"
+        )
 
 
 class InternalError(HoldfastError):

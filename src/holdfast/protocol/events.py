@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from holdfast.errors import InvalidCursor
-from holdfast.protocol.messages import Policy, SettledAs, Usage
+from holdfast.protocol.messages import Answer, Attachment, HistoryEdit, Policy, Question, SettledAs, Usage
+from holdfast.protocol.model import ToolCall
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ChildStarted",
     "Event",
     "Gap",
+    "HistoryEdited",
     "MessageAccepted",
     "MessageSettled",
     "MessageSteered",
@@ -31,6 +33,7 @@ __all__ = [
     "RunStopping",
     "RunSuspended",
     "SessionDeletedEvent",
+    "StepFinished",
     "StepStarted",
     "Stored",
     "TextDelta",
@@ -67,6 +70,7 @@ class MessageAccepted(EventBase, frozen=True, kw_only=True, tag="message.accepte
     message_id: str
     content: str
     policy: Policy = "queue"
+    attachments: tuple[Attachment, ...] = ()
 
 
 class MessageSteered(EventBase, frozen=True, kw_only=True, tag="message.steered"):
@@ -94,7 +98,10 @@ class RunStarted(EventBase, frozen=True, kw_only=True, tag="run.started"):
 
 
 class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
-    """A run goes on after a crash; readers drop what it said since ``discard_from`` (a seq, inclusive)."""
+    """A run goes on after a crash; readers drop the text it said since ``discard_from`` (a seq, inclusive).
+
+    An agent with a model goes on after its last whole step, any other says everything again.
+    """
 
     run_id: str
     attempt: int
@@ -102,16 +109,18 @@ class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
 
 
 class RunSuspended(EventBase, frozen=True, kw_only=True, tag="run.suspended"):
-    """A run waits for a person."""
+    """A run asked a person something, and waits; one event for each question."""
 
     run_id: str
-    question: str = ""
+    question: Question
 
 
 class RunResumed(EventBase, frozen=True, kw_only=True, tag="run.resumed"):
-    """A suspended run goes on."""
+    """A question was answered; the run goes on once ``waiting``, the number of its open questions, is 0."""
 
     run_id: str
+    answer: Answer
+    waiting: int = 0
 
 
 class RunStopping(EventBase, frozen=True, kw_only=True, tag="run.stopping"):
@@ -146,6 +155,28 @@ class StepStarted(EventBase, frozen=True, kw_only=True, tag="step.started"):
     run_id: str
     step: int
     label: str = ""
+
+
+class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
+    """What the model answered in a step, whole; the calls it asks for begin after this is durable.
+
+    Parameters:
+        run_id: the run, or the child, whose step it is.
+        step: its number in that run, from 1.
+        text: what it said; readers have it already, in pieces.
+        calls: the calls it asks for, with our ids.
+        usage: of this request.
+        model: the model's own name for itself.
+        state: what the model layer needs back with the next request of this run, such as signatures. Opaque.
+    """
+
+    run_id: str
+    step: int
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    model: str = ""
+    state: Any = None
 
 
 class TextDelta(EventBase, frozen=True, kw_only=True, tag="text.delta"):
@@ -209,6 +240,17 @@ class ChildFinished(EventBase, frozen=True, kw_only=True, tag="child.finished"):
     error: str | None = None
 
 
+class HistoryEdited(EventBase, frozen=True, kw_only=True, tag="history.edited"):
+    """The transcript was changed by hand: entries with n ≥ ``from_n`` are gone, ``added`` new ones are there.
+
+    ``from_n`` is 0 when nothing was taken away.
+    """
+
+    edit: HistoryEdit
+    from_n: int = 0
+    added: int = 0
+
+
 class SessionDeletedEvent(EventBase, frozen=True, kw_only=True, tag="session.deleted"):
     """The last event of a session."""
 
@@ -227,6 +269,7 @@ Event = (
     | RunFinished
     | RunRolledBack
     | StepStarted
+    | StepFinished
     | TextDelta
     | ReasoningDelta
     | ToolStarted
@@ -234,6 +277,7 @@ Event = (
     | ToolFinished
     | ChildStarted
     | ChildFinished
+    | HistoryEdited
     | SessionDeletedEvent
 )
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from holdfast.errors import MessageWithdrawn, RunFailed, RunInterrupted
 from holdfast.protocol.events import Event, Gap
 from holdfast.protocol.messages import (
+    Answer,
+    Attachment,
     Entry,
     MailboxItem,
     Policy,
+    Question,
     Receipt,
     RunView,
+    SessionExport,
     SessionStop,
     SessionView,
     Settlement,
@@ -43,6 +47,7 @@ class SessionLike(Protocol):
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> Receipt:
         """Put a message into the mailbox; when this returns it is durable.
 
@@ -52,10 +57,11 @@ class SessionLike(Protocol):
             idempotency_key: the same key is accepted once; a repeat gets the first one's receipt.
             agent: the agent of a new session, or a change for runs that start later.
             quiet_s, max_wait_s: for ``collect``, in seconds.
+            attachments: what `attach` gave.
 
         Raises:
             SessionBusy, MailboxFull, IdempotencyMismatch, SessionDeleted, UnknownAgent, UnknownPolicy,
-            PolicyUnavailable, InvalidRequest, Draining: nothing was stored.
+            UnknownAttachment, InvalidRequest, Draining: nothing was stored.
         """
         ...
 
@@ -78,6 +84,7 @@ class SessionLike(Protocol):
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> str:
         """Send, wait, and return the answer.
 
@@ -141,6 +148,67 @@ class SessionLike(Protocol):
 
     async def runs(self) -> list[RunView]:
         """The session's newest runs, the newest first."""
+        ...
+
+    async def questions(self) -> list[Question]:
+        """What the suspended run waits for, oldest first; empty when it waits for nobody."""
+        ...
+
+    async def answer(self, question_id: str, text: str) -> Answer:
+        """Answer a question. Raises `UnknownQuestion`, `AlreadyAnswered`, `InvalidRequest` (it is an approval)."""
+        ...
+
+    async def approve(self, question_id: str, *, note: str = "") -> Answer:
+        """Let the call be made. Raises as `answer` does."""
+        ...
+
+    async def deny(self, question_id: str, *, reason: str = "") -> Answer:
+        """Refuse the call; the model is told, with the reason. Raises as `answer` does."""
+        ...
+
+    async def retry(self) -> Receipt:
+        """Take the last run's entries out of the transcript and send its messages again, in one transaction.
+
+        Raises `SessionBusy`, `NothingToUndo`, `HistoryChanged`.
+        """
+        ...
+
+    async def undo(self) -> list[Entry]:
+        """Take the last run's entries (or the last edit's) out of the transcript, and return them.
+
+        Raises `SessionBusy`, `NothingToUndo`.
+        """
+        ...
+
+    async def compact(self, *, keep: int = 4) -> list[Entry]:
+        """Let the agent's model sum up all but the last `keep` messages of a person and what followed them.
+
+        Returns the new transcript. Raises `SessionBusy`, `HistoryChanged`, `NotSupported` (an agent without a model),
+        `ModelFailed`.
+        """
+        ...
+
+    async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
+        """A new session with a copy of this one's transcript, up to the entry `through_n` (and the results it needs).
+
+        Raises `SessionBusy` (that key has a history), `InvalidKey`.
+        """
+        ...
+
+    async def export(self) -> SessionExport:
+        """The transcript and its attachments, for `import_history` there or elsewhere."""
+        ...
+
+    async def import_history(self, export: SessionExport) -> SessionView:
+        """Begin this session with the history of an export. Raises `SessionBusy` (it has one), `InvalidRequest`."""
+        ...
+
+    async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
+        """Keep bytes for a message, by their hash. Raises `LimitExceeded`, `InvalidRequest`."""
+        ...
+
+    async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
+        """An attachment of this principal. Raises `UnknownAttachment`."""
         ...
 
     async def delete(self) -> SessionStop:

@@ -6,7 +6,7 @@ All are frozen values that encode to JSON as they are; HTTP, CLI and Python shar
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,15 +14,21 @@ from holdfast.errors import InvalidRequest
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
+    "Answer",
+    "Attachment",
+    "Decision",
     "Disposition",
     "Entry",
+    "HistoryEdit",
     "MailboxItem",
     "Message",
     "MessageState",
     "Policy",
+    "Question",
     "Receipt",
     "RunState",
     "RunView",
+    "SessionExport",
     "SessionStop",
     "SessionView",
     "Settlement",
@@ -37,6 +43,8 @@ Disposition = Literal["started", "queued", "steering", "collecting", "interrupti
 MessageState = Literal["accepted", "taken", "completed", "failed", "interrupted", "superseded", "withdrawn"]
 RunState = Literal["running", "suspended", "stopping", "completed", "failed", "interrupted"]
 SettledAs = Literal["completed", "failed", "interrupted", "superseded", "withdrawn"]
+Decision = Literal["approved", "denied", "answered", "expired"]
+HistoryEdit = Literal["undo", "retry", "compact", "branch", "import"]
 
 
 def check_text(text: str) -> None:
@@ -61,6 +69,22 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Base of the values on the wire: frozen, by keyword; fields at their default are left out of the JSON."""
 
 
+class Attachment(Value, frozen=True, kw_only=True):
+    """A file, image or sound that belongs to a message; its bytes lie in the store, found by their hash.
+
+    Parameters:
+        digest: SHA-256 of the bytes, 64 hexadecimal digits.
+        media_type: such as ``image/png``.
+        name: a file name for people, without folders.
+        size_bytes: how many bytes.
+    """
+
+    digest: str
+    media_type: str
+    name: str = ""
+    size_bytes: int = 0
+
+
 class Message(Value, frozen=True, kw_only=True):
     """One input to a session.
 
@@ -70,6 +94,7 @@ class Message(Value, frozen=True, kw_only=True):
         content: the text.
         policy: what it does when a run is on.
         accepted_at: seconds since the epoch.
+        attachments: what belongs to it.
     """
 
     message_id: str
@@ -77,6 +102,46 @@ class Message(Value, frozen=True, kw_only=True):
     content: str
     policy: Policy = "queue"
     accepted_at: float = 0.0
+    attachments: tuple[Attachment, ...] = ()
+
+
+class Question(Value, frozen=True, kw_only=True):
+    """What a suspended run waits for: leave to make a call (``approval``), or an answer in words (``question``).
+
+    Parameters:
+        question_id: the same in every attempt of the run; for an approval it is the id of the call.
+        kind: what is asked for.
+        text: for people.
+        tool, arguments: of the call that needs approval.
+        asked_at: seconds since the epoch.
+        due_at: the time from which it counts as ``expired``; 0 while the store has not set it.
+    """
+
+    question_id: str
+    kind: Literal["approval", "question"]
+    text: str = ""
+    tool: str | None = None
+    arguments: Any = None
+    asked_at: float = 0.0
+    due_at: float = 0.0
+
+
+class Answer(Value, frozen=True, kw_only=True):
+    """What a person decided, or ``expired`` when nobody did in time.
+
+    Parameters:
+        question_id: the question.
+        decision: ``approved`` and ``denied`` for approvals, ``answered`` for questions; ``expired`` for both.
+        text: the answer, or the reason of a denial.
+        by: the principal who answered.
+        at: seconds since the epoch.
+    """
+
+    question_id: str
+    decision: Decision
+    text: str = ""
+    by: str = ""
+    at: float = 0.0
 
 
 class Receipt(Value, frozen=True, kw_only=True):
@@ -100,12 +165,23 @@ class Receipt(Value, frozen=True, kw_only=True):
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """What a run used."""
+    """What a run used. ``cost_usd`` is what the model layer reckons, 0 where it knows no price."""
 
     steps: int = 0
     tool_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    cost_usd: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        """Both together."""
+        return Usage(
+            steps=self.steps + other.steps,
+            tool_calls=self.tool_calls + other.tool_calls,
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cost_usd=self.cost_usd + other.cost_usd,
+        )
 
 
 class Settlement(Value, frozen=True, kw_only=True):
@@ -133,22 +209,27 @@ class Entry(Value, frozen=True, kw_only=True):
 
     Parameters:
         n: its number in the transcript, from 1.
-        role: who speaks. ``tool_call`` and ``tool_result`` come in pairs with one ``call_id``.
+        role: who speaks. ``tool_call`` and ``tool_result`` come in pairs with one ``call_id``; ``summary`` stands for
+            what was before it.
         content: the text, or the JSON of arguments or result.
         run_id: the run that wrote it.
         message_id: for ``user``, the message.
         call_id, name: for tool entries.
         partial: the run was interrupted before the text was whole.
+        status: of a ``tool_result``; ``interrupted`` stands for a call that has no result of its own.
+        attachments: of a ``user`` entry.
     """
 
     n: int = 0
-    role: Literal["user", "assistant", "tool_call", "tool_result"]
+    role: Literal["user", "assistant", "tool_call", "tool_result", "summary"]
     content: str
     run_id: str | None = None
     message_id: str | None = None
     call_id: str | None = None
     name: str | None = None
     partial: bool = False
+    status: Literal["ok", "error", "interrupted"] = "ok"
+    attachments: tuple[Attachment, ...] = ()
 
 
 class MailboxItem(Value, frozen=True, kw_only=True):
@@ -173,6 +254,7 @@ class RunView(Value, frozen=True, kw_only=True):
         error: the agent's error, one line.
         text: the answer, whole or partial.
         receipt: of its stop.
+        questions: what it waits for, while it is suspended.
     """
 
     run_id: str
@@ -187,6 +269,7 @@ class RunView(Value, frozen=True, kw_only=True):
     text: str = ""
     receipt: StopReceipt | None = None
     usage: Usage = Usage()
+    questions: tuple[Question, ...] = ()
 
 
 class SessionView(Value, frozen=True, kw_only=True):
@@ -210,6 +293,25 @@ class SessionStop(Value, frozen=True, kw_only=True):
     session: str
     receipt: StopReceipt
     withdrawn: tuple[Message, ...] = ()
+
+
+class SessionExport(Value, frozen=True, kw_only=True):
+    """A session's history for another place: its transcript and the attachments that it names.
+
+    Parameters:
+        format: the version of this form.
+        key, agent: of the session it was taken from.
+        exported_at: seconds since the epoch.
+        entries: the transcript, in order.
+        attachments: the bytes by digest; base64 in JSON.
+    """
+
+    format: Literal[1] = 1
+    key: str
+    agent: str
+    exported_at: float = 0.0
+    entries: tuple[Entry, ...] = ()
+    attachments: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
 class TreeNode(Value, frozen=True, kw_only=True):

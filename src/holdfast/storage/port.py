@@ -28,10 +28,14 @@ import msgspec
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import (
+    Answer,
+    Attachment,
     Disposition,
     Entry,
+    HistoryEdit,
     MailboxItem,
     Message,
+    Question,
     RunView,
     SessionView,
     Settlement,
@@ -40,18 +44,24 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
+    "Answered",
     "Appended",
     "Claim",
     "Committed",
+    "DueQuestion",
+    "EditHistory",
+    "Edited",
     "Interrupt",
     "Interrupted",
     "KeyRecord",
     "Lease",
     "NotReady",
+    "Parked",
     "Ready",
     "RunCommit",
     "Send",
     "SendResult",
+    "Steered",
     "Stopped",
     "Store",
     "StoreInfo",
@@ -77,7 +87,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         messages: what the run took, oldest first.
         started_seq: the seq of ``run.started`` (what follows it belongs to the run).
         interrupt: the cause of an interrupt that is recorded for this run, if any.
-        events: what the claim wrote to the log (``run.started``).
+        events: what the claim wrote to the log (``run.started``; nothing for a run that is resumed).
+        questions: what a rescued run, which was suspended, still waits for.
+        resumed: the run was suspended and parked, and goes on; its journal is in `run_events`.
     """
 
     lease: Lease
@@ -90,6 +102,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     started_seq: int
     interrupt: Cause | None = None
     events: tuple[Stored, ...] = ()
+    questions: tuple[Question, ...] = ()
+    resumed: bool = False
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -106,6 +120,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         quiet_s, max_wait_s: for ``collect``.
         mailbox_limit: messages that may wait.
         session_limit: sessions that the principal may have.
+        attachments: their bytes are in the store already.
+        retry_of: the run that ended last, whose entries leave the transcript in the same transaction.
     """
 
     principal: str
@@ -123,6 +139,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_wait_s: float = 10.0
     mailbox_limit: int = 100
     session_limit: int = 10_000
+    attachments: tuple[Attachment, ...] = ()
+    retry_of: str | None = None
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -134,7 +152,8 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         disposition: what was decided.
         run_id: the run that took it or that it is aimed at.
         claim: the run to start, for ``started``.
-        interrupt: the run to stop, for ``interrupting``; its ``run.stopping`` is among ``events`` if it is new.
+        interrupt: the run to stop, for ``interrupting`` and ``rolling_back``; its ``run.stopping`` is among ``events``
+            if it is new.
         not_before: for ``collecting``, when the batch is due.
         events: what was written to the log.
     """
@@ -165,6 +184,81 @@ class Appended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     events: tuple[Stored, ...]
 
 
+class Steered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Messages that the run took while it was on, oldest first; ``message.steered`` of each is in the log."""
+
+    messages: tuple[Message, ...]
+    events: tuple[Stored, ...] = ()
+
+
+class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Nobody holds the run any more. ``ready``: all its questions are answered, so a `claim` may resume it at once."""
+
+    ready: bool
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """An answer is durable.
+
+    Parameters:
+        session, number: the session's row and public number.
+        run_id: the suspended run.
+        answer: as it stands in the log; of the first one if the same decision was given before.
+        waiting: questions that are still open.
+        parked: nobody holds the run: with ``waiting`` 0 a `claim` of the session resumes it.
+        events: what was written (``run.resumed``).
+    """
+
+    session: int
+    number: int
+    run_id: str
+    answer: Answer
+    waiting: int
+    parked: bool
+    events: tuple[Stored, ...] = ()
+
+
+class DueQuestion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A question whose time is over."""
+
+    principal: str
+    key: str
+    question: Question
+
+
+class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A change of a transcript while no run is on.
+
+    Parameters:
+        principal, key: the session. ``import`` and ``branch`` make it, and refuse one that has a history.
+        edit: ``undo`` takes the entries of the newest history row (a run's, or an edit's) away; the others put
+            `entries` in the place of the whole transcript.
+        at: seconds since the epoch.
+        entries: for all but ``undo``; ``n`` is given by the store.
+        expected_n: the transcript's last ``n`` that the caller saw (0: empty); None makes no check.
+        agent: of a new session.
+        session_limit: sessions that the principal may have.
+    """
+
+    principal: str
+    key: str
+    edit: HistoryEdit
+    at: float
+    entries: Sequence[Entry] = ()
+    expected_n: int | None = None
+    agent: str = ""
+    session_limit: int = 10_000
+
+
+class Edited(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an edit took away, and what it wrote to the log (``history.edited``)."""
+
+    session: int
+    number: int
+    removed: tuple[Entry, ...]
+    events: tuple[Stored, ...] = ()
+
+
 class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The end of a run.
 
@@ -177,6 +271,11 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         entries: for the transcript, in order; ``n`` is given by the store.
         events: (kind, JSON) of the run's last events, written before ``run.finished`` and the settlements.
         next_run_id: the id for a next run that starts in the same transaction; None when the host has no room.
+        not_undone: names of calls whose effects stay, for a run that is rolled back.
+        replaces_history: `entries` stand in the place of the whole transcript (a compaction in the run).
+
+    A run with a recorded interrupt of kind ``rollback`` always ends ``interrupted``: its messages are settled as
+    ``superseded``, its entries are dropped, and ``run.rolled_back`` is written before ``run.finished``.
     """
 
     lease: Lease
@@ -190,6 +289,8 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     entries: Sequence[Entry] = ()
     events: Sequence[tuple[str, bytes]] = ()
     next_run_id: str | None = None
+    not_undone: tuple[str, ...] = ()
+    replaces_history: bool = False
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -291,7 +392,8 @@ class Store(Protocol):
         """Accept a message: dedupe, bound, number, store, decide and, on an idle session with room, claim.
 
         Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`,
-        `PolicyUnavailable`, `LimitExceeded` (too many sessions of the principal).
+        `UnknownAttachment`, `HistoryChanged` (``retry_of`` is not the run that ended last), `LimitExceeded` (too many
+        sessions of the principal).
         """
         ...
 
@@ -339,6 +441,65 @@ class Store(Protocol):
         """
         ...
 
+    def steer(self, lease: Lease, *, step: int, at: float) -> asyncio.Future[Steered]:
+        """Take the waiting ``steer`` messages that are aimed at this run; ``message.steered`` of each is written.
+
+        They are settled with the run. Nothing is taken once an interrupt of the run is recorded. Raises `StaleFence`.
+        """
+        ...
+
+    def suspend(self, lease: Lease, question: Question) -> asyncio.Future[Appended]:
+        """Ask a person: the run is ``suspended`` until every open question is answered. A known id has no effect.
+
+        Raises `StaleFence`, `IllegalTransition` (the run is stopping).
+        """
+        ...
+
+    def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
+        """Answer an open question of the run that is on; the last answer makes it ``running``, or resumable if parked.
+
+        The same decision and text again has no effect and the same answer. Raises `UnknownSession`, `SessionDeleted`,
+        `UnknownQuestion`, `AlreadyAnswered` (otherwise, or by its deadline), `InvalidRequest` (the wrong kind).
+        """
+        ...
+
+    def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
+        """Give up the holding of a suspended run. It keeps the slot; nobody rescues it. Raises `StaleFence`.
+
+        Its `claim`, once all questions are answered, is made under the run's own id and has ``resumed`` set; `ready`
+        lists such sessions. An `interrupt` of a parked run is answered by a `claim` too (with ``interrupt`` set).
+        """
+        ...
+
+    async def questions(self, session: int) -> Sequence[Question]:
+        """The open questions of the run that is on, oldest first."""
+        ...
+
+    async def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]:
+        """Open questions with ``due_at`` < before, the longest due first."""
+        ...
+
+    def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
+        """Change a transcript. A run that is on, or messages that wait, refuse it.
+
+        Raises `UnknownSession`, `SessionDeleted`, `SessionBusy`, `HistoryChanged` (``expected_n``), `NothingToUndo`,
+        `LimitExceeded`.
+        """
+        ...
+
+    def add_attachment(
+        self, principal: str, attachment: Attachment, body: bytes, *, at: float, limit_bytes: int
+    ) -> asyncio.Future[Attachment]:
+        """Keep the bytes under their digest, once for each principal; repeated: no second effect, the first answer.
+
+        Raises `LimitExceeded` when the principal's attachments would take more than `limit_bytes` in all.
+        """
+        ...
+
+    async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
+        """The attachment of that digest which the principal has."""
+        ...
+
     async def rescue(self, *, at: float) -> Sequence[Claim]:
         """Take over every run whose holder is not this node's epoch, the longest running first.
 
@@ -346,8 +507,11 @@ class Store(Protocol):
         """
         ...
 
-    def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
-        """Write ``run.restarted`` for a rescued run that is run again. Raises `StaleFence`."""
+    def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
+        """Write ``run.restarted`` for a rescued run that is run again. Raises `StaleFence`.
+
+        ``discard_from`` is the seq from which readers drop what was said; None: from the start of the run.
+        """
         ...
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
