@@ -191,6 +191,56 @@ def test_a_deadline_interrupts_the_body_and_the_members() -> None:
     run_virtual(main())
 
 
+def test_a_held_deadline_does_not_run_and_goes_on_with_what_was_left() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        scope = Scope("run", deadline_s=30)
+        async with scope:
+            await asyncio.sleep(10)
+            first, second = scope.hold_deadline(), scope.hold_deadline()
+            with first:
+                await asyncio.sleep(500)
+                second.__enter__()
+                await asyncio.sleep(500)
+            await asyncio.sleep(500)  # they overlap: it is held until the last one ends
+            assert not scope.interrupt.triggered
+            second.__exit__(None, None, None)
+            began = loop.time()
+            await scope.interrupt.wait()
+            assert loop.time() - began == pytest.approx(20)
+            with pytest.raises(asyncio.CancelledError):
+                await forever()
+            with scope.hold_deadline():  # nothing is left to hold
+                pass
+
+    with pytest.raises(Interrupted) as caught:
+        run_virtual(main())
+    assert caught.value.cause.kind == "deadline"
+
+
+def test_a_deadline_that_is_held_when_its_scope_ends_never_comes() -> None:
+    async def main() -> None:
+        scope = Scope("run", deadline_s=30).open()
+        with scope.hold_deadline():
+            await scope.join()
+        await asyncio.sleep(100)
+        assert not scope.interrupt.triggered
+        async with Scope("endless") as endless:
+            with endless.hold_deadline():
+                await asyncio.sleep(1)
+
+    run_virtual(main())
+
+
+def test_a_deadline_is_held_on_the_loop_of_its_scope_only() -> None:
+    async def main() -> None:
+        async with Scope("run", deadline_s=30) as scope:
+            with pytest.raises(RuntimeError, match="only be held on the loop"):
+                await asyncio.to_thread(scope.hold_deadline().__enter__)
+
+    asyncio.run(main())
+
+
 def test_a_deadline_that_is_not_needed_any_more_leaves_no_timer() -> None:
     async def main() -> None:
         async with Scope("run", deadline_s=1) as scope:

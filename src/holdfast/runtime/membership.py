@@ -90,10 +90,13 @@ class Membership:
         "_body",
         "_closers",
         "_deadline",
+        "_deadline_at",
         "_deadline_s",
         "_ended_by_itself",
         "_failed",
         "_gate",
+        "_held_at",
+        "_holds",
         "_leaving",
         "_loop",
         "_members",
@@ -157,6 +160,9 @@ class Membership:
         self._on_closed: Callable[[], object] | None = None
         self._registration: Registration | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._deadline_at = 0.0
+        self._held_at = 0.0
+        self._holds = 0
         self._stopping: Stopping | None = None
 
     def __repr__(self) -> str:
@@ -334,6 +340,12 @@ class Membership:
 
     def _on_interrupt(self, _: Cause) -> None:
         self._stop_here(self.grace_s, self.kill_after_s)
+
+    def _run_deadline(self, left_s: float) -> None:
+        """Have the deadline come in ``left_s`` seconds. On the loop."""
+        loop = self._loop_here()
+        self._deadline_at = loop.time() + left_s
+        self._deadline = loop.call_at(self._deadline_at, self._on_deadline, context=contextvars.Context())
 
     def _on_deadline(self) -> None:
         self.interrupt.trigger(f"the deadline of {self._deadline_s:g} s is over", kind="deadline")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -145,7 +144,7 @@ class Scope(Membership):
         self._opened_at = time.monotonic()
         self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=loop)
         if self._deadline_s is not None:
-            self._deadline = loop.call_later(self._deadline_s, self._on_deadline, context=contextvars.Context())
+            self._run_deadline(self._deadline_s)
         return self
 
     async def __aenter__(self) -> Scope:
@@ -311,6 +310,30 @@ class Scope(Membership):
                 why = why or Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now())
                 self.receipt = StopReceipt(scope=self.name, cause=why)
             return self.receipt
+
+    @contextlib.contextmanager
+    def hold_deadline(self) -> Iterator[None]:
+        """``with scope.hold_deadline():`` the scope's own deadline does not run meanwhile: it waits for a person, say.
+
+        What was left of it runs on after the block; blocks that overlap or are nested count as one. The deadlines of
+        the scopes around this one, and of its children, run on. Without a deadline nothing happens.
+
+        Raises:
+            RuntimeError: not called on the loop that the scope was opened on.
+        """
+        loop = asyncio._get_running_loop()
+        if loop is None or loop is not self._loop:
+            raise RuntimeError(f"the deadline of scope {self.name!r} can only be held on the loop it was opened on")
+        self._holds += 1
+        if self._holds == 1 and self._deadline is not None:
+            self._deadline.cancel()
+            self._held_at = loop.time()
+        try:
+            yield
+        finally:
+            self._holds -= 1
+            if self._holds == 0 and self._deadline is not None:
+                self._run_deadline(self._deadline_at - self._held_at)
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
         """Begin what `stop` does, without waiting for it. From any thread, also from inside; see `close_when_done`."""
