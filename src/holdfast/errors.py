@@ -598,10 +598,27 @@ class StoreLocked(StorageError):
 
 
 class ModelFailed(HoldfastError):
-    """The model's provider refused the request, failed, or broke off its answer."""
+    """The model's provider refused the request, failed, or broke off its answer.
+
+    Parameters:
+        provider_status: the HTTP status that it answered with; None where there was no such answer.
+        retry_after_s: when the same request may succeed, in seconds; None where repeating it does not help.
+    """
 
     code = "model_failed"
     status = 502
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        hint: str | None = None,
+        provider_status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.provider_status = provider_status
+        self.retry_after_s = retry_after_s
 
 
 class ConfigurationError(HoldfastError):
