@@ -3,8 +3,9 @@
 Stores call these functions inside the transaction that writes, so that between the check and the act there is nothing.
 
 Messages that one run takes together share a ``batch`` (the seq of its first message). ``queue`` opens a batch for
-each message, ``collect`` joins the newest batch if that is a waiting ``collect`` batch, and ``interrupt`` sets the
-session's ``sweep``: the next run takes everything that waits up to that seq.
+each message, ``collect`` joins the newest batch if that is a waiting ``collect`` batch, and ``interrupt`` and
+``rollback`` set the session's ``sweep``: the next run takes everything that waits up to that seq. A ``steer`` message
+waits as in ``queue`` until the run that it is aimed at takes it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, cast
 
-from holdfast.errors import PolicyUnavailable, SessionBusy, UnknownPolicy
+from holdfast.errors import SessionBusy, UnknownPolicy
 from holdfast.protocol.messages import Disposition, Policy
 
 __all__ = ["DECISIONS", "Decision", "Occupancy", "Taken", "Waiting", "collect_due_at", "decide", "occupancy", "take"]
@@ -25,8 +26,9 @@ Occupancy = Literal["idle", "waiting", "busy"]
 class Decision(NamedTuple):
     """The answer of the table.
 
-    ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot. ``sweep``: the next run
-    takes everything that waits. ``join``: join an adjacent waiting ``collect`` batch.
+    ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot (and, for ``rollback``,
+    take it back). ``sweep``: the next run takes everything that waits. ``join``: join an adjacent waiting ``collect``
+    batch.
     """
 
     disposition: Disposition
@@ -36,27 +38,27 @@ class Decision(NamedTuple):
     join: bool = False
 
 
-Refusal = Literal["busy", "unavailable"]
+Refusal = Literal["busy"]
 
 DECISIONS: Mapping[tuple[Occupancy, Policy], Decision | Refusal] = {
     ("idle", "queue"): Decision("started", start=True),
     ("idle", "collect"): Decision("collecting", join=True),
     ("idle", "interrupt"): Decision("started", start=True, sweep=True),
     ("idle", "reject"): Decision("started", start=True),
-    ("idle", "steer"): "unavailable",
-    ("idle", "rollback"): "unavailable",
+    ("idle", "steer"): Decision("started", start=True),
+    ("idle", "rollback"): Decision("started", start=True, sweep=True),
     ("waiting", "queue"): Decision("queued"),
     ("waiting", "collect"): Decision("collecting", join=True),
     ("waiting", "interrupt"): Decision("queued", sweep=True),
     ("waiting", "reject"): "busy",
-    ("waiting", "steer"): "unavailable",
-    ("waiting", "rollback"): "unavailable",
+    ("waiting", "steer"): Decision("queued"),
+    ("waiting", "rollback"): Decision("queued", sweep=True),
     ("busy", "queue"): Decision("queued"),
     ("busy", "collect"): Decision("collecting", join=True),
     ("busy", "interrupt"): Decision("interrupting", interrupt=True, sweep=True),
     ("busy", "reject"): "busy",
-    ("busy", "steer"): "unavailable",
-    ("busy", "rollback"): "unavailable",
+    ("busy", "steer"): Decision("steering"),
+    ("busy", "rollback"): Decision("rolling_back", interrupt=True, sweep=True),
 }
 
 
@@ -70,7 +72,7 @@ def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -
     """
     if run_id is not None:
         return "busy"
-    if not room or (waiting and policy != "interrupt"):
+    if not room or (waiting and policy not in ("interrupt", "rollback")):
         return "waiting"
     return "idle"
 
@@ -80,7 +82,6 @@ def decide(state: Occupancy, policy: str) -> Decision:
 
     Raises:
         SessionBusy: ``reject`` met a run or waiting messages.
-        PolicyUnavailable: ``steer`` and ``rollback``, which need the built-in agent loop.
         UnknownPolicy: any other word.
     """
     row = DECISIONS.get((state, cast(Policy, policy)))
@@ -91,8 +92,6 @@ def decide(state: Occupancy, policy: str) -> Decision:
             raise SessionBusy(
                 "the session has a run" if state == "busy" else "the session has messages waiting, or the host no room"
             )
-        case "unavailable":
-            raise PolicyUnavailable(f"policy {policy!r} is not available for this agent")
         case _:
             raise UnknownPolicy(f"there is no policy {policy!r}")
 
