@@ -9,13 +9,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.agents import Agent, Run, agent
+    from holdfast.agents import Agent, Run, Tool, agent, tool
     from holdfast.client import Client
     from holdfast.errors import (
         HoldfastError,
         Interrupted,
         RunFailed,
         RunInterrupted,
+        ToolFailed,
         WaitExpired,
     )
     from holdfast.host import Host, Session
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "agents": ("Agent", "Run", "agent"),
+    "agents": ("Agent", "Run", "Tool", "agent", "tool"),
     "client": ("Client",),
-    "errors": ("HoldfastError", "Interrupted", "RunFailed", "RunInterrupted", "WaitExpired"),
+    "errors": ("HoldfastError", "Interrupted", "RunFailed", "RunInterrupted", "ToolFailed", "WaitExpired"),
     "host": ("Host", "Session"),
     "protocol.events": ("Event", "Gap"),
     "protocol.messages": ("Receipt", "Settlement"),
@@ -59,8 +60,11 @@ __all__ = [
     "Settings",
     "Settlement",
     "StopReceipt",
+    "Tool",
+    "ToolFailed",
     "WaitExpired",
     "agent",
+    "tool",
 ]
 
 

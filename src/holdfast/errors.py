@@ -51,6 +51,8 @@
         │   ├── RunInterrupted
         │   └── MessageWithdrawn
         ├── CallFailed               run.call(): a replayed call had failed
+        ├── ToolFailed               raised by a tool: its text goes to the model as it is
+        │   └── InvalidArguments     what the model gave does not fit the tool's parameters
         ├── NotDeterministic         a replayed run made another call than before
         ├── RunClosed                a run handle was used after its run ended
         ├── QueueClosed              nothing goes into the queue any more, and it is empty
@@ -95,6 +97,7 @@ __all__ = [
     "IllegalTransition",
     "InternalError",
     "Interrupted",
+    "InvalidArguments",
     "InvalidCursor",
     "InvalidKey",
     "InvalidRequest",
@@ -129,6 +132,7 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreReadOnly",
+    "ToolFailed",
     "Unauthenticated",
     "Unavailable",
     "UnknownAgent",
@@ -510,6 +514,18 @@ class CallFailed(HoldfastError):
     """The call raised an error in an earlier attempt of this run; it is not made again."""
 
     code = "call_failed"
+
+
+class ToolFailed(HoldfastError):
+    """The tool could not do what it was asked; the model reads this text as it is."""
+
+    code = "tool_failed"
+
+
+class InvalidArguments(ToolFailed):
+    """The arguments do not fit the tool's parameters."""
+
+    code = "invalid_arguments"
 
 
 class NotDeterministic(HoldfastError):

@@ -18,6 +18,7 @@ import msgspec
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
+from holdfast.agents.tool import wants_call
 from holdfast.errors import CallFailed, Interrupted, LimitExceeded, RunClosed, RunFailed, RunInterrupted, told
 from holdfast.protocol.events import (
     ChildFinished,
@@ -28,7 +29,7 @@ from holdfast.protocol.events import (
     ToolOutput,
     ToolStarted,
 )
-from holdfast.protocol.messages import Entry, Message, Usage, check_text
+from holdfast.protocol.messages import Answer, Entry, Message, Question, Usage, check_text
 from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
@@ -77,6 +78,31 @@ class Surroundings(Protocol):
         """Start work that outlives the run and belongs to the session's activation."""
         ...
 
+    @property
+    def steering(self) -> bool:
+        """Whether a ``steer`` message may wait for this run."""
+        ...
+
+    async def steer(self, step: int) -> Sequence[Message]:
+        """Take what was steered to the run, before the step of that number. Durable when it returns."""
+        ...
+
+    async def suspend(self, question: Question) -> None:
+        """Ask a person: the question is open, durably, when this returns. A known id has no effect."""
+        ...
+
+    async def answered(self, question_id: str) -> Answer:
+        """Wait for the answer to an open question; ``expired`` is one too."""
+        ...
+
+    def at_rest(self, resting: bool) -> None:
+        """Tell that all lines of the run and its children wait for people only, or do so no more."""
+        ...
+
+    async def attachment(self, digest: str) -> bytes:
+        """The bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
+        ...
+
 
 class Emission:
     """What `Run.emit` gives: the text is taken already; awaiting it waits while the log is behind."""
@@ -92,23 +118,26 @@ class Emission:
 
 
 class Call:
-    """The running call, for functions that want to stream output or to name the call to outside services.
+    """The running call, for functions that want to stream output, or to name the call to outside services.
 
     Parameters:
+        run: the run it belongs to. What it calls through `Run.call` is in the log and the journal, but no part of the
+            transcript; what it starts with ``current_scope()`` ends with the call, with ``run.scope`` with the run.
         call_id: the same in every attempt: the idempotency key to give to outside services.
     """
 
-    __slots__ = ("_run", "call_id")
+    __slots__ = ("call_id", "run")
 
     def __init__(self, run: Run, call_id: str) -> None:
-        self._run = run
+        self.run = run
         self.call_id = call_id
 
     def output(self, text: str) -> Emission:
         """Stream a piece of the call's output. From any thread. Raises as `Run.emit` does."""
         _check_text(text, "output()")
-        self._run._write(ToolOutput(run_id=self._run.root_id, call_id=self.call_id, text=text, at=self._run.now()))
-        return Emission(self._run._recorder)
+        run = self.run
+        run._write(ToolOutput(run_id=run.root_id, call_id=self.call_id, text=text, at=run.now()))
+        return Emission(run._recorder)
 
 
 class Run:
@@ -365,7 +394,7 @@ class Run:
         timeout_s: float | None,
         on: Placement | None,
     ) -> Any:
-        if _wants_call(work):
+        if wants_call(work):
             args = (Call(self, call_id), *args)
         where: Placement = on or _placement(work)
         deadline_s = self._limits.call_s if timeout_s is None else timeout_s
@@ -531,11 +560,6 @@ def _check_text(text: object, what: str) -> None:
         raise TypeError(f"{what} takes text (str), not {type(text).__name__}")
     if not text.isascii():
         check_text(text)
-
-
-def _wants_call(work: Callable[..., Any]) -> bool:
-    code = getattr(_function(work), "__code__", None)
-    return code is not None and code.co_argcount > 0 and code.co_varnames[0] == "call"
 
 
 def _function(work: Callable[..., Any]) -> Callable[..., Any]:
