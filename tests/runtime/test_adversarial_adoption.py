@@ -117,14 +117,12 @@ def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess
     executor.shutdown()
 
 
-# Nightly, because under load it sometimes hangs at its beginning: the pool, which forks from a thread, never has its
-# two processes. Whether that is the fork or our adoption of it is not known; see the limits in the docs.
-@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None:
+    pools: list[Any] = []
+
     async def main() -> None:
         with install(asyncio.get_running_loop()):
-            pools: list[Any] = []
 
             def use_pool() -> None:
                 with multiprocessing.get_context("fork").Pool(2) as pool:
@@ -141,13 +139,16 @@ def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None
             assert scope.receipt is not None
             assert "bare" in [one.name for one in scope.receipt.abandoned], "it waits for a result that never comes"
             await until(lambda: not any(thread.name.endswith("(_handle_workers)") for thread in threading.enumerate()))
-            # Its processes may have died with its lock: at the end of the interpreter it would wait for that for ever.
-            pools[0]._terminate.cancel()
             # All it ever started was below this process.
             mine = [pid for pid in procfs.descendants(os.getpid()) if lives(pid)]
             assert not [pid for pid in mine if procfs.command(pid) == procfs.command(os.getpid())]
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        # Its processes may have died with its lock: at the end of the interpreter it would wait for that for ever.
+        for pool in pools:
+            pool._terminate.cancel()
 
 
 def test_a_closed_scope_starts_no_program_however_late(programs: list[subprocess.Popen[bytes]]) -> None:

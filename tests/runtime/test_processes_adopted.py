@@ -368,6 +368,77 @@ def test_adoption_leaves_no_descriptor(host: ProcessHost) -> None:
     assert not adoption._by_tag
 
 
+def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
+    """The reading thread is held between two events; the number of the second one's descriptor is another's by then."""
+    script = (
+        "import os, subprocess, threading\n"
+        "from holdfast.runtime.adoption_processes import install\n"
+        "from holdfast.runtime.processes import process_host\n"
+        "from tests.runtime.test_processes_adopted import Place\n"
+        "host, first, second = process_host(), Place(), Place()\n"
+        "reached, go_on = [threading.Event() for _ in '12'], [threading.Event() for _ in '12']\n"
+        "def stop_at(number):\n"
+        "    def act():\n"
+        "        reached[number].set()\n"
+        "        go_on[number].wait(20)\n"
+        "    host._in_reading_thread(act)\n"
+        "    return act\n"
+        "installed = install(lambda: first, host)\n"
+        "programs = [subprocess.Popen(['sleep', '600']) for _ in range(8)]\n"
+        "stop_at(0)\n"
+        "assert reached[0].wait(20)\n"
+        "stop_at(1)\n"
+        "for program in programs:\n"
+        "    program.kill()\n"
+        "    program.wait(20)\n"
+        "go_on[0].set()\n"
+        "assert reached[1].wait(20)\n"
+        "installed.restore()\n"
+        "with install(lambda: second, host):\n"
+        "    programs = [subprocess.Popen(['sleep', '600']) for _ in range(16)]\n"
+        "    go_on[1].set()\n"
+        "    done = threading.Event()\n"
+        "    host._in_reading_thread(lambda: host._in_reading_thread(done.set))\n"
+        "    assert done.wait(20)\n"
+        "    print(len(second.members), sum(member.ended for member in second.members))\n"
+        "    for program in programs:\n"
+        "        program.kill()\n"
+        "        program.wait(20)\n"
+        "host.close()\n"
+    )
+    root = Path(__file__).parents[2]
+    path = f"{root}:{Path(processes.__file__).parents[2]}"
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        check=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert ran.stdout.split() == [b"16", b"0"]
+
+
+def test_reapers_of_a_killed_zygote_do_not_stay_zombies(host: ProcessHost, token: str) -> None:
+    adoption = adoption_processes._adoption
+    assert adoption is not None
+
+    async def body() -> None:
+        process = await host.spawn(program("ignores-term", token))
+        program_stat = procfs.read_stat(process.pid)
+        assert program_stat is not None
+        reaper = program_stat.parent
+        zygote = procfs.read_stat(reaper)
+        assert zygote is not None
+        adoption._busy = False  # as when nothing else was started that would have it look
+        os.kill(zygote.parent, signal.SIGKILL)
+        await_condition(lambda: reaper in procfs.children(os.getpid()), "the reaper came home")
+        assert (await process.kill_tree()).outcome == "gone"
+        await_condition(lambda: procfs.read_stat(reaper) is None, "it was waited for")
+        (await host.spawn(["true"])).wait_blocking(10)
+
+    run(body)
+
+
 def test_a_forked_child_starts_programs_though_a_lock_was_held_at_its_fork(host: ProcessHost) -> None:
     adoption = adoption_processes._adoption
     assert adoption is not None

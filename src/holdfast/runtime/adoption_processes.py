@@ -152,6 +152,7 @@ class _Adoption:
         self._burying = threading.Lock()
         self._zombies: dict[int, float] = {}
         self._busy = False
+        self._buried = 0
 
     # -- starts
 
@@ -277,6 +278,9 @@ class _Adoption:
     def tick(self) -> None:
         """Forget who was waited for; wait for orphans that ended. About once a second, when there is anything."""
         now = time.monotonic()
+        if self._buried != self.processes._buried:  # a zygote has ended: the reapers that it leaves come home to us
+            self._buried = self.processes._buried
+            self._busy = True
         if not self._busy or now < self._tick_at:
             return
         self._tick_at = now + _TICK_S
@@ -339,17 +343,19 @@ class _Adoption:
         return procfs.names(found), certain
 
     def _let_go(self, process: ForeignProcess) -> None:
-        """Close its pidfd, once: an end and `close` may come at the same time, on two threads."""
-        with self._lock:
-            pidfd, process._pidfd = process._pidfd, -1
+        """Close its pidfd, once. In the reading thread."""
+        pidfd, process._pidfd = process._pidfd, -1
         if pidfd >= 0:
             self.processes._unwatch(pidfd)
             os.close(pidfd)
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Watch nothing any more, soon."""
+        self.processes._in_reading_thread(self._let_all_go)
+
+    def _let_all_go(self) -> None:
         with self._lock:
-            known = [process for process in self._known.values() if not process.ended]
+            known = list(self._known.values())
         for process in known:
             self._let_go(process)
 

@@ -3,8 +3,9 @@
 Each program runs under a reaper (`holdfast.runtime.reaper`) that the zygote (`holdfast.runtime.zygote`) forks.
 Invariants:
 
-- One daemon thread per `ProcessHost` reads what zygote and reapers say, and it alone closes their sockets; any thread
-  or loop may send.
+- One daemon thread per `ProcessHost` reads what zygote and reapers say; any thread or loop may send. It alone closes
+  the descriptors that it watches, and takes one event at a time: else an event could be waiting for a descriptor whose
+  number somebody else has got meanwhile, and a living process would be taken for dead.
 - A process is named dead only because its reaper reported that it has no descendant left (or because the zygote killed
   the orphans of a reaper that was killed). What is not reported so makes `TreeResult.proven` false.
 - No lock is held across an await or while user code runs.
@@ -170,6 +171,7 @@ class ProcessHost:
         self._started = 0
         self._killed = 0
         self._survivors = 0
+        self._buried = 0
 
     def _leave_to_parent(self) -> None:
         for tree in self._trees.values():
@@ -220,7 +222,7 @@ class ProcessHost:
 
     def _listen(self, poll: select.epoll) -> None:
         while not (self._closing and not self._links and not self._trees):
-            for fd, _ in poll.poll(None if self._tick is None else _TICK_S):
+            for fd, _ in poll.poll(None if self._tick is None else _TICK_S, 1):
                 self._guard(self._hear, fd)
             if self._tick is not None:
                 self._guard(self._tick)
@@ -249,7 +251,7 @@ class ProcessHost:
         self._poll.register(fd, select.EPOLLIN)
 
     def _unwatch(self, fd: int) -> None:
-        """No more; before ``fd`` is closed."""
+        """No more; before ``fd`` is closed. In the reading thread."""
         if self._watched.pop(fd, None) is not None and self._poll is not None and not self._poll.closed:
             with contextlib.suppress(OSError):  # a fork or a close came between
                 self._poll.unregister(fd)
@@ -257,11 +259,16 @@ class ProcessHost:
     def _set_tick(self, tick: Callable[[], object] | None) -> None:
         """Have ``tick`` called about once a second in the reading thread, and after whatever else it does."""
         self._tick = tick
+        self._in_reading_thread(lambda: None)
+
+    def _in_reading_thread(self, call: Callable[[], object]) -> None:
+        """Have ``call`` called there once, soon."""
         wakeup = os.eventfd(1)
 
         def wake() -> None:
             self._unwatch(wakeup)
             os.close(wakeup)
+            call()
 
         self._watch(wakeup, wake)
 
@@ -349,6 +356,7 @@ class ProcessHost:
     def _bury(self, link: ZygoteLink) -> None:
         """The zygote has ended."""
         assert self._poll is not None
+        self._buried += 1
         self._poll.unregister(link.pidfd)
         del self._links[link.pidfd]
         link.alive = False
