@@ -1,0 +1,250 @@
+"""What a program writes, kept within bounds: read as it comes, and shown as text that a model can take.
+
+Invariants
+- Nothing here waits for the end of a pipe: a process that holds one keeps nobody waiting.
+- Memory is bounded by the limits given, whatever the program writes, and a program that floods its output is slowed
+  down by its own full pipe, not the loop by the program.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.errors import Interrupted, RunClosed
+
+if TYPE_CHECKING:
+    from holdfast.agents.run import Call
+
+__all__ = ["Capture", "LiveOutput", "Log", "Recording", "readable"]
+
+_CHUNK_BYTES = 65536
+_FREE_BYTES = 1_000_000
+_PACE_S = 0.001
+_DRAIN_BYTES = 1 << 20
+_LIVE_EVERY_S = 0.05
+_HELD_CHARACTERS = 64
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Za-z0-9]|[@-Z\\^_=>78])")
+_UNFINISHED_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*|[()])?\Z")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_UNPRINTABLE = "\ufffd"
+
+
+def _plain(text: str) -> str:
+    """Without terminal escapes; controls that are no white space become U+FFFD."""
+    return _CONTROLS.sub(_UNPRINTABLE, _ESCAPES.sub("", text).replace("\r\n", "\n"))
+
+
+def readable(data: bytes) -> str:
+    """Bytes as text: UTF-8, U+FFFD for what is none. Binary data gives one line that says how much there is."""
+    text = _plain(data.decode("utf-8", "replace"))
+    if b"\0" in data and text.count(_UNPRINTABLE) * 10 > len(text):
+        return f"[{len(data):,} bytes of binary data]\n"
+    return text
+
+
+def _unfinished(data: bytes) -> int:
+    """How many bytes at the end are the beginning of a UTF-8 character."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:
+            needs = 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return back if back < needs else 0
+    return 0
+
+
+class Log:
+    """The newest bytes of a stream, addressed by their place in the whole stream.
+
+    Parameters:
+        limit_bytes: how much is kept at most.
+    """
+
+    __slots__ = ("_kept", "limit_bytes", "total")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.total = 0
+        """Bytes that were fed in all."""
+        self._kept = bytearray()
+
+    @property
+    def first(self) -> int:
+        """The place of the oldest byte that is kept."""
+        return self.total - min(len(self._kept), self.limit_bytes)
+
+    def feed(self, data: bytes) -> None:
+        """Append; the oldest bytes give way."""
+        self.total += len(data)
+        self._kept += data[-self.limit_bytes :] if self.limit_bytes else b""
+        if len(self._kept) > 2 * self.limit_bytes:
+            del self._kept[: len(self._kept) - self.limit_bytes]
+
+    def read(self, offset: int, limit_bytes: int) -> tuple[int, bytes]:
+        """At most `limit_bytes` from `offset` on, or from the oldest byte that is kept; and where they begin."""
+        start = min(max(offset, self.first), self.total)
+        index = len(self._kept) - (self.total - start)
+        return start, bytes(self._kept[index : index + limit_bytes])
+
+    def last(self, limit_bytes: int) -> bytes:
+        """The newest bytes, at most `limit_bytes`."""
+        return self.read(self.total - limit_bytes, limit_bytes)[1]
+
+
+class Recording:
+    """The first and the last bytes of a stream; what is between them is counted.
+
+    Parameters:
+        limit_bytes: how much is kept at most; half of it from the beginning.
+    """
+
+    __slots__ = ("_head", "_head_bytes", "_tail", "total")
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._head_bytes = limit_bytes // 2
+        self._head = bytearray()
+        self._tail = Log(limit_bytes - self._head_bytes)
+        self.total = 0
+        """Bytes that were fed in all."""
+
+    def feed(self, data: bytes) -> None:
+        """Append."""
+        self.total += len(data)
+        room = self._head_bytes - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        if data:
+            self._tail.feed(data)
+
+    def text(self) -> str:
+        """What is kept, with a line in the place of what is not."""
+        head = bytes(self._head)
+        tail = self._tail.last(self._tail.limit_bytes)
+        left_out = self.total - len(head) - len(tail)
+        if not left_out:
+            return readable(head + tail)
+        cut = _unfinished(head)
+        head = head[: len(head) - cut]
+        begin = next((n for n, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
+        left_out += cut + begin  # the rest of a character that is cut in two
+        return f"{readable(head)}\n[… {left_out:,} bytes left out …]\n{readable(tail[begin:])}"
+
+
+class Capture:
+    """Reads a pipe or pseudo-terminal on the running loop, and owns its descriptor.
+
+    Parameters:
+        fd: the reading end; it is closed at the end of file, by `drain` or by `close`.
+        feed: gets what is read.
+    """
+
+    def __init__(self, fd: int, feed: Callable[[bytes], object]) -> None:
+        self._fd = fd
+        self._feed = feed
+        self._read = 0
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._open = True
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._on_readable)
+
+    def _take(self) -> bool:
+        """Read once; False when there is nothing (any more)."""
+        try:
+            data = os.read(self._fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # a pseudo-terminal that nobody has open any more
+            data = b""
+        if not data:
+            self.close()
+            return False
+        self._read += len(data)
+        self._feed(data)
+        return True
+
+    def _on_readable(self) -> None:
+        if self._take() and self._open and self._read > _FREE_BYTES:
+            self._loop.remove_reader(self._fd)
+            self._pause = self._loop.call_later(_PACE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        if self._open:
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def drain(self) -> None:
+        """Take what is there without waiting, at most a few pipes full, then close."""
+        goal = self._read + _DRAIN_BYTES
+        while self._open and self._read < goal and self._take():
+            pass
+        self.close()
+
+    def close(self) -> None:
+        """Read no more. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+
+class LiveOutput:
+    """Streams what a program writes as the output of a call, in pieces and up to a limit.
+
+    Parameters:
+        call: whose output it is.
+        limit_bytes: what comes later is not streamed; one line says so.
+    """
+
+    def __init__(self, call: Call, limit_bytes: int) -> None:
+        self._call = call
+        self._room = limit_bytes
+        self._pending = bytearray()
+        self._held = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._cut = False
+
+    def feed(self, data: bytes) -> None:
+        """Take a piece; it is shown within a moment."""
+        if self._cut:
+            return
+        self._pending += data[: self._room]
+        self._cut = len(data) > self._room
+        self._room -= min(len(data), self._room)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LIVE_EVERY_S, self._show)
+
+    def _show(self, *, last: bool = False) -> None:
+        self._timer = None
+        text = self._held + self._decoder.decode(bytes(self._pending), last)
+        self._pending.clear()
+        self._held = ""
+        unfinished = _UNFINISHED_ESCAPE.search(text, max(0, len(text) - _HELD_CHARACTERS))
+        if unfinished is not None and not last:
+            self._held = unfinished[0]
+            text = text[: unfinished.start()]
+        text = _plain(text)
+        if self._cut and not self._room:
+            self._room = -1
+            text += "\n[more follows and is not shown here; the result has the end]\n"
+        if text:
+            with contextlib.suppress(RunClosed, Interrupted):  # the run has ended: nothing more counts
+                _ = self._call.output(text)
+
+    def close(self) -> None:
+        """Show what is left."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._show(last=True)

@@ -1,0 +1,270 @@
+"""Starts a program for a tool in the current scope, with one stream for all that it writes and an end that is told.
+
+Invariants
+- The program and everything that it starts belong to the scope that the tool's code runs in: reapers hold them.
+- Every descriptor made here is closed when the start fails, and by `Program.close` when it does not.
+- Nothing waits for the end of a pipe, so a stray that holds one delays nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import struct
+import tempfile
+import termios
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal
+
+from holdfast.errors import ToolFailed
+from holdfast.runtime import Process, Scope, current_scope
+from holdfast.runtime.processes import STDOUT, TreeResult
+from holdfast.tools.output import Capture
+
+__all__ = ["END_OF_INPUT", "Program", "command_line", "ending", "input_file", "shown"]
+
+END_OF_INPUT = b"\x04"
+"""What a person types on a terminal to end the input."""
+
+_LINGER_S = 0.2
+"""How long what a program leaves behind may take to end by itself, such as the far end of a pipe of a shell."""
+_ROWS_AND_COLUMNS = (40, 120)
+_ON_TERMINAL = 'exec <>"$0" >&0 2>&0 && exec "$@"'
+"""A session leader without a terminal gets the one that it opens."""
+_SHOWN_CHARACTERS = 120
+
+
+def command_line(command: str | Sequence[str]) -> list[str]:
+    """The program and arguments for a shell command, or for a list of words.
+
+    Raises:
+        ToolFailed: nothing to run, or text that no program can get.
+    """
+    words = [_shell(), "-c", command] if isinstance(command, str) else list(command)
+    if not words or not words[0] or (isinstance(command, str) and not command.strip()):
+        raise ToolFailed("the command is empty; give a shell command, or a list of the program and its arguments")
+    for word in words:
+        if "\0" in word:
+            raise ToolFailed("a command cannot have a NUL character; write such data to a file and name it")
+        try:
+            os.fsencode(word)
+        except UnicodeEncodeError:
+            raise ToolFailed("the command has characters that cannot be encoded (lone surrogates)") from None
+    return words
+
+
+def _shell() -> str:
+    return next((path for path in ("/bin/bash", "/usr/bin/bash") if os.access(path, os.X_OK)), "/bin/sh")
+
+
+def shown(command: str | Sequence[str]) -> str:
+    """A command on one line of bounded length, for people."""
+    line = " ".join((command if isinstance(command, str) else " ".join(command)).split())
+    return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
+
+
+def ending(returncode: int) -> str:
+    """An exit code in words: signals are named, those that a shell reports as 128 and more too."""
+    if returncode < 0:
+        return f"killed by {_signal_name(-returncode)}"
+    if returncode > 128 and returncode - 128 in signal.valid_signals():
+        return f"exit code {returncode}, as of {_signal_name(returncode - 128)}"
+    return f"exit code {returncode}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
+
+
+def input_file(text: str) -> IO[bytes]:
+    """An unnamed file with a program's whole input: reading it can neither block nor be waited for."""
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(text.encode("utf-8", "surrogatepass"))
+    file.seek(0)
+    return file
+
+
+class Program:
+    """A program that was started for a tool; see `start`. For the loop that started it."""
+
+    def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None) -> None:
+        self.process = process
+        self._scope = scope
+        self._capture = capture
+        self._entry = entry
+
+    @classmethod
+    async def start(
+        cls,
+        command: str | Sequence[str],
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        feed: Callable[[bytes], object],
+        stdin: IO[bytes] | Literal["none", "open"] = "none",
+        pty: bool = False,
+    ) -> Program:
+        """Start it in the current scope.
+
+        Parameters:
+            command: as for `command_line`.
+            folder: where it starts.
+            environment: all of its environment.
+            feed: gets what it writes, to standard output and standard error alike.
+            stdin: a file, nothing, or a pipe for `write`.
+            pty: give it a terminal, which `write` then goes to; `stdin` does not count.
+
+        Raises:
+            ToolFailed: it cannot be started.
+            ScopeClosed: the scope is stopping.
+        """
+        words = command_line(command)
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+        with contextlib.ExitStack() as opened:
+            entry: int | None = None
+            given: int | IO[bytes] | None = None if isinstance(stdin, str) else stdin
+            if pty:
+                read, write = os.openpty()
+                opened.callback(os.close, write)
+                fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", *_ROWS_AND_COLUMNS, 0, 0))
+                words = ["/bin/sh", "-c", _ON_TERMINAL, os.ttyname(write), *words]
+                environment = {**environment, "TERM": "xterm"}
+                given, entry = None, os.dup(read)
+            else:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                opened.callback(os.close, write)
+                if stdin == "open":
+                    given, entry = os.pipe2(os.O_CLOEXEC)
+                    opened.callback(os.close, given)
+            if entry is not None:
+                os.set_blocking(entry, False)
+            capture = Capture(read, feed)
+            try:
+                process = await scope.process(
+                    words,
+                    stdin=given,
+                    stdout=write,
+                    stderr=STDOUT,
+                    cwd=folder,
+                    env=environment,
+                    name=shown(command),
+                )
+            except BaseException as error:
+                capture.close()
+                if entry is not None:
+                    os.close(entry)
+                if isinstance(error, OSError | ValueError):
+                    raise _not_started(error, command, folder) from error
+                raise
+        return cls(process, scope, capture, entry)
+
+    async def wait(self) -> int:
+        """The program's exit code, once it has ended and what it left had a moment to end too."""
+        returncode = await self.process.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self.process.wait_gone()
+        return returncode
+
+    async def end(self, *, term_first_s: float = 0.0) -> TreeResult:
+        """Kill what is left of its tree, take the rest of what it wrote, and close.
+
+        Parameters:
+            term_first_s: how long it may end by itself after a SIGTERM, in seconds.
+        """
+        try:
+            return await self.process.kill_tree(term_first_s=term_first_s)
+        finally:
+            self.close()
+
+    async def leave(self) -> None:
+        """For whoever waits for it and is cancelled: take what it writes until it is gone, then close.
+
+        A scope that is being stopped has asked the tree to end, and kills it by its deadline.
+        """
+        try:
+            if self._scope.interrupt.triggered:
+                await self.process.wait_gone()
+            else:
+                await self.process.kill_tree()
+        finally:
+            self.close()
+
+    async def write(self, data: bytes, *, timeout_s: float) -> int:
+        """Give it input; returns how many bytes it took in time.
+
+        Raises:
+            ToolFailed: it takes no input, or has closed it.
+        """
+        if self._entry is None:
+            raise ToolFailed("its input is closed")
+        fd = os.dup(self._entry)  # so that neither another write nor the end of the program is in the way
+        rest = memoryview(data)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while rest:
+                    try:
+                        rest = rest[os.write(fd, rest) :]
+                    except BlockingIOError:
+                        await _writable(fd)
+        except TimeoutError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            raise ToolFailed("it has closed its input") from error
+        finally:
+            os.close(fd)
+        return len(data) - len(rest)
+
+    def close_input(self) -> None:
+        """It reads the end of its input. On a terminal write `END_OF_INPUT` for that."""
+        if self._entry is not None:
+            os.close(self._entry)
+            self._entry = None
+
+    def close(self) -> None:
+        """Take what it wrote so far, and close. Idempotent."""
+        self._capture.drain()
+        self.close_input()
+
+
+async def _writable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_writer(fd, wake)
+    try:
+        await future
+    finally:
+        loop.remove_writer(fd)
+
+
+def _not_started(error: OSError | ValueError, command: str | Sequence[str], folder: Path) -> ToolFailed:
+    name = shown(command)
+    match error:
+        case FileNotFoundError() | NotADirectoryError() if not folder.is_dir():
+            return ToolFailed("the folder to start in is gone")
+        case FileNotFoundError() | NotADirectoryError():
+            return ToolFailed(f"there is no program {command[0]!r}; is it installed, and spelled right?")
+        case PermissionError():
+            return ToolFailed(f"{name}: no permission to execute it")
+        case OSError(errno=errno.E2BIG):
+            return ToolFailed("the command is too long; pass large data through stdin or a file")
+        case OSError(errno=errno.ENOEXEC):
+            return ToolFailed(f"{name}: it is no program; name its interpreter, as in ['python3', 'script.py']")
+        case _:
+            return ToolFailed(f"{name} could not be started: {error}")

@@ -1,0 +1,349 @@
+"""A folder that tools work in: paths lead to what is inside it, whatever they are made of.
+
+Invariants
+- A path is walked one name at a time from the root, each opened relative to the folder before it and never through a
+  symbolic link; links are read and walked by the same rule. So no link, and no link that is swapped in between, leads
+  out of the root.
+- Only regular files are opened: no pipe or device can block a tool or be changed by it.
+- A file is replaced whole, by a rename, after a last look at the interrupt: a call that was stopped before writes
+  nothing, also in a thread that was abandoned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from holdfast import ids
+from holdfast.errors import ConfigurationError, ToolFailed
+
+__all__ = ["Place", "Version", "Workspace", "refusal"]
+
+_LINKS_LIMIT = 40
+_CHUNK_BYTES = 1 << 20
+_LOCK_S = 10.0
+_OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_locks = tuple(threading.Lock() for _ in range(64))
+"""Held from the last look at a file to the rename that replaces it; which one is chosen by the file's place."""
+
+Version = tuple[int, int, int] | None
+"""Which content a file has: inode, size and time of change; None where there is no file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a path leads: a name in an open folder, which may not exist, and was no link when it was looked at.
+
+    Parameters:
+        folder: descriptor of the folder.
+        name: in that folder; ``.`` for the root itself.
+        path: from the root, for people.
+    """
+
+    folder: int
+    name: str
+    path: str
+
+    def status(self) -> os.stat_result | None:
+        """What is there; None for nothing."""
+        try:
+            return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+
+class Workspace:
+    """A root folder and what may be done in it. All methods are for threads and for any number of them.
+
+    Parameters:
+        root: the folder; it is made when it is missing.
+        per_session: each session gets a folder of its own below the root. That keeps the file tools apart; programs
+            run with all rights of their user and can go anywhere.
+        file_limit_bytes: the largest file that is written or edited.
+
+    Raises:
+        ConfigurationError: the root is no folder and cannot be made.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, per_session: bool = False, file_limit_bytes: int = 10_000_000
+    ) -> None:
+        self.per_session = per_session
+        self.file_limit_bytes = file_limit_bytes
+        try:
+            os.makedirs(root, exist_ok=True)
+            self.root = Path(root).resolve(strict=True)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"the workspace {os.fspath(root)!r} cannot be used: {error}", hint="name a folder that can be written"
+            ) from error
+
+    def of(self, principal: str, session_key: str) -> Workspace:
+        """The workspace of a session: itself, or with ``per_session`` that session's own."""
+        if not self.per_session:
+            return self
+        own = self.root / _folder_name(principal) / _folder_name(session_key)
+        return Workspace(own, file_limit_bytes=self.file_limit_bytes)
+
+    # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _parts(self, path: str) -> tuple[bool, list[str]]:
+        """The names in a path, and whether they begin at the root.
+
+        Raises:
+            ToolFailed: it is absolute and not below the root, or no path at all.
+        """
+        if "\0" in path:
+            raise ToolFailed(f"{path!r} is no path: it has a NUL character")
+        if os.path.isabs(path):
+            try:
+                relative = Path(path).relative_to(self.root)
+            except ValueError:
+                raise _outside(path) from None
+            return True, [part for part in relative.parts if part != "."]
+        return False, [part for part in path.split("/") if part not in ("", ".")]
+
+    @contextlib.contextmanager
+    def place(self, path: str, *, make_folders: bool = False) -> Iterator[Place]:
+        """Walk a path inside the root; what it leads to need not exist, but the folder that it is in.
+
+        Parameters:
+            path: relative to the root, or absolute and below it.
+            make_folders: make folders that are missing on the way.
+
+        Raises:
+            ToolFailed: the path leads out of the root, through something that is no folder, or round in a circle.
+        """
+        folders = [_open_folder(os.fspath(self.root), None)]
+        names: list[str] = []
+        parts = deque(self._parts(path)[1])
+        last = "."
+        links = 0
+        try:
+            while parts:
+                part = parts.popleft()
+                if part == "..":
+                    if not names:
+                        raise _outside(path)
+                    names.pop()
+                    os.close(folders.pop())
+                    continue
+                target = _link_target(part, folders[-1])
+                if target is not None:
+                    links += 1
+                    if links > _LINKS_LIMIT:
+                        raise ToolFailed(f"{path}: the symbolic links on the way lead round in a circle")
+                    from_root, more = self._parts(target)
+                    if from_root:
+                        names.clear()
+                        while len(folders) > 1:
+                            os.close(folders.pop())
+                    parts.extendleft(reversed(more))
+                elif parts:
+                    if make_folders:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(part, dir_fd=folders[-1])
+                    folders.append(_open_folder(part, folders[-1]))
+                    names.append(part)
+                else:
+                    last = part
+            shown = "/".join(names if last == "." else [*names, last]) or "."
+            if last == "." and names:  # it ended with '..'
+                last = names.pop()
+                os.close(folders.pop())
+            yield Place(folder=folders[-1], name=last, path=shown)
+        except OSError as error:
+            raise refusal(error, path) from error
+        finally:
+            for fd in folders:
+                os.close(fd)
+
+    def folder(self, path: str) -> Path:
+        """The real path of a folder inside the root, to start a program in.
+
+        Raises:
+            ToolFailed: there is no such folder inside the root.
+        """
+        with self.place(path) as place:
+            status = place.status()
+            if status is None:
+                raise ToolFailed(f"there is no folder {place.path}")
+            if not stat.S_ISDIR(status.st_mode):
+                raise ToolFailed(f"{place.path} is {kind(status.st_mode)}, not a folder")
+            return self.root / place.path
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.contextmanager
+    def open_folder(self, path: str) -> Iterator[tuple[int, str]]:
+        """A descriptor of a folder that can be listed, and its path from the root.
+
+        Raises:
+            ToolFailed: there is no such folder inside the root, or it cannot be read.
+        """
+        with self.place(path) as place:
+            fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
+            try:
+                yield fd, place.path
+            finally:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def open_file(self, path: str) -> Iterator[tuple[IO[bytes], Place]]:
+        """Open a regular file to read.
+
+        Raises:
+            ToolFailed: there is no such file inside the root, it is something else, or it cannot be read.
+        """
+        with self.place(path) as place:
+            with os.fdopen(_open_regular(place), "rb") as file:
+                yield file, place
+
+    def replace(
+        self, path: str, data: bytes, *, check: Callable[[], object], expected: Version | Literal["any"] = "any"
+    ) -> str:
+        """Write a whole file, or none of it; folders on the way are made. Returns its path from the root.
+
+        Parameters:
+            path: of the file; a symbolic link to one inside the root is followed, and stays.
+            data: the new content.
+            check: called between pieces and right before the file appears; what it raises stops the write.
+            expected: the `Version` that the file must still have.
+
+        Raises:
+            ToolFailed: it cannot be written.
+            FileChanged: it has another version.
+        """
+        if len(data) > self.file_limit_bytes:
+            raise ToolFailed(
+                f"{path}: {len(data):,} bytes are more than a file may have here ({self.file_limit_bytes:,})"
+            )
+        with self.place(path, make_folders=True) as place:
+            before = place.status()
+            if before is not None:
+                if not stat.S_ISREG(before.st_mode):
+                    raise ToolFailed(f"{place.path} is {kind(before.st_mode)}, not a file")
+                if not os.access(place.name, os.W_OK, dir_fd=place.folder):
+                    raise ToolFailed(f"{place.path} is read-only")
+            elif place.name == ".":
+                raise ToolFailed("the workspace itself is no file")
+            temporary = f".{place.name[:40]}.{ids.secret('')[:10]}.part"
+            fd = os.open(temporary, _CREATE_FILE, 0o666, dir_fd=place.folder)
+            try:
+                with os.fdopen(fd, "wb", 0) as file:
+                    if before is not None:
+                        os.fchmod(fd, stat.S_IMODE(before.st_mode))
+                    rest = memoryview(data)
+                    while rest:
+                        check()
+                        rest = rest[file.write(rest[:_CHUNK_BYTES]) :]
+                with _held(place):
+                    check()
+                    if expected != "any" and version(place.status()) != expected:
+                        raise FileChanged(f"{place.path} was changed meanwhile")
+                    os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary, dir_fd=place.folder)
+                raise
+            return place.path
+
+
+class FileChanged(ToolFailed):
+    """A file is not as it was when it was read; nothing was written."""
+
+
+def version(status: os.stat_result | None) -> Version:
+    """Which content a file has now."""
+    return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def kind(mode: int) -> str:
+    """What a file mode stands for, with its article."""
+    match stat.S_IFMT(mode):
+        case stat.S_IFREG:
+            return "a file"
+        case stat.S_IFDIR:
+            return "a folder"
+        case stat.S_IFLNK:
+            return "a symbolic link"
+        case stat.S_IFIFO:
+            return "a named pipe"
+        case stat.S_IFSOCK:
+            return "a socket"
+        case _:
+            return "a device"
+
+
+def refusal(error: OSError, path: str) -> ToolFailed:
+    """The error that a model gets for one of the operating system's."""
+    match error:
+        case FileNotFoundError():
+            return ToolFailed(f"there is no {path}")
+        case PermissionError():
+            return ToolFailed(f"{path}: no permission")
+        case NotADirectoryError():
+            return ToolFailed(f"{path}: something on the way is no folder")
+        case IsADirectoryError():
+            return ToolFailed(f"{path} is a folder")
+        case _:
+            return ToolFailed(f"{path}: {os.strerror(error.errno) if error.errno else error}")
+
+
+def _outside(path: str) -> ToolFailed:
+    return ToolFailed(f"{path} is outside of the workspace; use paths relative to its root")
+
+
+def _open_folder(name: str, above: int | None) -> int:
+    return os.open(name, _OPEN_FOLDER, dir_fd=above)
+
+
+def _link_target(name: str, folder: int) -> str | None:
+    """Where a symbolic link points; None for what is no link."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:  # no link, or nothing at all: whoever opens it learns which
+        return None
+
+
+def _open_regular(place: Place) -> int:
+    status = place.status()
+    if status is None:
+        raise ToolFailed(f"there is no file {place.path}")
+    if stat.S_ISREG(status.st_mode):  # before it is opened: to open a device can have an effect already
+        fd = os.open(place.name, _OPEN_FILE, dir_fd=place.folder)
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode):
+            return fd
+        os.close(fd)
+    raise ToolFailed(f"{place.path} is {kind(status.st_mode)}, not a file")
+
+
+@contextlib.contextmanager
+def _held(place: Place) -> Iterator[None]:
+    folder = os.fstat(place.folder)
+    lock = _locks[hash((folder.st_dev, folder.st_ino, place.name)) % len(_locks)]
+    if not lock.acquire(timeout=_LOCK_S):
+        raise ToolFailed(f"{place.path}: another write does not come to its end; try again")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _folder_name(key: str) -> str:
+    """A name for a folder that stands for exactly this key, whatever letters it has and the file system tells apart."""
+    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{re.sub('[^A-Za-z0-9_-]', '_', key)[:40]}-{digest[:20]}"

@@ -1,0 +1,80 @@
+"""Runs tools as a host does, on a plain agent that makes one call after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+from holdfast import Host, Run, Session, Settings, Tool
+from holdfast.agents.tool import Toolset
+from holdfast.errors import Interrupted
+
+__all__ = ["Bench", "on_host", "use"]
+
+BOUND_S = 30.0
+
+
+class Bench:
+    """What a scenario works with: the tools by name, as a run calls them, and the session."""
+
+    def __init__(self, run: Run, toolsets: Sequence[Toolset]) -> None:
+        self.run = run
+        self._tools: dict[str, Tool] = {one.name: one for toolset in toolsets for one in toolset.tools()}
+
+    async def __call__(self, name: str, /, **arguments: Any) -> str:
+        """Call a tool with what a model would give; its answer, or the text of its refusal after ``!``."""
+        one = self._tools[name]
+        checked = one.check(arguments)
+        try:
+            answer = await self.run.call(functools.partial(one.work, **checked), name=name, timeout_s=one.timeout_s)
+        except Interrupted:
+            raise
+        except Exception as error:
+            return f"!{type(error).__name__}: {error}"
+        return str(answer)
+
+
+def on_host(
+    toolsets: Sequence[Toolset],
+    agent: Callable[[Bench], Awaitable[Any]],
+    scenario: Callable[[Host], Coroutine[Any, Any, None]],
+    *,
+    store: str = "memory://",
+    grace_s: float = 0.5,
+) -> None:
+    """Run the scenario on a host whose only agent works with these tools."""
+
+    async def work(run: Run) -> str | None:
+        said = await agent(Bench(run, toolsets))
+        return said if isinstance(said, str) else None
+
+    async def main() -> None:
+        async with asyncio.timeout(BOUND_S):
+            async with Host(work, store=store, settings=Settings(grace_s=grace_s, kill_after_s=2.0)) as host:
+                await scenario(host)
+
+    asyncio.run(main())
+
+
+def use(toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Toolset) -> Session | None:
+    """Run the agent once, in a session of its own; what it raises is raised here."""
+    problems: list[BaseException] = []
+
+    async def kept(bench: Bench) -> None:
+        try:
+            await agent(bench)
+        except BaseException as error:
+            problems.append(error)
+            raise
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        receipt = await session.send("go")
+        await session.wait(receipt.message_id)
+
+    on_host([toolset, *more], kept, scenario)
+    if problems:
+        raise problems[0]
+    return None
