@@ -1,0 +1,199 @@
+"""Between our messages and pydantic-ai's, both ways.
+
+Calls go by our ids. A provider sees its own id of a call while the step's ``state`` has it, and otherwise one that is
+made of ours by hashing: nine letters and digits, which every provider takes, and the same in every request.
+
+The ``state`` of a step is what must go back besides text and calls: signatures, the provider's ids, reasoning. It
+refers to the step's text and calls rather than holding them again; where they no longer fit it, it is left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic_ai.messages import (
+    BinaryContent,
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelRequestPart,
+    ModelResponse,
+    ModelResponsePart,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserContent,
+    UserPromptPart,
+)
+
+from holdfast.protocol import model as ours
+from holdfast.protocol.messages import Attachment
+
+__all__ = ["state_of", "to_provider"]
+
+_OUTCOMES: Mapping[str, Any] = {"ok": "success", "error": "failed", "interrupted": "interrupted"}
+_ID_LENGTH = 9
+_PLAIN = ("text", "tool-call")
+
+
+def to_provider(request: ours.ModelRequest, attachments: Mapping[str, bytes]) -> list[ModelMessage]:
+    """The messages of a request.
+
+    Parameters:
+        attachments: bytes by digest; one that is missing is named in words instead.
+    """
+    history = _History(attachments)
+    for message in request.messages:
+        match message:
+            case ours.UserMessage():
+                history.say(message)
+            case ours.AssistantMessage():
+                history.answer(message)
+            case ours.ToolMessage():
+                history.give(message)
+    messages = history.messages
+    if request.instructions:
+        last = next((m for m in reversed(messages) if isinstance(m, ModelRequest)), None)
+        if last is not None:
+            last.instructions = request.instructions
+    return messages
+
+
+class _History:
+    def __init__(self, attachments: Mapping[str, bytes]) -> None:
+        self.messages: list[ModelMessage] = []
+        self._attachments = attachments
+        self._ids: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def say(self, message: ours.UserMessage) -> None:
+        content: list[UserContent] = [message.content] if message.content.strip() else []
+        content += [self._file(attachment) for attachment in message.attachments]
+        self._add(UserPromptPart(content=content or "(an empty message)"))
+
+    def give(self, message: ours.ToolMessage) -> None:
+        self._add(
+            ToolReturnPart(
+                tool_name=message.name,
+                content=message.content,
+                tool_call_id=self._ids.get(message.call_id, message.call_id),
+                outcome=_OUTCOMES[message.status],
+            )
+        )
+
+    def answer(self, message: ours.AssistantMessage) -> None:
+        response = _with_state(message) or ModelResponse(parts=list(_plain_parts(message)))
+        calls = [part for part in response.parts if isinstance(part, ToolCallPart)]
+        for call, part in zip(message.calls, calls, strict=True):
+            part.tool_call_id = self._ids[call.call_id] = self._id_for(call.call_id, part.tool_call_id)
+        if response.parts:
+            self.messages.append(response)
+
+    def _id_for(self, call_id: str, given: str) -> str:
+        """The provider's own id if it is the first of its kind here, else one made of ours."""
+        found, n = given, 0
+        while not found or found in self._taken:
+            found = hashlib.sha256(f"{call_id}/{n}".encode()).hexdigest()[:_ID_LENGTH]
+            n += 1
+        self._taken.add(found)
+        return found
+
+    def _add(self, part: ModelRequestPart) -> None:
+        if self.messages and isinstance(last := self.messages[-1], ModelRequest):
+            last.parts = [*last.parts, part]
+        else:
+            self.messages.append(ModelRequest(parts=[part]))
+
+    def _file(self, attachment: Attachment) -> UserContent:
+        content = self._attachments.get(attachment.digest)
+        if content is None:
+            name = attachment.name or attachment.digest[:12]
+            return f"[attachment {name!r}: {attachment.media_type}, {attachment.size_bytes} bytes; it cannot be shown]"
+        return BinaryContent(data=content, media_type=attachment.media_type)
+
+
+def _plain_parts(message: ours.AssistantMessage) -> Iterator[ModelResponsePart]:
+    if message.text.strip():
+        yield TextPart(content=message.text)
+    for call in message.calls:
+        yield ToolCallPart(tool_name=call.name, args=_arguments(call), tool_call_id="")
+
+
+def _arguments(call: ours.ToolCall) -> dict[str, Any]:
+    """An object in any case: providers refuse a history with broken JSON in it."""
+    return call.arguments if isinstance(call.arguments, dict) else {"INVALID_JSON": call.arguments}
+
+
+# ── what must go back ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def state_of(response: ModelResponse) -> Any:
+    """What the next request needs of this answer besides its text and calls, as JSON; None if that is nothing."""
+    [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
+    parts = [_without_content(part) for part in dumped["parts"]]
+    if all(part["part_kind"] in _PLAIN and len(part) == 2 for part in parts):
+        return None
+    kept = {name: dumped[name] for name in ("provider_name", "provider_url", "model_name") if dumped.get(name)}
+    for name in ("provider_response_id", "canonical_system"):
+        if dumped.get(name):
+            kept[name] = dumped[name]
+    return {**kept, "parts": parts}
+
+
+def _without_content(part: dict[str, Any]) -> dict[str, Any]:
+    """The part with what the step has anyway taken out: the text but for its length, a call but for the provider's."""
+    kept = {name: value for name, value in part.items() if value is not None}
+    if part["part_kind"] == "text":
+        kept["content"] = len(part["content"])
+    elif part["part_kind"] == "tool-call":
+        kept = {name: value for name, value in kept.items() if name not in ("tool_name", "args")}
+    return kept
+
+
+def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
+    """The answer as the provider gave it; None where there is no state, or the message is no longer what it was."""
+    if not isinstance(message.state, dict):
+        return None
+    parts = []
+    at = 0
+    calls = iter(message.calls)
+    for part in message.state["parts"]:
+        if part["part_kind"] == "text":
+            text = message.text[at : at + part["content"]]
+            at += part["content"]
+            parts.append({**part, "content": text})
+        elif part["part_kind"] == "tool-call":
+            call = next(calls, None)
+            if call is None:
+                return None
+            parts.append({**part, "tool_name": call.name, "args": _arguments(call)})
+        else:
+            parts.append(part)
+    if at != len(message.text) or next(calls, None) is not None:
+        return None
+    [response] = ModelMessagesTypeAdapter.validate_python([{**message.state, "kind": "response", "parts": parts}])
+    assert isinstance(response, ModelResponse)
+    return response
+
+
+def calls_of(response: ModelResponse) -> Sequence[ours.CallPart]:
+    """The calls of an answer, in order, with the provider's ids."""
+    return [
+        ours.CallPart(name=part.tool_name, arguments=_read_arguments(part.args), provider_id=part.tool_call_id)
+        for part in response.parts
+        if isinstance(part, ToolCallPart)
+    ]
+
+
+def _read_arguments(arguments: Any) -> dict[str, Any] | str:
+    if not isinstance(arguments, str):
+        return dict(arguments or {})
+    if not arguments.strip():
+        return {}
+    try:
+        return msgspec.json.decode(arguments, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return arguments

@@ -1,0 +1,354 @@
+"""Models of every provider, through pydantic-ai's model layer (extra ``models``).
+
+One request is one HTTP request: the SDKs' own retries are off, since a retry after an interrupt would go on billing.
+Leaving the block of `PydanticModel.stream`, or cancelling the task that waits in it, closes the connection, also while
+the provider has not sent its headers yet.
+
+Connections are kept between requests only inside `PydanticModel.lifespan`, which a host enters; outside of it each
+request opens its own, and nothing stays open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, told
+from holdfast.protocol.messages import Usage
+from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import ModelResponse
+    from pydantic_ai.models import Model as ProviderModel
+    from pydantic_ai.models import StreamedResponse
+
+__all__ = ["PydanticModel", "pydantic_model"]
+
+BACK_S = 1.0
+"""When to try again after a failure that names no time."""
+
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
+_GROUP = re.compile(r"pydantic-ai-slim\[([a-z-]+)\]")
+_REASONS: Mapping[str, Literal["stop", "length", "calls", "refused"]] = {
+    "stop": "stop",
+    "length": "length",
+    "tool_call": "calls",
+    "content_filter": "refused",
+}
+
+
+def pydantic_model(name: str) -> PydanticModel:
+    """The model ``provider:model``. Its key and address come from the provider's usual environment variables.
+
+    ``openai:…`` speaks OpenAI's Responses API, but Chat Completions where ``OPENAI_BASE_URL`` names another server than
+    OpenAI's, since that is what those speak; ``openai-chat:…`` and ``openai-responses:…`` say which.
+
+    Raises:
+        ConfigurationError: there is no such provider, or its key is missing.
+        MissingExtra: pydantic-ai is not installed.
+    """
+    return PydanticModel(name)
+
+
+class PydanticModel:
+    """A provider's model. May be shared by any number of runs, also of several event loops.
+
+    Parameters:
+        name: ``provider:model``.
+
+    Raises:
+        ConfigurationError, MissingExtra: as `pydantic_model`.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spelled = _spelled(name)
+        self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ProviderModel] = WeakKeyDictionary()
+        self._context_tokens = _build(name, self._spelled).context_window
+
+    @property
+    def name(self) -> str:
+        """As it was given, such as ``openai:gpt-5``."""
+        return self._name
+
+    @property
+    def context_tokens(self) -> int | None:
+        """How much one request may hold, where that is known of the model."""
+        return self._context_tokens
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None]:
+        """Keep connections between the requests of this event loop; leaving the block closes them."""
+        async with self._model():
+            yield
+
+    @asynccontextmanager
+    async def stream(
+        self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
+    ) -> AsyncGenerator[AsyncIterator[Part]]:
+        """Open one request. See `Model.stream`.
+
+        Parameters:
+            attachment: the bytes of an attachment by its digest; without it attachments are only named.
+        """
+        model = self._model()
+        files = {} if attachment is None else {digest: await attachment(digest) for digest in _digests(request)}
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(model)
+            try:
+                stream = await self._open(stack, model, request, files)
+            except Exception as error:
+                raise self._failure(error) from error
+            parts = await stack.enter_async_context(aclosing(self._parts(stream)))
+            yield parts
+
+    def _model(self) -> ProviderModel:
+        loop = asyncio.get_running_loop()
+        found = self._of_loop.get(loop)
+        if found is None:
+            found = self._of_loop[loop] = _build(self._name, self._spelled)
+        return found
+
+    async def _open(
+        self, stack: AsyncExitStack, model: ProviderModel, request: ModelRequest, files: Mapping[str, bytes]
+    ) -> StreamedResponse:
+        from pydantic_ai.exceptions import ModelAPIError
+
+        try:
+            return await stack.enter_async_context(_request(model, request, files))
+        except ModelAPIError:
+            raise
+        except Exception:
+            if not files:
+                raise
+            # A kind of file that this provider cannot take: it must not spoil the session for good.
+            return await stack.enter_async_context(_request(model, request, {}))
+
+    async def _parts(self, stream: StreamedResponse) -> AsyncGenerator[Part]:
+        from pydantic_ai import messages as theirs
+
+        from holdfast.agents.adapters.pydantic_messages import calls_of
+
+        ended = False
+        try:
+            async for event in stream:
+                match event:
+                    case theirs.PartStartEvent(part=theirs.TextPart(content=text)) if text:
+                        yield TextPart(text=text)
+                    case theirs.PartStartEvent(part=theirs.ThinkingPart(content=text)) if text:
+                        yield ReasoningPart(text=text)
+                    case theirs.PartDeltaEvent(delta=theirs.TextPartDelta(content_delta=text)) if text:
+                        yield TextPart(text=text)
+                    case theirs.PartDeltaEvent(delta=theirs.ThinkingPartDelta(content_delta=text)) if text:
+                        yield ReasoningPart(text=text)
+            response = stream.get()
+            self._check_whole(stream, response)
+            ended = True
+        except Exception as error:
+            raise self._failure(error) from error
+        finally:
+            if not ended:
+                await stream.cancel()
+        for call in calls_of(response):
+            yield call
+        yield _end(response)
+
+    def _check_whole(self, stream: StreamedResponse, response: ModelResponse) -> None:
+        """A stream that just stops may end in the middle of an answer, or of a call's arguments."""
+        details = response.provider_details or {}
+        unsaid = "finish_reason" not in details and "refusal" not in details and _must_say(stream)
+        if response.state != "complete" or unsaid:
+            raise ModelFailed(f"{self._name} broke off in the middle of its answer", retry_after_s=BACK_S)
+
+    # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _failure(self, error: Exception) -> ModelFailed:
+        from httpx2 import StreamError, TransportError
+        from pydantic_ai import exceptions as theirs
+
+        if isinstance(error, ModelFailed):
+            return error
+        if isinstance(error, theirs.ModelHTTPError):
+            return self._refusal(error)
+        if isinstance(error, theirs.ModelConnectionError | TransportError | StreamError):
+            text = _plain(told(error.__cause__ or error))
+            return ModelFailed(
+                f"the connection to {self._name} failed: {text}",
+                hint="check the network and the provider's address",
+                retry_after_s=BACK_S,
+            )
+        if isinstance(error, theirs.ModelAPIError):
+            text, after = _plain(str(error)), error.retry_after
+            return ModelFailed(f"{self._name} failed: {text}", retry_after_s=BACK_S if after is None else after)
+        if isinstance(error, theirs.UserError | NotImplementedError):
+            return ModelFailed(f"{self._name} cannot take this request: {_plain(str(error))}")
+        return ModelFailed(
+            f"{self._name} answered what cannot be read: {_plain(told(error))}",
+            hint="is the address that of a server for this protocol?",
+            retry_after_s=BACK_S,
+        )
+
+    def _refusal(self, error: Any) -> ModelFailed:
+        from pydantic_ai import exceptions as theirs
+
+        status: int = error.status_code
+        after: float | None = error.retry_after
+        hint = ""
+        retry_after_s: float | None = None
+        if isinstance(error, theirs.ModelAuthenticationError) or status in (401, 403):
+            hint = f"set {_variable_of(self._spelled)} to a key that the provider accepts, and start again"
+        elif isinstance(error, theirs.ModelNotFoundError) or status == 404:
+            near = f"; did you mean {error.suggested_model_id!r}?" if error.suggested_model_id else ""
+            hint = f"check the model's name and the provider's address{near}"
+        elif isinstance(error, theirs.ModelQuotaExceededError):
+            hint = "the account has no credit left; see the provider's billing page"
+        elif isinstance(error, theirs.ModelContextWindowExceededError):
+            hint = "the conversation is too long for this model; compact it"
+        elif status in (408, 409, 425, 429) or status >= 500:
+            retry_after_s = BACK_S if after is None else after
+            hint = (
+                f"the provider asks to wait {after:g} s" if after is not None else "the provider has trouble; try again"
+            )
+        return ModelFailed(
+            f"{self._name} answered with status {status}: {_message_of(error)}",
+            hint=hint,
+            provider_status=status,
+            retry_after_s=retry_after_s,
+        )
+
+
+def _spelled(name: str) -> str:
+    """The name as pydantic-ai spells it."""
+    provider, _, model = name.partition(":")
+    address = os.environ.get("OPENAI_BASE_URL")
+    if provider == "openai" and address and not (urlsplit(address).hostname or "").endswith("openai.com"):
+        return f"openai-chat:{model}"
+    return name
+
+
+def _build(name: str, spelled: str) -> ProviderModel:
+    """A model with a client of its own. Raises `ConfigurationError`, `MissingExtra`."""
+    provider = name.partition(":")[0]
+    try:
+        from pydantic_ai.exceptions import UserError
+        from pydantic_ai.models import infer_model
+    except ImportError:
+        raise MissingExtra(f"the model {name}", extra="models") from None
+    try:
+        return infer_model(spelled)
+    except ImportError as error:
+        group = _GROUP.search(str(error))
+        if group is not None and group[1] in ("openai", "anthropic"):
+            raise MissingExtra(f"the model {name}", extra="models") from error
+        raise ConfigurationError(
+            f"the model {name} needs packages that are not installed",
+            hint=f"install them: pip install 'pydantic-ai-slim[{group[1] if group else provider}]'",
+        ) from error
+    except UserError as error:
+        text = str(error)
+        if text.startswith("Unknown model"):
+            raise ConfigurationError(
+                f"there is no model {name!r}: {provider!r} is no provider",
+                hint="write provider:model, such as openai:gpt-5, anthropic:claude-sonnet-5 or ollama:llama3",
+            ) from None
+        variables = list(dict.fromkeys(_VARIABLE.findall(text)))
+        raise ConfigurationError(
+            f"the model {name} needs a setting of its provider, and it is missing",
+            hint=f"set {' or '.join(variables)} in the environment" if variables else text,
+        ) from None
+    except Exception as error:
+        raise ConfigurationError(
+            f"the model {name} cannot be set up: {_plain(told(error))}", hint="check the provider's variables"
+        ) from error
+
+
+def _request(model: ProviderModel, request: ModelRequest, files: Mapping[str, bytes]) -> Any:
+    from pydantic_ai.direct import model_request_stream
+    from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.settings import ModelSettings
+    from pydantic_ai.tools import ToolDefinition
+
+    from holdfast.agents.adapters.pydantic_messages import to_provider
+
+    settings: dict[str, Any] = dict(request.settings)
+    if "max_retries" not in model.unsupported_settings:
+        settings["max_retries"] = 0
+    tools = [
+        ToolDefinition(name=tool.name, description=tool.description, parameters_json_schema=tool.parameters)
+        for tool in request.tools
+    ]
+    return model_request_stream(
+        model,
+        to_provider(request, files),
+        model_settings=ModelSettings(**settings),  # type: ignore[typeddict-item]
+        model_request_parameters=ModelRequestParameters(function_tools=tools),
+    )
+
+
+def _digests(request: ModelRequest) -> list[str]:
+    return list(
+        dict.fromkeys(
+            attachment.digest for message in request.messages for attachment in getattr(message, "attachments", ())
+        )
+    )
+
+
+def _must_say(stream: StreamedResponse) -> bool:
+    """Whether this provider's protocol says at the end why it ends, so that an end without a reason is none.
+
+    By name: importing the classes needs the SDKs of both.
+    """
+    return any(
+        kind.__name__ in ("OpenAIStreamedResponse", "AnthropicStreamedResponse") for kind in type(stream).__mro__
+    )
+
+
+def _end(response: ModelResponse) -> EndPart:
+    from holdfast.agents.adapters.pydantic_messages import state_of
+
+    used = response.usage
+    return EndPart(
+        usage=Usage(input_tokens=used.input_tokens, output_tokens=used.output_tokens, cost_usd=_cost(response)),
+        reason=_REASONS.get(response.finish_reason or "stop", "other"),
+        model=response.model_name or "",
+        state=state_of(response),
+    )
+
+
+def _cost(response: ModelResponse) -> float:
+    if not response.model_name:
+        return 0.0
+    try:
+        return float(response.cost().total_price)
+    except (LookupError, ValueError):
+        return 0.0  # no price is known
+
+
+def _variable_of(spelled: str) -> str:
+    """The variable that has the key, for people."""
+    provider = spelled.partition(":")[0].removesuffix("-chat").removesuffix("-responses")
+    known = {"google": "GOOGLE_API_KEY", "bedrock": "AWS_BEARER_TOKEN_BEDROCK", "huggingface": "HF_TOKEN"}
+    return known.get(provider, f"{provider.upper().replace('-', '_')}_API_KEY")
+
+
+def _message_of(error: Any) -> str:
+    body = error.body
+    for name in ("error", "message"):
+        if isinstance(body, dict) and name in body:
+            body = body[name]
+    return _plain(str(body))
+
+
+def _plain(text: str) -> str:
+    """One line of bounded length, without any key of this process."""
+    for name, value in os.environ.items():
+        if len(value) >= 8 and name.endswith(("_KEY", "_TOKEN", "_SECRET")):
+            text = text.replace(value, f"[{name}]")
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:300]}…"
