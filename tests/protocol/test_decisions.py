@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from holdfast.errors import PolicyUnavailable, SessionBusy, UnknownPolicy
+from holdfast.errors import SessionBusy, UnknownPolicy
 from holdfast.protocol.decisions import (
     DECISIONS,
     Occupancy,
@@ -26,13 +26,6 @@ STATES: tuple[Occupancy, ...] = get_args(Occupancy)
 
 def test_every_policy_has_a_row_in_every_state() -> None:
     assert set(DECISIONS) == {(state, policy) for state in STATES for policy in POLICIES}
-
-
-@pytest.mark.parametrize("policy", ["steer", "rollback"])
-@pytest.mark.parametrize("state", STATES)
-def test_steer_and_rollback_are_refused_by_name_until_the_agent_loop_exists(state: Occupancy, policy: str) -> None:
-    with pytest.raises(PolicyUnavailable, match=policy):
-        decide(state, policy)
 
 
 @pytest.mark.parametrize("policy", ["", "Queue", "queue ", "nothing", "steer\0"])

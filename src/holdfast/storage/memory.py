@@ -8,45 +8,65 @@ lives as long as the store object: it may be closed and opened again, as a new e
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from holdfast.errors import StorageError, StoreLocked
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Entry, MailboxItem, RunView, SessionView, Settlement
+from holdfast.protocol.messages import (
+    Answer,
+    Attachment,
+    Entry,
+    MailboxItem,
+    Question,
+    RunView,
+    SessionView,
+    Settlement,
+)
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import verbs
 from holdfast.storage.port import (
+    Answered,
     Appended,
     Claim,
     Committed,
+    DueQuestion,
+    Edited,
+    EditHistory,
     Interrupt,
     Interrupted,
     KeyRecord,
     Lease,
     NotReady,
+    Parked,
     Ready,
     RunCommit,
     Send,
     SendResult,
+    Steered,
     Stopped,
     StoreInfo,
 )
 from holdfast.storage.records import (
+    NOBODY,
     Counters,
     EndedRun,
+    HistoryRow,
     KnownMessage,
     Mail,
     SessionRow,
+    due_of,
     journal,
     live_run,
     mailbox_items,
     pack_events,
+    question_due,
     ready_of,
+    ready_since,
     session_view,
     settlement_of,
     unpack_events,
@@ -87,10 +107,18 @@ class _Message(msgspec.Struct, gc=False):
         return KnownMessage(self.message_id, self.seq, self.body_hash, self.run_id, self.withdrawn)
 
 
-class _Session:
-    """One session's rows."""
+class _Attachment(msgspec.Struct, gc=False):
+    """What a principal attached, and when (last)."""
 
-    __slots__ = ("by_key", "entries", "log", "messages", "row", "runs")
+    attachment: Attachment
+    body: bytes
+    at: float
+
+
+class _Session:
+    """One session's rows. ``entries`` is the transcript as of the history row ``shown``."""
+
+    __slots__ = ("attached", "by_key", "entries", "history", "log", "messages", "row", "runs", "shown")
 
     def __init__(self, row: SessionRow) -> None:
         self.row = row
@@ -98,7 +126,10 @@ class _Session:
         self.messages: dict[str, _Message] = {}
         self.by_key: dict[str, str] = {}
         self.runs: dict[str, EndedRun] = {}
+        self.history: dict[str, HistoryRow] = {}
         self.entries: list[Entry] = []
+        self.shown: str | None = None
+        self.attached: set[str] = set()
 
 
 class MemoryTables:
@@ -111,6 +142,8 @@ class MemoryTables:
         self.by_name: dict[tuple[str, str], _Session] = {}
         self.owned: dict[str, set[int]] = {}
         self.ready: dict[int, SessionRow] = {}
+        self.asking: dict[int, SessionRow] = {}
+        self.attachments: dict[str, dict[str, _Attachment]] = {}
         self.keys: dict[str, KeyRecord] = {}
         self._last_number = 0
 
@@ -159,7 +192,11 @@ class MemoryTables:
         return out
 
     def orphans(self) -> Sequence[SessionRow]:
-        rows = [s.row for s in self.sessions.values() if s.row.run_id is not None and s.row.holder != self.epoch]
+        rows = [
+            s.row
+            for s in self.sessions.values()
+            if s.row.run_id is not None and s.row.holder not in (self.epoch, NOBODY)
+        ]
         return sorted(rows, key=lambda row: (row.started_at, row.session))
 
     def add_session(self, row: SessionRow) -> None:
@@ -170,10 +207,14 @@ class MemoryTables:
         self.save(row)
 
     def save(self, row: SessionRow) -> None:
-        if row.waiting and row.run_id is None:
+        if ready_since(row) is not None:
             self.ready[row.session] = row
         else:
             self.ready.pop(row.session, None)
+        if question_due(row) is not None:
+            self.asking[row.session] = row
+        else:
+            self.asking.pop(row.session, None)
         if row.deleted_at is not None:
             self.owned[row.principal].discard(row.session)
 
@@ -203,12 +244,67 @@ class MemoryTables:
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
         self.sessions[row.session].log.append(_Pack(events[0].seq, events[-1].seq, run_id, at, pack_events(events)))
 
-    def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
+    def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         session = self.sessions[row.session]
         session.runs[run.view.run_id] = run
-        session.entries.extend(entries)
+        if history is not None:
+            session.history[history.history_id] = history
+            if session.shown == history.previous_id and not history.whole:
+                session.entries.extend(history.entries)
+                session.shown = history.history_id
 
-    def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+    def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
+        self.sessions[row.session].history[history.history_id] = history
+
+    def history(self, row: SessionRow) -> HistoryRow | None:
+        return None if row.history_id is None else self.sessions[row.session].history[row.history_id]
+
+    def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
+        return tuple(self.entries(row.session, history_id))
+
+    def entries(self, session: int, history_id: str | None) -> list[Entry]:
+        """The transcript as of that history row; not to be changed."""
+        found = self.sessions[session]
+        if found.shown != history_id:
+            chain: list[HistoryRow] = []
+            newest = history_id
+            while newest is not None:
+                chain.append(found.history[newest])
+                newest = None if chain[-1].whole else chain[-1].previous_id
+            found.entries = [entry for piece in reversed(chain) for entry in piece.entries]
+            found.shown = history_id
+        return found.entries
+
+    def attachment(self, principal: str, digest: str) -> Attachment | None:
+        found = self.attachments.get(principal, {}).get(digest)
+        return None if found is None else found.attachment
+
+    def attached_bytes(self, principal: str) -> int:
+        return sum(len(found.body) for found in self.attachments.get(principal, {}).values())
+
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
+        self.attachments.setdefault(principal, {})[attachment.digest] = _Attachment(attachment, body, at)
+
+    def touch_attachment(self, principal: str, digest: str, at: float) -> None:
+        found = self.attachments[principal][digest]
+        found.at = max(found.at, at)
+
+    def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
+        self.sessions[row.session].attached.update(digests)
+
+    def _drop_attachments(self, before: float) -> int:
+        used = {(session.row.principal, digest) for session in self.sessions.values() for digest in session.attached}
+        dropped = 0
+        for principal, kept in self.attachments.items():
+            for digest in [digest for digest, found in kept.items() if found.at < before]:
+                if (principal, digest) not in used:
+                    del kept[digest]
+                    dropped += 1
+        return dropped
+
+    def prune(
+        self, *, events_before: float, tombstones_before: float, idempotency_before: float, attachments_before: float
+    ) -> int:
         """See `Store.prune`."""
         dropped = 0
         for session in list(self.sessions.values()):
@@ -234,7 +330,7 @@ class MemoryTables:
                     del session.by_key[message.idempotency_key]
                     message.idempotency_key = None
                     dropped += 1
-        return dropped
+        return dropped + self._drop_attachments(attachments_before)
 
 
 class MemoryStore:
@@ -342,15 +438,52 @@ class MemoryStore:
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
         return self._write(lambda tables: verbs.delete_session(tables, principal, key, at, cause))
 
+    def steer(self, lease: Lease, *, step: int, at: float) -> asyncio.Future[Steered]:
+        return self._write(lambda tables: verbs.steer(tables, lease, step, at))
+
+    def suspend(self, lease: Lease, question: Question) -> asyncio.Future[Appended]:
+        return self._write(lambda tables: verbs.suspend(tables, lease, question))
+
+    def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
+        return self._write(lambda tables: verbs.answer(tables, principal, key, answer))
+
+    def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
+        return self._write(lambda tables: verbs.park(tables, lease, at))
+
+    async def questions(self, session: int) -> Sequence[Question]:
+        def read(tables: MemoryTables) -> Sequence[Question]:
+            row = tables.get(session)
+            return row.questions if row else ()
+
+        return await self._do(read)
+
+    async def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]:
+        return await self._do(lambda tables: due_of(tables.asking.values(), before=before, limit=limit))
+
+    def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
+        return self._write(lambda tables: verbs.edit_history(tables, request))
+
+    def add_attachment(
+        self, principal: str, attachment: Attachment, body: bytes, *, at: float, limit_bytes: int
+    ) -> asyncio.Future[Attachment]:
+        return self._write(lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes))
+
+    async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
+        def read(tables: MemoryTables) -> tuple[Attachment, bytes] | None:
+            found = tables.attachments.get(principal, {}).get(digest)
+            return None if found is None else (found.attachment, found.body)
+
+        return await self._do(read)
+
     async def rescue(self, *, at: float) -> Sequence[Claim]:
         return await self._write(lambda tables: verbs.rescue(tables, at))
 
-    def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
-        return self._write(lambda tables: verbs.restart(tables, lease, at))
+    def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
+        return self._write(lambda tables: verbs.restart(tables, lease, at, discard_from))
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
         def read(tables: MemoryTables) -> Sequence[Ready]:
-            rows = sorted(tables.ready.values(), key=lambda row: (row.waiting[0].message.accepted_at, row.session))
+            rows = sorted(tables.ready.values(), key=lambda row: (ready_since(row), row.session))
             return tuple(ready_of(row) for row in rows[:limit])
 
         return await self._do(read)
@@ -376,8 +509,12 @@ class MemoryStore:
 
     async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
         def read(tables: MemoryTables) -> Sequence[Entry]:
-            found = tables.sessions.get(session)
-            return tuple(found.entries[after : after + limit]) if found else ()
+            row = tables.get(session)
+            if row is None:
+                return ()
+            entries = tables.entries(session, row.history_id)
+            first = bisect_right(entries, after, key=lambda entry: entry.n)
+            return tuple(entries[first : first + limit])
 
         return await self._do(read)
 
@@ -444,12 +581,20 @@ class MemoryStore:
 
         return await self._do(read)
 
-    async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+    async def prune(
+        self,
+        *,
+        events_before: float,
+        tombstones_before: float,
+        idempotency_before: float,
+        attachments_before: float = 0.0,
+    ) -> int:
         return await self._do(
             lambda tables: tables.prune(
                 events_before=events_before,
                 tombstones_before=tombstones_before,
                 idempotency_before=idempotency_before,
+                attachments_before=attachments_before,
             )
         )
 

@@ -340,7 +340,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A session without a run whose mailbox is not empty."""
+    """A session to claim: it has messages and no run, or a parked run that may go on or has to be stopped."""
 
     session: int
     principal: str
@@ -483,7 +483,7 @@ class Store(Protocol):
         """Change a transcript. A run that is on, or messages that wait, refuse it.
 
         Raises `UnknownSession`, `SessionDeleted`, `SessionBusy`, `HistoryChanged` (``expected_n``), `NothingToUndo`,
-        `LimitExceeded`.
+        `UnknownAttachment`, `LimitExceeded`.
         """
         ...
 
@@ -515,7 +515,9 @@ class Store(Protocol):
         ...
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
-        """Sessions that have messages waiting and no run, the longest waiting first."""
+        """Sessions that have messages waiting and no run, or a parked run that waits for nothing (any more): the longest
+        waiting first, a run since it began.
+        """
         ...
 
     async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
@@ -560,10 +562,18 @@ class Store(Protocol):
         """Runs, the newest first."""
         ...
 
-    async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+    async def prune(
+        self,
+        *,
+        events_before: float,
+        tombstones_before: float,
+        idempotency_before: float,
+        attachments_before: float = 0.0,
+    ) -> int:
         """Drop old events of ended runs, purge tombstones and old idempotency keys; transcripts stay.
 
-        What waits and what belongs to the run that is on is kept. Returns the number of rows dropped or changed.
+        What waits and what belongs to the run that is on is kept. Attachments that no session uses are dropped when
+        they were put in (last) before ``attachments_before``. Returns the number of rows dropped or changed.
         """
         ...
 

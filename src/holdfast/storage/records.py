@@ -4,6 +4,10 @@ The verbs (`holdfast.storage.verbs`) work on these rows and on nothing else, so 
 rows lie: in dictionaries, or in SQL.
 
 - While a run is on, its state lies in its session's row; a row of its own is written once, when it ends.
+- A run that nobody holds (holder 0) is parked; once it waits for nothing it is ready to be claimed again.
+- The transcript is a chain of history rows from the session's ``history_id`` back: of runs that wrote entries, and of
+  edits. A ``whole`` row stands for all of it, so reading ends there; what it replaced is still its predecessor, for
+  undo. Entries are numbered by a counter that only grows: no number ever names two entries.
 - A message has no state of its own: what waits has neither a run nor a withdrawal, and the rest follows its run.
 """
 
@@ -11,35 +15,53 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
 from holdfast.protocol.events import Stored, encode_json
-from holdfast.protocol.messages import Entry, MailboxItem, Message, RunState, RunView, SessionView, Settlement
+from holdfast.protocol.messages import (
+    Attachment,
+    Entry,
+    MailboxItem,
+    Message,
+    Question,
+    RunState,
+    RunView,
+    SessionView,
+    Settlement,
+)
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import Ready
+from holdfast.storage.port import DueQuestion, Ready
 
 __all__ = [
+    "NOBODY",
     "Counters",
     "EndedRun",
+    "HistoryRow",
     "KnownMessage",
     "Mail",
     "SessionRow",
     "Tables",
     "due_at",
+    "due_of",
     "ended_state",
     "journal",
     "live_run",
     "mailbox_items",
     "pack_entries",
     "pack_events",
+    "question_due",
     "ready_of",
+    "ready_since",
     "session_view",
     "settlement_of",
     "unpack_entries",
     "unpack_events",
 ]
+
+NOBODY: Final = 0
+"""The holder of a parked run; epochs begin at 1."""
 
 
 class Mail(NamedTuple):
@@ -63,8 +85,13 @@ class SessionRow:
         append_nth, append_seq: the last numbered append under this lease, and the seq it began at.
         sweep: the next run takes everything that waits up to this seq.
         last_run_id: the run that ended last.
+        history_id: the newest history row.
         waiting: the mailbox, in order.
-        taken: the messages of the run that is on.
+        taken: the messages of the run that is on; the last ``steered`` of them came while it was.
+        rolled_back: the run that is on is to be taken back.
+        resumed_as: the run id of the claim that resumed the run, for a claim that is repeated.
+        questions: what the run that is on waits for, oldest first.
+        answered: ids of its questions that were answered, with the seq of ``run.resumed``.
     """
 
     session: int
@@ -89,8 +116,14 @@ class SessionRow:
     sweep: int = 0
     last_run_id: str | None = None
     deleted_at: float | None = None
+    history_id: str | None = None
     waiting: tuple[Mail, ...] = ()
     taken: tuple[Mail, ...] = ()
+    steered: int = 0
+    rolled_back: bool = False
+    resumed_as: str | None = None
+    questions: tuple[Question, ...] = ()
+    answered: tuple[tuple[str, int], ...] = ()
 
 
 class KnownMessage(NamedTuple):
@@ -104,7 +137,10 @@ class KnownMessage(NamedTuple):
 
 
 class EndedRun(msgspec.Struct, frozen=True, gc=False):
-    """A run that has ended: its view, its last fence, and what its commit wrote, for a commit that is repeated."""
+    """A run that has ended: its view, its last fence, and what its commit wrote, for a commit that is repeated.
+
+    ``last_n`` is the number of the last entry that was ever written when it ended, its own included.
+    """
 
     view: RunView
     fence: int
@@ -113,6 +149,21 @@ class EndedRun(msgspec.Struct, frozen=True, gc=False):
     end_seq: int
     next_run_id: str | None
     previous_run_id: str | None
+    last_n: int
+    rolled_back: bool
+
+
+class HistoryRow(NamedTuple):
+    """A piece of a transcript, written by a run or an edit. ``last_n`` is the number of its last entry.
+
+    ``previous_id`` is the row before it; a ``whole`` row stands in the place of that and of all before.
+    """
+
+    history_id: str
+    previous_id: str | None
+    whole: bool
+    last_n: int
+    entries: tuple[Entry, ...]
 
 
 @dataclass(slots=True)
@@ -168,7 +219,7 @@ class Tables(Protocol):
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Sessions whose run is held by another epoch, the longest running first."""
+        """Sessions whose run is held by another epoch (parked ones are not), the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -199,8 +250,40 @@ class Tables(Protocol):
         """Write one pack of numbered events."""
         ...
 
-    def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
-        """Write a run that has ended, with its numbered transcript entries."""
+    def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
+        """Write a run that has ended, with its piece of the transcript."""
+        ...
+
+    def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
+        """Write a history row that belongs to no run; it is ``whole``."""
+        ...
+
+    def history(self, row: SessionRow) -> HistoryRow | None:
+        """The newest history row."""
+        ...
+
+    def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
+        """All entries as they stood with that history row, in order."""
+        ...
+
+    def attachment(self, principal: str, digest: str) -> Attachment | None:
+        """The principal's attachment of that digest."""
+        ...
+
+    def attached_bytes(self, principal: str) -> int:
+        """How many bytes the principal's attachments take."""
+        ...
+
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
+        """Write an attachment that the principal does not have."""
+        ...
+
+    def touch_attachment(self, principal: str, digest: str, at: float) -> None:
+        """Note that an attachment was put in again."""
+        ...
+
+    def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
+        """Note that the session refers to these; for those that it did before, nothing changes."""
         ...
 
 
@@ -217,6 +300,32 @@ def due_at(row: SessionRow) -> float:
     return due
 
 
+def ready_since(row: SessionRow) -> float | None:
+    """Since when the session waits to be claimed; None if it does not."""
+    if row.run_id is None:
+        return row.waiting[0].message.accepted_at if row.waiting else None
+    return row.started_at if row.holder == NOBODY and not row.questions else None
+
+
+def question_due(row: SessionRow) -> float | None:
+    """When the first of the open questions is due; None if none ever is."""
+    if not row.questions:
+        return None
+    return min((question.due_at for question in row.questions if question.due_at), default=None)
+
+
+def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[DueQuestion, ...]:
+    """The questions of these sessions that are due, the longest due first."""
+    due = [
+        DueQuestion(principal=row.principal, key=row.key, question=question)
+        for row in sorted(rows, key=lambda row: row.session)
+        for question in row.questions
+        if question.due_at and question.due_at < before
+    ]
+    due.sort(key=lambda item: item.question.due_at)
+    return tuple(due[:limit])
+
+
 def live_run(row: SessionRow) -> RunView | None:
     """The run that is on."""
     if row.run_id is None:
@@ -229,6 +338,7 @@ def live_run(row: SessionRow) -> RunView | None:
         messages=tuple(mail.message.message_id for mail in row.taken),
         started_at=row.started_at,
         cause=row.cause,
+        questions=row.questions,
     )
 
 
@@ -268,7 +378,7 @@ def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
     run = ended.view
     return Settlement(
         message_id=known.message_id,
-        state=ended_state(run),
+        state="superseded" if ended.rolled_back else ended_state(run),
         run_id=run.run_id,
         text=run.text,
         cause=run.cause,
@@ -277,7 +387,7 @@ def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
 
 
 def ended_state(run: RunView) -> Literal["completed", "failed", "interrupted"]:
-    """The state of a run that has ended, which is also that of its messages."""
+    """The state of a run that has ended, which is also that of its messages unless it was rolled back."""
     match run.state:
         case "completed" | "failed" | "interrupted":
             return run.state
@@ -293,13 +403,18 @@ def mailbox_items(waiting: Sequence[Mail]) -> tuple[MailboxItem, ...]:
 
 
 def ready_of(row: SessionRow) -> Ready:
-    """A session that has messages and no run."""
+    """A session that has messages and no run, or a parked run that waits for nothing."""
+    if row.run_id is not None:
+        return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.run_agent, not_before=0.0)
     return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.agent, not_before=due_at(row))
 
 
+_NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")
+
+
 def journal(packs: Iterable[Iterable[Stored]]) -> Iterable[Stored]:
-    """The events of one run from the packs that carry its id: a pack may begin with the message that started it."""
-    return (event for pack in packs for event in pack if event.kind != "message.accepted")
+    """The events of one run from the packs that carry its id: a pack may begin with what came before its start."""
+    return (event for pack in packs for event in pack if event.kind not in _NOT_OF_A_RUN)
 
 
 _entry_decoder = msgspec.json.Decoder(Entry)

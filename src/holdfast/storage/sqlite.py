@@ -29,23 +29,38 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Entry, MailboxItem, RunView, SessionView, Settlement
+from holdfast.protocol.messages import (
+    Answer,
+    Attachment,
+    Entry,
+    MailboxItem,
+    Question,
+    RunView,
+    SessionView,
+    Settlement,
+)
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import sql, verbs
 from holdfast.storage.filelock import FileLock
 from holdfast.storage.port import (
+    Answered,
     Appended,
     Claim,
     Committed,
+    DueQuestion,
+    Edited,
+    EditHistory,
     Interrupt,
     Interrupted,
     KeyRecord,
     Lease,
     NotReady,
+    Parked,
     Ready,
     RunCommit,
     Send,
     SendResult,
+    Steered,
     Stopped,
     StoreInfo,
 )
@@ -57,7 +72,7 @@ __all__ = ["SCHEMA_VERSION", "SqliteStore"]
 
 _T = TypeVar("_T")
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
@@ -75,6 +90,12 @@ _VERBS: Final = (
     "stop_session",
     "withdraw",
     "delete_session",
+    "steer",
+    "suspend",
+    "answer",
+    "park",
+    "edit_history",
+    "add_attachment",
     "rescue",
     "restart",
     "prune",
@@ -205,11 +226,12 @@ class _WritingConnection:
         database = _SqliteDatabase(connection)
         self.begin(("open",))
         _passing("before_write", self._verbs)
-        if version == 0:
-            for statement in sql.block("schema").split(";\n"):
+        blocks = [f"migrate_{older}" for older in range(version, SCHEMA_VERSION)] if version else ["schema"]
+        for block in blocks:
+            for statement in sql.block(block).split(";\n"):
                 connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _passing("between_writes", self._verbs)
         epoch = database.query("add_node", self._node_id, self._at)[0][0]
         sequence = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'session'").fetchone()
@@ -414,11 +436,43 @@ class SqliteStore:
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
         return self._write("delete_session", lambda tables: verbs.delete_session(tables, principal, key, at, cause))
 
+    def steer(self, lease: Lease, *, step: int, at: float) -> asyncio.Future[Steered]:
+        return self._write("steer", lambda tables: verbs.steer(tables, lease, step, at))
+
+    def suspend(self, lease: Lease, question: Question) -> asyncio.Future[Appended]:
+        return self._write("suspend", lambda tables: verbs.suspend(tables, lease, question))
+
+    def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
+        return self._write("answer", lambda tables: verbs.answer(tables, principal, key, answer))
+
+    def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
+        return self._write("park", lambda tables: verbs.park(tables, lease, at))
+
+    async def questions(self, session: int) -> Sequence[Question]:
+        return await self._read(lambda reads: reads.questions(session))
+
+    async def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]:
+        return await self._read(lambda reads: reads.due_questions(before=before, limit=limit))
+
+    def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
+        return self._write("edit_history", lambda tables: verbs.edit_history(tables, request))
+
+    def add_attachment(
+        self, principal: str, attachment: Attachment, body: bytes, *, at: float, limit_bytes: int
+    ) -> asyncio.Future[Attachment]:
+        return self._write(
+            "add_attachment",
+            lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes),
+        )
+
+    async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
+        return await self._read(lambda reads: reads.attachment(principal, digest))
+
     async def rescue(self, *, at: float) -> Sequence[Claim]:
         return await self._write("rescue", lambda tables: verbs.rescue(tables, at))
 
-    def restart(self, lease: Lease, *, at: float) -> asyncio.Future[Appended]:
-        return self._write("restart", lambda tables: verbs.restart(tables, lease, at))
+    def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
+        return self._write("restart", lambda tables: verbs.restart(tables, lease, at, discard_from))
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
         return await self._read(lambda reads: reads.ready(limit=limit))
@@ -455,12 +509,20 @@ class SqliteStore:
     async def runs(self, session: int, *, limit: int = 100) -> Sequence[RunView]:
         return await self._read(lambda reads: reads.runs(session, limit=limit))
 
-    async def prune(self, *, events_before: float, tombstones_before: float, idempotency_before: float) -> int:
+    async def prune(
+        self,
+        *,
+        events_before: float,
+        tombstones_before: float,
+        idempotency_before: float,
+        attachments_before: float = 0.0,
+    ) -> int:
         def some(tables: SqlTables, *, after: int) -> tuple[int, int | None]:
             return tables.prune(
                 events_before=events_before,
                 tombstones_before=tombstones_before,
                 idempotency_before=idempotency_before,
+                attachments_before=attachments_before,
                 after=after,
             )
 

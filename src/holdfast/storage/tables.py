@@ -16,20 +16,33 @@ import msgspec
 
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
-from holdfast.protocol.messages import Entry, Message, RunState, RunView, SessionView, Settlement
+from holdfast.protocol.messages import (
+    Attachment,
+    Entry,
+    Message,
+    Question,
+    RunState,
+    RunView,
+    SessionView,
+    Settlement,
+)
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import KeyRecord, Ready
+from holdfast.storage.port import DueQuestion, KeyRecord, Ready
 from holdfast.storage.records import (
     Counters,
     EndedRun,
+    HistoryRow,
     KnownMessage,
     Mail,
     SessionRow,
     due_at,
+    due_of,
     journal,
     live_run,
     pack_entries,
     pack_events,
+    question_due,
+    ready_since,
     session_view,
     settlement_of,
     unpack_entries,
@@ -41,6 +54,7 @@ __all__ = ["Database", "SessionChanged", "SqlReads", "SqlTables"]
 _KEPT_SESSIONS = 2048
 _PRUNED_TOGETHER = 1000
 _ALL = 2**62
+_PURGES = ("purge_withdrawn_messages", "purge_events", "purge_edits", "purge_attachment_uses", "purge_session")
 
 
 class SessionChanged(Exception):
@@ -73,11 +87,17 @@ class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
     messages: tuple[str, ...]
     state: RunState = "running"
     cause: Cause | None = None
+    steered: int = 0
+    rolled_back: bool = False
+    resumed_as: str | None = None
+    questions: tuple[Question, ...] = ()
+    answered: tuple[tuple[str, int], ...] = ()
 
 
 _decode_live = msgspec.json.Decoder(_LiveRun).decode
 _decode_run = msgspec.json.Decoder(RunView).decode
 _decode_message = msgspec.json.Decoder(Message).decode
+_decode_attachment = msgspec.json.Decoder(Attachment).decode
 
 
 def _mail(columns: tuple[Any, ...]) -> Mail:
@@ -95,14 +115,43 @@ def _known(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
 def _ended(rows: list[tuple[Any, ...]]) -> EndedRun | None:
     if not rows:
         return None
-    body, *rest = rows[0]
-    return EndedRun(_decode_run(body), *rest)
+    body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back = rows[0]
+    return EndedRun(
+        _decode_run(body),
+        fence,
+        started_seq,
+        commit_seq,
+        end_seq,
+        next_run_id,
+        previous_run_id,
+        last_n,
+        bool(rolled_back),
+    )
+
+
+def _piece(history_id: str, columns: tuple[Any, ...]) -> HistoryRow:
+    previous_id, whole, last_n, entries = columns
+    return HistoryRow(history_id, previous_id, bool(whole), last_n, tuple(unpack_entries(entries) if entries else ()))
+
+
+def _read_entries(database: Database, session: int, newest: str | None, *, after: int, limit: int) -> list[Entry]:
+    """Entries with n > after of the transcript that ends with the piece `newest`."""
+    out: list[Entry] = []
+    if newest is None:
+        return out
+    for (body,) in database.query("entries_after", newest, session, after, session, session, after, limit):
+        out.extend(entry for entry in unpack_entries(body) if entry.n > after)
+        if len(out) >= limit:
+            break
+    return out[:limit]
 
 
 def _row(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
     """A session without its messages; how many wait; the ids of those of the run that is on."""
     row = SessionRow(*columns[:11])
-    _, row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, waiting = columns[11:]
+    _, row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, row.history_id, waiting = columns[
+        11:
+    ]
     if row.run_id is None:
         return row, waiting, ()
     live = _decode_live(columns[11])
@@ -112,6 +161,11 @@ def _row(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
     row.started_seq = live.started_seq
     row.run_state = live.state
     row.cause = live.cause
+    row.steered = live.steered
+    row.rolled_back = live.rolled_back
+    row.resumed_as = live.resumed_as
+    row.questions = live.questions
+    row.answered = live.answered
     return row, waiting, live.messages
 
 
@@ -137,6 +191,11 @@ def _state_columns(row: SessionRow) -> tuple[object, ...]:
                 tuple([mail.message.message_id for mail in row.taken]),
                 row.run_state,
                 row.cause,
+                row.steered,
+                row.rolled_back,
+                row.resumed_as,
+                row.questions,
+                row.answered,
             )
         )
     waiting = row.waiting
@@ -153,9 +212,11 @@ def _state_columns(row: SessionRow) -> tuple[object, ...]:
         row.append_seq,
         row.sweep,
         row.last_run_id,
+        row.history_id,
         len(waiting),
-        waiting[0].message.accepted_at if waiting else None,
-        due_at(row),
+        ready_since(row),
+        0.0 if row.run_id is not None else due_at(row),
+        question_due(row),
         row.deleted_at,
     )
 
@@ -189,12 +250,14 @@ class SqlTables:
         self._withdrawn: list[tuple[object, ...]] = []
         self._events: list[tuple[object, ...]] = []
         self._runs: list[tuple[object, ...]] = []
+        self._edits: list[tuple[object, ...]] = []
+        self._uses: list[tuple[object, ...]] = []
 
     def forget(self) -> None:
         """Drop what was kept and collected; numbers that were given out stay used."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
-        for collected in (self._taken, self._withdrawn, self._events, self._runs):
+        for collected in (self._taken, self._withdrawn, self._events, self._runs, self._edits, self._uses):
             collected.clear()
 
     def trim(self) -> None:
@@ -236,7 +299,12 @@ class SqlTables:
                 if self._database.write(name, *parameters) != 1:
                     raise SessionChanged
             collected.clear()
-        for name, collected in (("add_events", self._events), ("add_runs", self._runs)):
+        for name, collected in (
+            ("add_events", self._events),
+            ("add_runs", self._runs),
+            ("add_edits", self._edits),
+            ("use_attachments", self._uses),
+        ):
             if collected:
                 write(name, collected)
                 collected.clear()
@@ -351,7 +419,7 @@ class SqlTables:
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
         self._events.append((row.session, events[-1].seq, events[0].seq, run_id, at, pack_events(events)))
 
-    def add_run(self, row: SessionRow, run: EndedRun, entries: Sequence[Entry]) -> None:
+    def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view
         self._runs.append(
             (
@@ -363,14 +431,59 @@ class SqlTables:
                 run.started_seq,
                 run.commit_seq,
                 run.end_seq,
-                row.next_n - 1,
+                run.last_n,
                 encode_json(view),
-                pack_entries(entries) if entries else None,
+                pack_entries(history.entries) if history is not None and history.entries else None,
+                None if history is None else history.previous_id,
+                0 if history is None else int(history.whole),
+                int(run.rolled_back),
             )
         )
 
+    def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
+        entries = pack_entries(history.entries) if history.entries else None
+        self._edits.append((row.session, history.history_id, history.previous_id, history.last_n, entries))
+
+    def history(self, row: SessionRow) -> HistoryRow | None:
+        if row.history_id is None:
+            return None
+        self._flush_for(row)
+        for name in ("run_piece", "edit_piece"):
+            for columns in self._database.query(name, row.session, row.history_id):
+                return _piece(row.history_id, columns)
+        raise StorageError(f"the transcript of session {row.session} lacks its piece {row.history_id!r}")
+
+    def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
+        self._flush_for(row)
+        return tuple(_read_entries(self._database, row.session, history_id, after=0, limit=_ALL))
+
+    def attachment(self, principal: str, digest: str) -> Attachment | None:
+        rows = self._database.query("attachment", principal, digest)
+        return _decode_attachment(rows[0][0]) if rows else None
+
+    def attached_bytes(self, principal: str) -> int:
+        return int(self._database.query("attached_bytes", principal)[0][0])
+
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
+        about = encode_json(attachment)
+        self._database.write("add_attachment", principal, attachment.digest, at, attachment.size_bytes, about, body)
+        self._between()
+
+    def touch_attachment(self, principal: str, digest: str, at: float) -> None:
+        self._database.write("touch_attachment", at, principal, digest, at)
+        self._between()
+
+    def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
+        self._uses.extend((row.principal, digest, row.session) for digest in dict.fromkeys(digests))
+
     def prune(
-        self, *, events_before: float, tombstones_before: float, idempotency_before: float, after: int
+        self,
+        *,
+        events_before: float,
+        tombstones_before: float,
+        idempotency_before: float,
+        attachments_before: float,
+        after: int,
     ) -> tuple[int, int | None]:
         """See `Store.prune`, for some sessions numbered above ``after``: what was dropped, and where to go on."""
         upto = after + _PRUNED_TOGETHER
@@ -384,7 +497,7 @@ class SqlTables:
                 database.write("purge_run", run.run_id, session)
                 for message_id in run.messages:
                     database.write("purge_message", message_id, session)
-            for name in ("purge_withdrawn_messages", "purge_events", "purge_session"):
+            for name in _PURGES:
                 database.write(name, session)
             dropped += 1
             row = self._rows.pop(session, None)
@@ -399,7 +512,9 @@ class SqlTables:
             first_kept = database.query("events_to_keep", session, events_before, keep)[0][0]
             dropped += database.write("prune_events", session, row.next_seq if first_kept is None else first_kept)
         dropped += database.write("forget_idempotency_keys", idempotency_before, after, upto)
-        return dropped, upto if upto < self._last_number else None
+        if upto < self._last_number:
+            return dropped, upto
+        return dropped + database.write("drop_attachments", attachments_before), None
 
     def add_key(self, record: KeyRecord) -> None:
         """See `Store.add_key`."""
@@ -461,12 +576,23 @@ class SqlReads:
         return tuple(journal(packs))
 
     def transcript(self, session: int, *, after: int, limit: int) -> tuple[Entry, ...]:
-        out: list[Entry] = []
-        for (body,) in self._query("entries_after", session, after, session, after, session, limit):
-            out.extend(entry for entry in unpack_entries(body) if entry.n > after)
-            if len(out) >= limit:
-                break
-        return tuple(out[:limit])
+        for (newest,) in self._query("history_id", session):
+            return tuple(_read_entries(self._database, session, newest, after=after, limit=limit))
+        return ()
+
+    def questions(self, session: int) -> tuple[Question, ...]:
+        return tuple(
+            question for columns in self._query("session_by_number", session) for question in _row(columns)[0].questions
+        )
+
+    def due_questions(self, *, before: float, limit: int) -> tuple[DueQuestion, ...]:
+        rows = [_row(columns)[0] for columns in self._query("asking", before, limit)]
+        return due_of(rows, before=before, limit=limit)
+
+    def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
+        for about, body in self._query("attachment_with_bytes", principal, digest):
+            return _decode_attachment(about), bytes(body)
+        return None
 
     def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
         for columns in self._query("session_by_key", principal, key):
@@ -523,8 +649,14 @@ class SqlReads:
 
     def ready(self, *, limit: int) -> tuple[Ready, ...]:
         return tuple(
-            Ready(session=session, principal=principal, key=key, agent=agent, not_before=due)
-            for session, principal, key, agent, due in self._query("ready", limit)
+            Ready(
+                session=session,
+                principal=principal,
+                key=key,
+                agent=agent if run is None else _decode_live(run).agent,
+                not_before=due,
+            )
+            for session, principal, key, agent, due, run in self._query("ready", limit)
         )
 
     def keys(self) -> tuple[KeyRecord, ...]:

@@ -13,30 +13,33 @@ from holdfast.errors import (
     AlreadySettled,
     IdempotencyMismatch,
     InvalidRequest,
-    LimitExceeded,
     MailboxFull,
     SessionDeleted,
-    StaleFence,
     UnknownMessage,
     UnknownSession,
 )
 from holdfast.protocol.decisions import Waiting, collect_due_at, decide, occupancy, take
 from holdfast.protocol.events import (
-    Event,
     MessageAccepted,
     MessageSettled,
     RunFinished,
     RunRestarted,
-    RunStarted,
-    RunStopping,
+    RunRolledBack,
     SessionDeletedEvent,
     Stored,
-    encode_event,
     plain,
 )
-from holdfast.protocol.messages import Entry, Message, Policy, RunView, Settlement
+from holdfast.protocol.messages import Attachment, Message, Policy, RunView, Settlement
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
+from holdfast.storage.history import (
+    add_attachment,
+    check_retry,
+    drop_retried,
+    edit_history,
+    kept_attachments,
+    number_entries,
+)
 from holdfast.storage.port import (
     Appended,
     Claim,
@@ -50,76 +53,39 @@ from holdfast.storage.port import (
     SendResult,
     Stopped,
 )
-from holdfast.storage.records import EndedRun, Mail, SessionRow, Tables, due_at, ended_state
+from holdfast.storage.records import EndedRun, HistoryRow, Mail, SessionRow, Tables, due_at, ended_state
+from holdfast.storage.session_log import (
+    Log,
+    claim_again,
+    claim_of,
+    existing_session,
+    free,
+    held,
+    new_session,
+    stale,
+    start_run,
+    stop_run,
+)
+from holdfast.storage.suspending import answer, park, resume, steer, suspend
 
 __all__ = [
+    "add_attachment",
+    "answer",
     "append",
     "claim",
     "commit_run",
     "delete_session",
+    "edit_history",
     "interrupt",
+    "park",
     "rescue",
     "restart",
     "send",
+    "steer",
     "stop_session",
+    "suspend",
     "withdraw",
 ]
-
-
-class _Log:
-    """Numbers events under the session's counter; after ``session.deleted`` it takes no more."""
-
-    __slots__ = ("closed", "events", "row")
-
-    def __init__(self, row: SessionRow) -> None:
-        self.row = row
-        self.closed = row.deleted_at is not None
-        self.events: list[Stored] = []
-
-    def add(self, event: Event) -> int:
-        """The event's seq."""
-        kind, body = encode_event(event)
-        return self.add_raw(kind, body)
-
-    def add_raw(self, kind: str, body: bytes) -> int:
-        seq = self.row.next_seq
-        if not self.closed:
-            self.row.next_seq = seq + 1
-            self.events.append(Stored(seq, kind, body))
-        return seq
-
-    def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
-        """Write what was added as one pack."""
-        if self.events:
-            tables.add_events(self.row, run_id, at, self.events)
-        return tuple(self.events)
-
-
-def _existing(tables: Tables, principal: str, key: str) -> SessionRow:
-    row = tables.find(principal, key)
-    if row is None:
-        raise UnknownSession(f"there is no session {key!r}")
-    if row.deleted_at is not None:
-        raise SessionDeleted(f"the session {key!r} was deleted")
-    return row
-
-
-def _held(tables: Tables, lease: Lease) -> SessionRow:
-    row = tables.get(lease.session)
-    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
-        raise _stale(tables, lease, row)
-    return row
-
-
-def _stale(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
-    tables.counters.stale_writes_refused += 1
-    if row is None:
-        why = "its session was purged"
-    elif row.run_id == lease.run_id:
-        why = f"it was taken over: its fence is {row.fence} now, not {lease.fence}"
-    else:
-        why = "it no longer holds the session"
-    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; nothing of it counts any more")
 
 
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
@@ -136,61 +102,6 @@ def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, 
         tuple(mail for mail in waiting if mail.message.seq in seqs),
         tuple(mail for mail in waiting if mail.message.seq not in seqs),
     )
-
-
-def _start(tables: Tables, row: SessionRow, log: _Log, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
-    row.fence += 1
-    row.holder = tables.epoch
-    row.run_id = run_id
-    row.run_state = "running"
-    row.run_agent = row.agent
-    row.attempt = 1
-    row.started_at = at
-    row.cause = None
-    row.append_nth = row.append_seq = 0
-    row.taken = taken
-    row.started_seq = log.add(_started(row))
-
-
-def _started(row: SessionRow) -> RunStarted:
-    assert row.run_id is not None
-    return RunStarted(
-        at=row.started_at,
-        run_id=row.run_id,
-        agent=row.run_agent,
-        messages=tuple(mail.message.message_id for mail in row.taken),
-    )
-
-
-def _claim(row: SessionRow, events: tuple[Stored, ...]) -> Claim:
-    assert row.run_id is not None
-    return Claim(
-        lease=Lease(row.session, row.run_id, row.fence),
-        number=row.session,
-        principal=row.principal,
-        key=row.key,
-        agent=row.run_agent,
-        attempt=row.attempt,
-        messages=tuple(mail.message for mail in row.taken),
-        started_seq=row.started_seq,
-        interrupt=row.cause,
-        events=events,
-    )
-
-
-def _claim_again(row: SessionRow) -> Claim:
-    kind, body = encode_event(_started(row))
-    return _claim(row, (Stored(row.started_seq, kind, body),))
-
-
-def _stop_run(row: SessionRow, log: _Log, cause: Cause, at: float) -> None:
-    """Record the interrupt of the run that is on; the first cause wins."""
-    assert row.run_id is not None
-    if row.cause is not None:
-        return
-    row.run_state = next_run_state(row.run_state, "interrupt")
-    row.cause = cause
-    log.add(RunStopping(at=at, run_id=row.run_id, cause=cause))
 
 
 def send(tables: Tables, request: Send) -> SendResult:
@@ -225,31 +136,42 @@ def send(tables: Tables, request: Send) -> SendResult:
         raise MailboxFull(
             f"{waiting} messages wait in session {request.key!r}, and its limit is {request.mailbox_limit}"
         )
+    if request.retry_of is not None:
+        check_retry(tables, row, request.retry_of)
+    attachments: tuple[Attachment, ...] = ()
+    if request.attachments:
+        attachments = kept_attachments(tables, request.principal, request.attachments)
     at = request.at
     content = plain(request.content)
     fresh = row is None
     if row is None:
-        if tables.live_sessions(request.principal) >= request.session_limit:
-            raise LimitExceeded(
-                f"{request.principal!r} has {request.session_limit} sessions, which is the limit",
-                hint="delete sessions that are no longer needed",
-            )
-        row = SessionRow(
-            session=tables.new_session_number(),
-            principal=request.principal,
-            key=request.key,
+        row = new_session(
+            tables,
+            request.principal,
+            request.key,
             agent=request.agent or request.default_agent,
-            created_at=at,
-            updated_at=at,
+            at=at,
+            limit=request.session_limit,
         )
     else:
         tables.refuse_used_message_id(row, request.message_id)
 
-    log = _Log(row)
-    seq = log.add(MessageAccepted(at=at, message_id=request.message_id, content=content, policy=policy))
+    log = Log(row)
+    if request.retry_of is not None:
+        drop_retried(tables, row, request.retry_of, log, at)
+    seq = log.add(
+        MessageAccepted(at=at, message_id=request.message_id, content=content, policy=policy, attachments=attachments)
+    )
     if request.agent is not None:
         row.agent = request.agent
-    message = Message(message_id=request.message_id, seq=seq, content=content, policy=policy, accepted_at=at)
+    message = Message(
+        message_id=request.message_id,
+        seq=seq,
+        content=content,
+        policy=policy,
+        accepted_at=at,
+        attachments=attachments,
+    )
     mail = Mail(message, seq, 0.0, target)
     if decision.join:
         last = row.waiting[-1] if row.waiting else None
@@ -269,15 +191,13 @@ def send(tables: Tables, request: Send) -> SendResult:
         assert request.run_id is not None
         run_id = request.run_id
         earlier, taken, row.waiting = row.waiting, (*row.waiting, mail), ()
-        _start(tables, row, log, taken, run_id, at)
+        start_run(tables, row, log, taken, run_id, at)
         if earlier:
             tables.take(row, earlier, run_id)
     else:
         row.waiting = (*row.waiting, mail)
     if decision.interrupt:
-        _stop_run(
-            row, log, Cause(kind="message", reason="a newer message came", at=at, message_id=request.message_id), at
-        )
+        stop_run(row, log, _cause_of(policy, at, request.message_id), at)
     if fresh:
         tables.add_session(row)
     else:
@@ -285,6 +205,8 @@ def send(tables: Tables, request: Send) -> SendResult:
     tables.add_message(row, mail, idempotency_key=request.idempotency_key, body_hash=request.body_hash)
     if decision.start:
         tables.take(row, (mail,), run_id or "")
+    if attachments:
+        tables.use_attachments(row, [attachment.digest for attachment in attachments])
     events = log.write(tables, run_id, at)
     return SendResult(
         session=row.session,
@@ -293,11 +215,17 @@ def send(tables: Tables, request: Send) -> SendResult:
         seq=seq,
         disposition=decision.disposition,
         run_id=run_id,
-        claim=_claim(row, events[1:]) if decision.start else None,
+        claim=claim_of(row, events[-1:]) if decision.start else None,
         interrupt=target if decision.interrupt else None,
         not_before=due_at(row) if decision.join else 0.0,
         events=events,
     )
+
+
+def _cause_of(policy: Policy, at: float, message_id: str) -> Cause:
+    if policy == "rollback":
+        return Cause(kind="rollback", reason="a newer message takes it back", at=at, message_id=message_id)
+    return Cause(kind="message", reason="a newer message came", at=at, message_id=message_id)
 
 
 def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotReady:
@@ -306,24 +234,24 @@ def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotRe
     if row is None:
         raise UnknownSession(f"there is no session number {session}")
     if row.run_id is not None:
-        if row.run_id == run_id and row.holder == tables.epoch:
-            return _claim_again(row)
-        return NotReady(waiting=len(row.waiting), busy=True)
+        if row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
+            return claim_again(row)
+        return resume(tables, row, run_id, at) or NotReady(waiting=len(row.waiting), busy=True)
     taken, left = _choose(row, at)
     if not taken or tables.ended_run(row, run_id) is not None:
         return NotReady(waiting=len(row.waiting), not_before=due_at(row))
     row.waiting = left
     row.updated_at = at
-    log = _Log(row)
-    _start(tables, row, log, taken, run_id, at)
+    log = Log(row)
+    start_run(tables, row, log, taken, run_id, at)
     tables.save(row)
     tables.take(row, taken, run_id)
-    return _claim(row, log.write(tables, run_id, at))
+    return claim_of(row, log.write(tables, run_id, at))
 
 
 def append(tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nth: int) -> Appended:
     """See `Store.append`."""
-    row = _held(tables, lease)
+    row = held(tables, lease)
     if nth and nth == row.append_nth:
         tables.counters.duplicates_prevented += 1
         first = row.append_seq
@@ -335,7 +263,7 @@ def append(tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nt
     for _, body in events:
         if b"\n" in body:
             raise InvalidRequest("an event's JSON must be one line")
-    log = _Log(row)
+    log = Log(row)
     first = row.next_seq
     for kind, body in events:
         log.add_raw(kind, body)
@@ -352,7 +280,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
         ended = None if row is None else tables.ended_run(row, lease.run_id)
         if row is None or ended is None or ended.fence != lease.fence:
-            raise _stale(tables, lease, row)
+            raise stale(tables, lease, row)
         tables.counters.duplicates_prevented += 1
         return _commit_again(tables, row, ended)
     for _, body in commit.events:
@@ -366,10 +294,13 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     error = None if commit.error is None else plain(commit.error)
     taken = row.taken
     started_seq = row.started_seq
-    log = _Log(row)
+    rolled_back = row.rolled_back
+    log = Log(row)
     commit_seq = row.next_seq
     for kind, body in commit.events:
         log.add_raw(kind, body)
+    if rolled_back:
+        log.add(RunRolledBack(at=at, run_id=lease.run_id, not_undone=commit.not_undone))
     log.add(
         RunFinished(
             at=at,
@@ -382,8 +313,9 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
             usage=commit.usage,
         )
     )
+    settled = "superseded" if rolled_back else status
     for mail in taken:
-        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state=status, run_id=lease.run_id))
+        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state=settled, run_id=lease.run_id))
     view = RunView(
         run_id=lease.run_id,
         agent=row.run_agent,
@@ -399,37 +331,39 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
         usage=commit.usage,
     )
     end_seq = row.next_seq - 1
-    entries = _number_entries(row, commit.entries)
+    history = None
+    if (commit.entries or commit.replaces_history) and not rolled_back:
+        entries = number_entries(row, commit.entries)
+        history = HistoryRow(lease.run_id, row.history_id, commit.replaces_history, row.next_n - 1, entries)
+        row.history_id = lease.run_id
+    last_n = row.next_n - 1
     previous_run_id, row.last_run_id = row.last_run_id, lease.run_id
-    row.run_id = None
-    row.run_state = "running"
-    row.cause = None
-    row.taken = ()
+    free(row)
     row.updated_at = at
-    row.append_nth = row.append_seq = 0
 
     chosen: tuple[Mail, ...] = ()
-    next_log = _Log(row)
+    next_log = Log(row)
     if commit.next_run_id is not None and row.waiting:
         chosen, left = _choose(row, at)
         if chosen:
             row.waiting = left
-            _start(tables, row, next_log, chosen, commit.next_run_id, at)
+            start_run(tables, row, next_log, chosen, commit.next_run_id, at)
     next_run_id = commit.next_run_id if chosen else None
     tables.save(row)
-    tables.add_run(
-        row, EndedRun(view, lease.fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id), entries
+    ended = EndedRun(
+        view, lease.fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back
     )
+    tables.add_run(row, ended, history)
     events = log.write(tables, lease.run_id, at)
     next_claim = None
     if next_run_id is not None:
         tables.take(row, chosen, next_run_id)
         started = next_log.write(tables, next_run_id, at)
-        next_claim = _claim(row, started)
+        next_claim = claim_of(row, started)
         events += started
     return Committed(
         events=events,
-        settled=_settlements(view),
+        settled=_settlements(ended),
         claim=next_claim,
         waiting=len(row.waiting),
         not_before=due_at(row),
@@ -440,11 +374,11 @@ def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed
     events = tables.events_between(row, ended.commit_seq, ended.end_seq)
     next_claim = None
     if ended.next_run_id is not None and row.run_id == ended.next_run_id and row.holder == tables.epoch:
-        next_claim = _claim_again(row)
+        next_claim = claim_again(row)
         events += next_claim.events
     return Committed(
         events=events,
-        settled=_settlements(ended.view),
+        settled=_settlements(ended),
         claim=next_claim,
         waiting=len(row.waiting),
         not_before=due_at(row),
@@ -454,41 +388,29 @@ def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed
 def _final_state(
     row: SessionRow, status: Literal["completed", "failed", "interrupted"]
 ) -> Literal["completed", "failed", "interrupted"]:
-    """The state table's word for how a run that is in this state ends: an error while stopping is an interrupt."""
+    """The state table's word for how a run that is in this state ends: an error while stopping is an interrupt.
+
+    A run that ends by itself waits for no answer any more. One that is rolled back is interrupted, however it ended.
+    """
+    state = row.run_state
+    if row.rolled_back:
+        status = "interrupted"
+    elif state == "suspended" and status != "interrupted":
+        state = next_run_state(state, "resume")
     match status:
         case "completed":
-            next_run_state(row.run_state, "complete")
+            next_run_state(state, "complete")
             return "completed"
         case "failed":
-            return "failed" if next_run_state(row.run_state, "fail") == "failed" else "interrupted"
+            return "failed" if next_run_state(state, "fail") == "failed" else "interrupted"
         case "interrupted":
-            next_run_state(next_run_state(row.run_state, "interrupt"), "stopped")
+            next_run_state(next_run_state(state, "interrupt"), "stopped")
             return "interrupted"
 
 
-def _number_entries(row: SessionRow, entries: Sequence[Entry]) -> list[Entry]:
-    numbered = []
-    n = row.next_n
-    for entry in entries:
-        numbered.append(
-            Entry(
-                n=n,
-                role=entry.role,
-                content=plain(entry.content),
-                run_id=entry.run_id,
-                message_id=entry.message_id,
-                call_id=entry.call_id,
-                name=entry.name,
-                partial=entry.partial,
-            )
-        )
-        n += 1
-    row.next_n = n
-    return numbered
-
-
-def _settlements(view: RunView) -> tuple[Settlement, ...]:
-    state = ended_state(view)
+def _settlements(ended: EndedRun) -> tuple[Settlement, ...]:
+    view = ended.view
+    state = "superseded" if ended.rolled_back else ended_state(view)
     return tuple(
         [
             Settlement(
@@ -506,11 +428,11 @@ def _settlements(view: RunView) -> tuple[Settlement, ...]:
 
 def interrupt(tables: Tables, request: Interrupt) -> Interrupted:
     """See `Store.interrupt`."""
-    row = _existing(tables, request.principal, request.key)
+    row = existing_session(tables, request.principal, request.key)
     if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
         return Interrupted(session=row.session, number=row.session, run_id=None)
-    log = _Log(row)
-    _stop_run(row, log, request.cause, request.at)
+    log = Log(row)
+    stop_run(row, log, request.cause, request.at)
     if log.events:
         row.updated_at = request.at
         tables.save(row)
@@ -522,9 +444,9 @@ def interrupt(tables: Tables, request: Interrupt) -> Interrupted:
     )
 
 
-def _stop(tables: Tables, row: SessionRow, log: _Log, cause: Cause, at: float) -> tuple[Message, ...]:
+def _stop(tables: Tables, row: SessionRow, log: Log, cause: Cause, at: float) -> tuple[Message, ...]:
     if row.run_id is not None:
-        _stop_run(row, log, cause, at)
+        stop_run(row, log, cause, at)
     withdrawn = row.waiting
     row.waiting = ()
     for mail in withdrawn:
@@ -536,10 +458,10 @@ def _stop(tables: Tables, row: SessionRow, log: _Log, cause: Cause, at: float) -
 
 def stop_session(tables: Tables, request: Interrupt) -> Stopped:
     """See `Store.stop_session`."""
-    row = _existing(tables, request.principal, request.key)
+    row = existing_session(tables, request.principal, request.key)
     if request.run_id is not None and request.run_id != row.run_id:
         return Stopped(session=row.session, number=row.session, run_id=None)
-    log = _Log(row)
+    log = Log(row)
     withdrawn = _stop(tables, row, log, request.cause, request.at)
     if log.events:
         row.updated_at = request.at
@@ -555,8 +477,8 @@ def stop_session(tables: Tables, request: Interrupt) -> Stopped:
 
 def delete_session(tables: Tables, principal: str, key: str, at: float, cause: Cause) -> Stopped:
     """See `Store.delete_session`."""
-    row = _existing(tables, principal, key)
-    log = _Log(row)
+    row = existing_session(tables, principal, key)
+    log = Log(row)
     withdrawn = _stop(tables, row, log, cause, at)
     log.add(SessionDeletedEvent(at=at, reason=cause.reason))
     row.deleted_at = row.updated_at = at
@@ -574,7 +496,7 @@ def withdraw(
     tables: Tables, principal: str, key: str, message_id: str, at: float
 ) -> tuple[Settlement, tuple[Stored, ...]]:
     """See `Store.withdraw`."""
-    row = _existing(tables, principal, key)
+    row = existing_session(tables, principal, key)
     for mail in row.waiting:
         if mail.message.message_id == message_id:
             break
@@ -585,7 +507,7 @@ def withdraw(
         if not known.withdrawn:
             raise AlreadySettled(f"message {message_id!r} was taken by run {known.run_id}")
         return Settlement(message_id=message_id, state="withdrawn"), ()
-    log = _Log(row)
+    log = Log(row)
     log.add(MessageSettled(at=at, message_id=message_id, state="withdrawn"))
     row.waiting = tuple(other for other in row.waiting if other is not mail)
     row.updated_at = at
@@ -602,17 +524,20 @@ def rescue(tables: Tables, at: float) -> tuple[Claim, ...]:
         row.holder = tables.epoch
         row.attempt += 1
         row.append_nth = row.append_seq = 0
+        row.resumed_as = None
         row.updated_at = at
         tables.save(row)
-        claims.append(_claim(row, ()))
+        claims.append(claim_of(row))
     return tuple(claims)
 
 
-def restart(tables: Tables, lease: Lease, at: float) -> Appended:
+def restart(tables: Tables, lease: Lease, at: float, discard_from: int | None = None) -> Appended:
     """See `Store.restart`."""
-    row = _held(tables, lease)
-    log = _Log(row)
-    log.add(RunRestarted(at=at, run_id=lease.run_id, attempt=row.attempt, discard_from=row.started_seq + 1))
+    row = held(tables, lease)
+    if discard_from is None:
+        discard_from = row.started_seq + 1
+    log = Log(row)
+    log.add(RunRestarted(at=at, run_id=lease.run_id, attempt=row.attempt, discard_from=discard_from))
     row.updated_at = at
     tables.save(row)
     return Appended(events=log.write(tables, lease.run_id, at))

@@ -9,9 +9,12 @@ CREATE TABLE node (
     opened_at double precision NOT NULL
 );
 -- session: one row per conversation; readiness and bounds come from its counters alone.
---   waiting, waiting_since, due_at: how many messages wait, since when, and before when nothing is taken.
---   run: agent, state, attempt, start, cause and messages of the run that is on.
+--   waiting: how many messages wait.
+--   ready_since, due_at: since when it waits to be claimed, and before when nothing is taken.
+--   run: agent, state, attempt, start, cause, messages and questions of the run that is on. holder 0: nobody holds it.
+--   question_due: when the first of the open questions is due.
 --   last_run_id: the run that ended last, which begins the chain of the session's runs.
+--   history_id: the newest piece of the transcript, a run's or an edit's, which begins the chain of them.
 CREATE TABLE session (
     session INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
@@ -29,13 +32,16 @@ CREATE TABLE session (
     append_seq bigint NOT NULL,
     sweep bigint NOT NULL,
     last_run_id text,
+    history_id text,
     waiting bigint NOT NULL,
-    waiting_since double precision,
+    ready_since double precision,
     due_at double precision NOT NULL,
+    question_due double precision,
     deleted_at double precision,
     UNIQUE (principal, key)
 );
-CREATE INDEX session_ready ON session (waiting_since) WHERE run_id IS NULL AND waiting > 0;
+CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
+CREATE INDEX session_question_due ON session (question_due) WHERE question_due IS NOT NULL;
 -- Messages and runs have their ids first in their keys: ids sort by time, so that what many sessions write together lies
 -- together on a few pages. With the session first, each row would cost a page in the write-ahead log.
 -- message: what was accepted. It waits while it has neither a run nor a withdrawal; then it follows its run.
@@ -68,7 +74,9 @@ CREATE TABLE event (
     PRIMARY KEY (session, last_seq)
 );
 -- run: a run that has ended, what its commit wrote, and its transcript entries, a line of JSON each.
---   previous_run_id: the session's run before it. last_n: the number of the transcript's last entry after it.
+--   previous_run_id: the session's run before it. last_n: the last number of an entry that was given when it ended.
+--   previous_id: the piece of the transcript before its own. whole: its own stands in the place of all before (1) or
+--   not (0). rolled_back: its messages are superseded and it has no piece of the transcript (1) or not (0).
 CREATE TABLE run (
     run_id text NOT NULL,
     session bigint NOT NULL,
@@ -81,8 +89,38 @@ CREATE TABLE run (
     last_n bigint NOT NULL,
     body blob NOT NULL,
     entries blob,
+    previous_id text,
+    whole bigint NOT NULL DEFAULT 0,
+    rolled_back bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, session)
 );
+-- edit: a transcript that was put in the place of another, or of nothing.
+CREATE TABLE edit (
+    session bigint NOT NULL,
+    edit_id text NOT NULL,
+    previous_id text,
+    last_n bigint NOT NULL,
+    entries blob,
+    PRIMARY KEY (session, edit_id)
+);
+-- attachment: bytes, once for each principal that has them; at: when they were put in (last).
+CREATE TABLE attachment (
+    principal text NOT NULL,
+    digest text NOT NULL,
+    at double precision NOT NULL,
+    size_bytes bigint NOT NULL,
+    about blob NOT NULL,
+    body blob NOT NULL,
+    PRIMARY KEY (principal, digest)
+);
+-- attachment_use: which sessions refer to an attachment.
+CREATE TABLE attachment_use (
+    principal text NOT NULL,
+    digest text NOT NULL,
+    session bigint NOT NULL,
+    PRIMARY KEY (principal, digest, session)
+);
+CREATE INDEX attachment_use_session ON attachment_use (session);
 -- api_key: keys as digests.
 CREATE TABLE api_key (
     key_id text PRIMARY KEY,
@@ -93,3 +131,50 @@ CREATE TABLE api_key (
     label text NOT NULL,
     revoked_at double precision
 );
+
+-- name: migrate_1
+-- From version 1 of the schema to version 2. There every run had a piece of the transcript, maybe an empty one.
+DROP INDEX session_ready;
+ALTER TABLE session RENAME COLUMN waiting_since TO ready_since;
+ALTER TABLE session ADD COLUMN history_id text;
+ALTER TABLE session ADD COLUMN question_due double precision;
+ALTER TABLE run ADD COLUMN previous_id text;
+ALTER TABLE run ADD COLUMN whole bigint NOT NULL DEFAULT 0;
+ALTER TABLE run ADD COLUMN rolled_back bigint NOT NULL DEFAULT 0;
+CREATE TABLE edit (
+    session bigint NOT NULL,
+    edit_id text NOT NULL,
+    previous_id text,
+    last_n bigint NOT NULL,
+    entries blob,
+    PRIMARY KEY (session, edit_id)
+);
+CREATE TABLE attachment (
+    principal text NOT NULL,
+    digest text NOT NULL,
+    at double precision NOT NULL,
+    size_bytes bigint NOT NULL,
+    about blob NOT NULL,
+    body blob NOT NULL,
+    PRIMARY KEY (principal, digest)
+);
+CREATE TABLE attachment_use (
+    principal text NOT NULL,
+    digest text NOT NULL,
+    session bigint NOT NULL,
+    PRIMARY KEY (principal, digest, session)
+);
+CREATE INDEX attachment_use_session ON attachment_use (session);
+CREATE INDEX piece ON run (session, last_n) WHERE entries IS NOT NULL;
+UPDATE run SET previous_id = (
+    SELECT before.run_id FROM run AS before
+    WHERE before.session = run.session AND before.last_n < run.last_n AND before.entries IS NOT NULL
+    ORDER BY before.last_n DESC LIMIT 1
+) WHERE entries IS NOT NULL;
+UPDATE session SET history_id = (
+    SELECT run.run_id FROM run WHERE run.session = session.session AND run.entries IS NOT NULL
+    ORDER BY run.last_n DESC LIMIT 1
+), ready_since = CASE WHEN run_id IS NULL AND waiting > 0 THEN ready_since END;
+DROP INDEX piece;
+CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
+CREATE INDEX session_question_due ON session (question_due) WHERE question_due IS NOT NULL;

@@ -8,40 +8,46 @@ SELECT coalesce(max(session), 0) FROM session
 
 -- name: session_by_key
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
 FROM session WHERE principal = ? AND key = ?
 
 -- name: session_by_number
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
 FROM session WHERE session = ?
 
 -- name: sessions
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
 FROM session ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_before
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
 FROM session WHERE updated_at < ? ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_of_principal
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
 FROM session WHERE principal = ? ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: sessions_of_principal_before
 SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
-       append_nth, append_seq, sweep, last_run_id, deleted_at, waiting
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
 FROM session WHERE principal = ? AND updated_at < ? ORDER BY updated_at DESC, session DESC LIMIT ?
 
 -- name: orphans
-SELECT session FROM session WHERE run_id IS NOT NULL AND holder <> ?
+SELECT session FROM session WHERE run_id IS NOT NULL AND holder <> ? AND holder <> 0
 
 -- name: ready
-SELECT session, principal, key, agent, due_at
-FROM session WHERE run_id IS NULL AND waiting > 0 ORDER BY waiting_since, session LIMIT ?
+SELECT session, principal, key, agent, due_at, run
+FROM session WHERE ready_since IS NOT NULL ORDER BY ready_since, session LIMIT ?
+
+-- name: asking
+-- As session_by_number.
+SELECT session, principal, key, agent, created_at, updated_at, next_seq, next_n, fence, holder, run_id, run,
+       append_nth, append_seq, sweep, last_run_id, deleted_at, history_id, waiting
+FROM session WHERE question_due < ? ORDER BY question_due, session LIMIT ?
 
 -- name: live_sessions
 SELECT count(*) FROM session WHERE principal = ? AND deleted_at IS NULL
@@ -51,8 +57,8 @@ SELECT count(*) FROM session WHERE deleted_at IS NULL
 
 -- name: add_sessions
 INSERT INTO session (session, principal, key, created_at, agent, updated_at, next_seq, next_n, fence, holder, run_id,
-    run, append_nth, append_seq, sweep, last_run_id, waiting, waiting_since, due_at, deleted_at)
-VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
+    run, append_nth, append_seq, sweep, last_run_id, history_id, waiting, ready_since, due_at, question_due, deleted_at)
+VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: save_sessions
 -- A row is (session, fence and next_seq as they were, then the columns in the order below). The fence and the counter are
@@ -60,13 +66,15 @@ VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 UPDATE session SET
     agent = new.column4, updated_at = new.column5, next_seq = new.column6, next_n = new.column7,
     fence = new.column8, holder = new.column9, run_id = new.column10, run = new.column11, append_nth = new.column12,
-    append_seq = new.column13, sweep = new.column14, last_run_id = new.column15, waiting = new.column16,
-    waiting_since = new.column17, due_at = new.column18, deleted_at = new.column19
+    append_seq = new.column13, sweep = new.column14, last_run_id = new.column15, history_id = new.column16,
+    waiting = new.column17, ready_since = new.column18, due_at = new.column19, question_due = new.column20,
+    deleted_at = new.column21
 FROM (VALUES
     [[(CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS double precision),
     CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS blob),
-    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS bigint),
-    CAST(? AS double precision), CAST(? AS double precision), CAST(? AS double precision))]]
+    CAST(? AS bigint), CAST(? AS bigint), CAST(? AS bigint), CAST(? AS text), CAST(? AS text), CAST(? AS bigint),
+    CAST(? AS double precision), CAST(? AS double precision), CAST(? AS double precision),
+    CAST(? AS double precision))]]
 ) AS new
 WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3
 
@@ -111,26 +119,40 @@ SELECT next_seq FROM session WHERE session = ?
 -- name: run_events
 SELECT last_seq, body FROM event WHERE session = ? AND last_seq >= ? AND run_id = ? ORDER BY last_seq
 
+-- name: history_id
+SELECT history_id FROM session WHERE session = ?
+
 -- name: entries_after
-WITH RECURSIVE chain (run_id, previous_run_id, last_n) AS (
-    SELECT run.run_id, run.previous_run_id, run.last_n
-    FROM session JOIN run ON run.run_id = session.last_run_id AND run.session = session.session
-    WHERE session.session = ? AND run.last_n > ?
+-- Parameters: the newest piece, session, after, session, session, after, limit. A piece that ends before is not gone past.
+WITH RECURSIVE chain (piece) AS (
+    SELECT CAST(? AS text)
     UNION ALL
-    SELECT run.run_id, run.previous_run_id, run.last_n
-    FROM chain JOIN run ON run.run_id = chain.previous_run_id AND run.session = ?
-    WHERE run.last_n > ?
+    SELECT run.previous_id FROM chain JOIN run ON run.run_id = chain.piece AND run.session = ?
+    WHERE run.whole = 0 AND run.last_n > ? AND run.previous_id IS NOT NULL
 )
-SELECT run.entries FROM chain JOIN run ON run.run_id = chain.run_id AND run.session = ?
-WHERE run.entries IS NOT NULL ORDER BY chain.last_n LIMIT ?
+SELECT coalesce(run.entries, edit.entries)
+FROM chain
+LEFT JOIN run ON run.run_id = chain.piece AND run.session = ?
+LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
+WHERE coalesce(run.last_n, edit.last_n) > ? AND coalesce(run.entries, edit.entries) IS NOT NULL
+ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
+
+-- name: run_piece
+SELECT previous_id, whole, last_n, entries FROM run WHERE session = ? AND run_id = ?
+
+-- name: edit_piece
+SELECT previous_id, 1, last_n, entries FROM edit WHERE session = ? AND edit_id = ?
+
+-- name: add_edits
+INSERT INTO edit (session, edit_id, previous_id, last_n, entries) VALUES [[(?, ?, ?, ?, ?)]]
 
 -- name: add_runs
 INSERT INTO run (run_id, session, previous_run_id, next_run_id, fence, started_seq, commit_seq, end_seq, last_n, body,
-    entries)
-VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
+    entries, previous_id, whole, rolled_back)
+VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: ended_run
-SELECT body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id FROM run
+SELECT body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back FROM run
 WHERE session = ? AND run_id = ?
 
 -- name: ended_runs
@@ -175,8 +197,37 @@ DELETE FROM event WHERE session = ?
 -- name: purge_run
 DELETE FROM run WHERE run_id = ? AND session = ?
 
+-- name: purge_edits
+DELETE FROM edit WHERE session = ?
+
+-- name: purge_attachment_uses
+DELETE FROM attachment_use WHERE session = ?
+
 -- name: purge_session
 DELETE FROM session WHERE session = ?
+
+-- name: attachment
+SELECT about FROM attachment WHERE principal = ? AND digest = ?
+
+-- name: attachment_with_bytes
+SELECT about, body FROM attachment WHERE principal = ? AND digest = ?
+
+-- name: attached_bytes
+SELECT coalesce(sum(size_bytes), 0) FROM attachment WHERE principal = ?
+
+-- name: add_attachment
+INSERT INTO attachment (principal, digest, at, size_bytes, about, body) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: touch_attachment
+UPDATE attachment SET at = ? WHERE principal = ? AND digest = ? AND at < ?
+
+-- name: use_attachments
+INSERT INTO attachment_use (principal, digest, session) VALUES [[(?, ?, ?)]] ON CONFLICT DO NOTHING
+
+-- name: drop_attachments
+DELETE FROM attachment WHERE at < ? AND NOT EXISTS (
+    SELECT 1 FROM attachment_use
+    WHERE attachment_use.principal = attachment.principal AND attachment_use.digest = attachment.digest)
 
 -- name: add_key
 INSERT INTO api_key (key_id, principal, role, digest, created_at, label, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)

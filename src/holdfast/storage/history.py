@@ -1,0 +1,173 @@
+"""The verbs that change a transcript while no run is on, and attachments.
+
+A change of a transcript writes a new history row or steps back to the one before; nothing that was written is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from holdfast.errors import (
+    HistoryChanged,
+    InvalidRequest,
+    LimitExceeded,
+    NothingToUndo,
+    SessionBusy,
+    UnknownAttachment,
+)
+from holdfast.protocol.events import HistoryEdited, plain
+from holdfast.protocol.messages import Attachment, Entry, HistoryEdit
+from holdfast.storage.port import Edited, EditHistory
+from holdfast.storage.records import HistoryRow, SessionRow, Tables
+from holdfast.storage.session_log import Log, existing_session, new_session
+
+__all__ = ["add_attachment", "check_retry", "drop_retried", "edit_history", "kept_attachments", "number_entries"]
+
+
+def number_entries(row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The entries under the transcript's next numbers."""
+    replace = msgspec.structs.replace
+    first = row.next_n
+    row.next_n = first + len(entries)
+    return tuple([replace(entry, n=n, content=plain(entry.content)) for n, entry in enumerate(entries, first)])
+
+
+def kept_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
+    """These attachments as they are kept. Raises `UnknownAttachment`."""
+    kept = []
+    for attachment in wanted:
+        found = tables.attachment(principal, attachment.digest)
+        if found is None:
+            raise UnknownAttachment(f"there is no attachment {attachment.digest!r}")
+        kept.append(found)
+    return tuple(kept)
+
+
+def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
+    """Raise `SessionBusy` or `HistoryChanged` unless this run ended last and nothing was written after it."""
+    if row is None:
+        raise HistoryChanged("the session has no run to retry")
+    if row.run_id is not None or row.waiting:
+        raise SessionBusy("the session has a run, or messages that wait", hint="retry when it is idle")
+    ended = None if row.last_run_id != run_id else tables.ended_run(row, run_id)
+    if ended is None:
+        raise HistoryChanged(f"run {run_id!r} is not the one that ended last in this session")
+    newest = tables.history(row)
+    if newest is not None and newest.last_n > ended.last_n:
+        raise HistoryChanged(f"the transcript was edited after run {run_id!r}")
+
+
+def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: Log, at: float) -> None:
+    """Take the run's entries out of the transcript, if it has any there."""
+    newest = tables.history(row)
+    if newest is not None and newest.history_id == run_id:
+        restored = _step_back(tables, row, newest)
+        log.add(_edited("retry", at, removed=newest.entries, added=restored))
+
+
+def _step_back(tables: Tables, row: SessionRow, newest: HistoryRow) -> int:
+    """Drop the newest history row; how many entries are back that it stood in the place of."""
+    row.history_id = newest.previous_id
+    return len(tables.transcript(row, newest.previous_id)) if newest.whole else 0
+
+
+def _edited(edit: HistoryEdit, at: float, *, removed: Sequence[Entry], added: int) -> HistoryEdited:
+    return HistoryEdited(at=at, edit=edit, from_n=removed[0].n if removed else 0, added=added)
+
+
+def edit_history(tables: Tables, request: EditHistory) -> Edited:
+    """See `Store.edit_history`."""
+    match request.edit:
+        case "undo":
+            return _undo(tables, request)
+        case "compact" | "branch" | "import":
+            return _replace(tables, request)
+        case "retry":
+            raise InvalidRequest("a retry is a send", hint="send with retry_of")
+
+
+def _undo(tables: Tables, request: EditHistory) -> Edited:
+    row = existing_session(tables, request.principal, request.key)
+    newest = _check_idle(tables, row, request)
+    if newest is None:
+        raise NothingToUndo("the transcript is empty")
+    log = Log(row)
+    restored = _step_back(tables, row, newest)
+    log.add(_edited("undo", request.at, removed=newest.entries, added=restored))
+    row.updated_at = request.at
+    tables.save(row)
+    return _done(tables, row, newest.entries, log, request.at)
+
+
+def _replace(tables: Tables, request: EditHistory) -> Edited:
+    row = tables.find(request.principal, request.key)
+    fresh = row is None and request.edit != "compact"
+    if row is None and fresh:
+        kept_attachments(tables, request.principal, _attached(request))
+        row = new_session(
+            tables, request.principal, request.key, agent=request.agent, at=request.at, limit=request.session_limit
+        )
+        newest = None
+    else:
+        row = existing_session(tables, request.principal, request.key)
+        newest = _check_idle(tables, row, request)
+        if newest is not None and request.edit != "compact":
+            raise SessionBusy(f"the session {request.key!r} has a history", hint="choose a key that is new")
+        kept_attachments(tables, request.principal, _attached(request))
+    removed = tables.transcript(row, row.history_id) if newest is not None else ()
+    log = Log(row)
+    entries = number_entries(row, request.entries)
+    seq = log.add(_edited(request.edit, request.at, removed=removed, added=len(entries)))
+    history = HistoryRow(f"edit_{seq}", row.history_id, True, row.next_n - 1, entries)
+    row.history_id = history.history_id
+    row.updated_at = request.at
+    if fresh:
+        tables.add_session(row)
+    else:
+        tables.save(row)
+    tables.add_edit(row, history)
+    tables.use_attachments(row, [attachment.digest for attachment in _attached(request)])
+    return _done(tables, row, removed, log, request.at)
+
+
+def _attached(request: EditHistory) -> list[Attachment]:
+    return [attachment for entry in request.entries for attachment in entry.attachments]
+
+
+def _check_idle(tables: Tables, row: SessionRow, request: EditHistory) -> HistoryRow | None:
+    """The newest history row. Raises `SessionBusy`, `HistoryChanged`."""
+    if row.run_id is not None or row.waiting:
+        raise SessionBusy("the session has a run, or messages that wait", hint="edit its history when it is idle")
+    newest = tables.history(row)
+    last_n = newest.entries[-1].n if newest is not None and newest.entries else 0
+    if request.expected_n is not None and request.expected_n != last_n:
+        raise HistoryChanged(f"the transcript ends with entry {last_n}, not {request.expected_n}")
+    return newest
+
+
+def _done(tables: Tables, row: SessionRow, removed: tuple[Entry, ...], log: Log, at: float) -> Edited:
+    return Edited(session=row.session, number=row.session, removed=removed, events=log.write(tables, None, at))
+
+
+def add_attachment(
+    tables: Tables, principal: str, attachment: Attachment, body: bytes, at: float, limit_bytes: int
+) -> Attachment:
+    """See `Store.add_attachment`."""
+    found = tables.attachment(principal, attachment.digest)
+    if found is not None:
+        tables.touch_attachment(principal, attachment.digest, at)
+        return found
+    used = tables.attached_bytes(principal)
+    if used + len(body) > limit_bytes:
+        raise LimitExceeded(
+            f"the attachments of {principal!r} take {used} bytes; with these {len(body)} that would be more than "
+            f"{limit_bytes}",
+            hint="delete sessions whose attachments are no longer needed",
+        )
+    attachment = msgspec.structs.replace(
+        attachment, name=plain(attachment.name), media_type=plain(attachment.media_type), size_bytes=len(body)
+    )
+    tables.add_attachment(principal, attachment, body, at)
+    return attachment

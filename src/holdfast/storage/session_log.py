@@ -1,0 +1,176 @@
+"""What the verbs share: the numbering of a session's events, the check of a lease, and how a run begins and stops."""
+
+from __future__ import annotations
+
+from holdfast.errors import LimitExceeded, SessionDeleted, StaleFence, UnknownSession
+from holdfast.protocol.events import Event, RunStarted, RunStopping, Stored, encode_event
+from holdfast.protocol.states import next_run_state
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.port import Claim, Lease
+from holdfast.storage.records import Mail, SessionRow, Tables
+
+__all__ = [
+    "Log",
+    "claim_again",
+    "claim_of",
+    "existing_session",
+    "free",
+    "held",
+    "new_session",
+    "stale",
+    "start_run",
+    "stop_run",
+]
+
+
+class Log:
+    """Numbers events under the session's counter; after ``session.deleted`` it takes no more."""
+
+    __slots__ = ("closed", "events", "row")
+
+    def __init__(self, row: SessionRow) -> None:
+        self.row = row
+        self.closed = row.deleted_at is not None
+        self.events: list[Stored] = []
+
+    def add(self, event: Event) -> int:
+        """The event's seq."""
+        kind, body = encode_event(event)
+        return self.add_raw(kind, body)
+
+    def add_raw(self, kind: str, body: bytes) -> int:
+        """The seq of an event that is encoded already."""
+        seq = self.row.next_seq
+        if not self.closed:
+            self.row.next_seq = seq + 1
+            self.events.append(Stored(seq, kind, body))
+        return seq
+
+    def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
+        """Write what was added as one pack."""
+        if self.events:
+            tables.add_events(self.row, run_id, at, self.events)
+        return tuple(self.events)
+
+
+def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:
+    """The session of that key. Raises `UnknownSession`, `SessionDeleted`."""
+    row = tables.find(principal, key)
+    if row is None:
+        raise UnknownSession(f"there is no session {key!r}")
+    if row.deleted_at is not None:
+        raise SessionDeleted(f"the session {key!r} was deleted")
+    return row
+
+
+def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: float, limit: int) -> SessionRow:
+    """A session that is not written yet. Raises `LimitExceeded`."""
+    if tables.live_sessions(principal) >= limit:
+        raise LimitExceeded(
+            f"{principal!r} has {limit} sessions, which is the limit", hint="delete sessions that are no longer needed"
+        )
+    return SessionRow(
+        session=tables.new_session_number(), principal=principal, key=key, agent=agent, created_at=at, updated_at=at
+    )
+
+
+def held(tables: Tables, lease: Lease) -> SessionRow:
+    """The session whose run has that lease. Raises `StaleFence`."""
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+        raise stale(tables, lease, row)
+    return row
+
+
+def stale(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
+    """The refusal of a write under a lease that does not hold."""
+    tables.counters.stale_writes_refused += 1
+    if row is None:
+        why = "its session was purged"
+    elif row.run_id == lease.run_id:
+        why = f"it was taken over or parked: its fence is {row.fence} now, not {lease.fence}"
+    else:
+        why = "it no longer holds the session"
+    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; nothing of it counts any more")
+
+
+def start_run(tables: Tables, row: SessionRow, log: Log, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
+    """Give the free slot to a new run."""
+    row.fence += 1
+    row.holder = tables.epoch
+    row.run_id = run_id
+    row.run_state = "running"
+    row.run_agent = row.agent
+    row.attempt = 1
+    row.started_at = at
+    row.append_nth = row.append_seq = 0
+    row.taken = taken
+    row.started_seq = log.add(_started(row))
+
+
+def free(row: SessionRow) -> None:
+    """Forget the run that was on."""
+    row.run_id = None
+    row.run_state = "running"
+    row.cause = None
+    row.taken = ()
+    row.steered = 0
+    row.rolled_back = False
+    row.resumed_as = None
+    row.questions = ()
+    row.answered = ()
+    row.append_nth = row.append_seq = 0
+
+
+def _started(row: SessionRow) -> RunStarted:
+    assert row.run_id is not None
+    taken = row.taken[: -row.steered] if row.steered else row.taken
+    return RunStarted(
+        at=row.started_at,
+        run_id=row.run_id,
+        agent=row.run_agent,
+        messages=tuple(mail.message.message_id for mail in taken),
+    )
+
+
+def claim_of(row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool = False) -> Claim:
+    """The claim of the run that is on."""
+    assert row.run_id is not None
+    return Claim(
+        lease=Lease(row.session, row.run_id, row.fence),
+        number=row.session,
+        principal=row.principal,
+        key=row.key,
+        agent=row.run_agent,
+        attempt=row.attempt,
+        messages=tuple(mail.message for mail in row.taken),
+        started_seq=row.started_seq,
+        interrupt=row.cause,
+        events=events,
+        questions=row.questions,
+        resumed=resumed,
+    )
+
+
+def claim_again(row: SessionRow) -> Claim:
+    """The answer to a claim that is repeated."""
+    if row.resumed_as is not None:
+        return claim_of(row, resumed=True)
+    kind, body = encode_event(_started(row))
+    return claim_of(row, (Stored(row.started_seq, kind, body),))
+
+
+def stop_run(row: SessionRow, log: Log, cause: Cause, at: float) -> None:
+    """Record the interrupt of the run that is on: the first cause wins, and a rollback is noted in any case.
+
+    Nobody needs to answer its questions any more.
+    """
+    assert row.run_id is not None
+    if cause.kind == "rollback":
+        row.rolled_back = True
+    if row.cause is not None:
+        return
+    row.run_state = next_run_state(row.run_state, "interrupt")
+    row.cause = cause
+    row.questions = ()
+    log.add(RunStopping(at=at, run_id=row.run_id, cause=cause))

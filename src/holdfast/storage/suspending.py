@@ -1,0 +1,155 @@
+"""The verbs of a run that talks with people while it is on: steer, suspend, answer, park and its claim.
+
+Invariants:
+
+- A run whose interrupt is recorded takes no steered message, asks nothing and waits for no answer.
+- A parked run has no holder and a higher fence, so that whoever held it can write nothing more.
+- A question is asked once and answered once; an answer that is repeated is the one that stands in the log.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.errors import AlreadyAnswered, InvalidRequest, UnknownQuestion
+from holdfast.protocol.events import MessageSteered, RunResumed, RunSuspended, Stored, decode_event, encode_json
+from holdfast.protocol.messages import Answer, Question
+from holdfast.protocol.states import next_run_state
+from holdfast.storage.port import Answered, Appended, Claim, Lease, Parked, Steered
+from holdfast.storage.records import NOBODY, SessionRow, Tables
+from holdfast.storage.session_log import Log, claim_of, existing_session, held, stale
+
+__all__ = ["answer", "park", "resume", "steer", "suspend"]
+
+_DECISIONS = {"approval": ("approved", "denied", "expired"), "question": ("answered", "expired")}
+
+_decode_question = msgspec.json.Decoder(Question).decode
+_decode_answer = msgspec.json.Decoder(Answer).decode
+
+
+def steer(tables: Tables, lease: Lease, step: int, at: float) -> Steered:
+    """See `Store.steer`."""
+    row = held(tables, lease)
+    if row.cause is not None:
+        return Steered(messages=())
+    taken = tuple(mail for mail in row.waiting if mail.message.policy == "steer" and mail.target_run_id == lease.run_id)
+    if not taken:
+        return Steered(messages=())
+    log = Log(row)
+    for mail in taken:
+        log.add(MessageSteered(at=at, message_id=mail.message.message_id, run_id=lease.run_id, step=step))
+    row.waiting = tuple(mail for mail in row.waiting if mail not in taken)
+    row.taken = (*row.taken, *taken)
+    row.steered += len(taken)
+    row.updated_at = at
+    tables.save(row)
+    tables.take(row, taken, lease.run_id)
+    return Steered(messages=tuple(mail.message for mail in taken), events=log.write(tables, lease.run_id, at))
+
+
+def suspend(tables: Tables, lease: Lease, question: Question) -> Appended:
+    """See `Store.suspend`."""
+    row = held(tables, lease)
+    state = next_run_state(row.run_state, "suspend")
+    if _known(row, question.question_id):
+        return Appended(events=())
+    question = _decode_question(encode_json(question))  # as it will be read: text that JSON can carry, no tuples
+    row.run_state = state
+    row.questions = (*row.questions, question)
+    row.updated_at = at = question.asked_at
+    log = Log(row)
+    log.add(RunSuspended(at=at, run_id=lease.run_id, question=question))
+    tables.save(row)
+    return Appended(events=log.write(tables, lease.run_id, at))
+
+
+def _known(row: SessionRow, question_id: str) -> bool:
+    return any(question.question_id == question_id for question in row.questions) or any(
+        answered == question_id for answered, _ in row.answered
+    )
+
+
+def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
+    """See `Store.answer`."""
+    row = existing_session(tables, principal, key)
+    given = _decode_answer(encode_json(given))
+    question = next((open_ for open_ in row.questions if open_.question_id == given.question_id), None)
+    if question is None:
+        return _answered(row, _answer_in_log(tables, row, given))
+    if given.decision not in _DECISIONS[question.kind]:
+        raise InvalidRequest(
+            f"{given.question_id!r} cannot be {given.decision}: it is "
+            + ("an approval" if question.kind == "approval" else "a question"),
+            hint="approve or deny it" if question.kind == "approval" else "answer it with text",
+        )
+    if given.decision != "expired" and question.due_at and given.at >= question.due_at:
+        raise AlreadyAnswered(f"the time for {given.question_id!r} is over", hint="it counts as expired")
+    left = tuple(other for other in row.questions if other is not question)
+    if not left:
+        row.run_state = next_run_state(row.run_state, "resume")
+    row.questions = left
+    row.updated_at = given.at
+    assert row.run_id is not None
+    log = Log(row)
+    seq = log.add(RunResumed(at=given.at, run_id=row.run_id, answer=given, waiting=len(left)))
+    row.answered = (*row.answered, (given.question_id, seq))
+    tables.save(row)
+    return _answered(row, given, log.write(tables, row.run_id, given.at))
+
+
+def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
+    """The answer that the run that is on got before. Raises `UnknownQuestion`, `AlreadyAnswered`."""
+    seq = next((seq for question_id, seq in row.answered if question_id == given.question_id), None)
+    if seq is None:
+        raise UnknownQuestion(f"no question {given.question_id!r} is open in session {row.key!r}")
+    (stored,) = tables.events_between(row, seq, seq)
+    event = decode_event(stored)
+    assert isinstance(event, RunResumed)
+    before = event.answer
+    if (before.decision, before.text) != (given.decision, given.text):
+        raise AlreadyAnswered(f"{given.question_id!r} was {before.decision} before", hint="its run goes on with that")
+    tables.counters.duplicates_prevented += 1
+    return before
+
+
+def _answered(row: SessionRow, answer: Answer, events: tuple[Stored, ...] = ()) -> Answered:
+    assert row.run_id is not None
+    return Answered(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        answer=answer,
+        waiting=len(row.questions),
+        parked=row.holder == NOBODY,
+        events=events,
+    )
+
+
+def park(tables: Tables, lease: Lease, at: float) -> Parked:
+    """See `Store.park`."""
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id:
+        raise stale(tables, lease, row)
+    if row.holder == NOBODY and row.fence == lease.fence + 1:
+        tables.counters.duplicates_prevented += 1
+        return Parked(ready=not row.questions)
+    held(tables, lease)
+    row.fence += 1
+    row.holder = NOBODY
+    row.resumed_as = None
+    row.append_nth = row.append_seq = 0
+    row.updated_at = at
+    tables.save(row)
+    return Parked(ready=not row.questions)
+
+
+def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
+    """Take a parked run that waits for nothing; None if it is not one. ``run_id`` is the caller's, for a repetition."""
+    if row.holder != NOBODY or row.questions:
+        return None
+    row.fence += 1
+    row.holder = tables.epoch
+    row.resumed_as = run_id
+    row.updated_at = at
+    tables.save(row)
+    return claim_of(row, resumed=True)
