@@ -67,6 +67,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     run_s: Annotated[float, Meta(gt=0, description="deadline of one run")] = 1800.0
     wait_limit_s: Annotated[float, Meta(gt=0, description="longest `?wait=` of an HTTP send")] = 300.0
 
+    suspend_s: Annotated[
+        float, Meta(gt=0, description="a question to a person counts as expired after this time")
+    ] = 7 * 86400.0
+
     # Mailbox and policies
     mailbox_limit: Annotated[int, Meta(ge=1, description="messages that may wait in one session")] = 100
     quiet_s: Annotated[float, Meta(ge=0, description="`collect`: a batch is due when it was quiet for this long")] = 1.0
@@ -108,6 +112,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 1000.0
     principal_streams: Annotated[int, Meta(ge=1, description="open event streams of one principal")] = 10_000
     body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
+
+    attachment_limit_bytes: Annotated[int, Meta(ge=1, description="largest attachment, in bytes")] = 20_000_000
+    principal_attachments_bytes: Annotated[
+        int, Meta(ge=1, description="what the attachments of one principal may take, in bytes")
+    ] = 1_000_000_000
 
     loop_block_s: Annotated[
         float,

@@ -16,7 +16,6 @@ from holdfast.errors import (
     InvalidRequest,
     LimitExceeded,
     MailboxFull,
-    PolicyUnavailable,
     SessionDeleted,
     UnknownMessage,
     UnknownPolicy,
@@ -136,8 +135,6 @@ def test_unknown_sessions_messages_and_policies_are_named() -> None:
             await anext(aiter(session.events(follow="m_x")))
         with pytest.raises(UnknownPolicy):
             await session.send("1", policy="shout")  # type: ignore[arg-type]
-        with pytest.raises(PolicyUnavailable):
-            await session.send("1", policy="steer")
         with pytest.raises(UnknownSession):  # another principal's
             await host.session("s", principal="mallory").info()
 

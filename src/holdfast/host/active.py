@@ -7,22 +7,29 @@ Invariants
 - A write that the store cannot take is tried again, the same one, until it can (the slot stays held); what comes after
   it waits. A write that is refused because the session has another holder ends the run here without a trace.
 - Only a drain that is over gives a write up (`abandon`): the store keeps the run, for the next start to end.
+- A run that leaves the memory to wait for people (`leave`) says and does nothing more from then on: what the store has
+  of it when its scope has closed is all that a later claim needs. An interrupt that comes before the store has let it
+  go ends it here.
 - No task of its own on the way of an ordinary run: callbacks only, all on the host's loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agents.journal import Branch, Journal
 from holdfast.agents.run import Run
 from holdfast.errors import IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence, told
+from holdfast.host.patience import RETRY_S, retry_after_s
+from holdfast.host.surroundings import RunSurroundings
 from holdfast.protocol.events import Event, encode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
-from holdfast.storage.port import Appended, Claim, Committed, RunCommit
+from holdfast.storage.port import Appended, Claim, Committed, Lease, Parked, RunCommit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +37,7 @@ if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.host.actor import SessionActor
     from holdfast.host.host import Host
+    from holdfast.host.past import Past
     from holdfast.runtime import Handle, Registration
 
 __all__ = ["ActiveRun"]
@@ -47,7 +55,6 @@ SILENT_S = 0.1
 BEHIND_AT = 1024
 """Events in the buffer from which on the run waits for the log."""
 BATCH_LIMIT = 4096
-RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class ActiveRun:
@@ -60,6 +67,7 @@ class ActiveRun:
         "_claim",
         "_commit_fields",
         "_committing",
+        "_cut_by",
         "_ended",
         "_finished_first",
         "_flush_timer",
@@ -78,21 +86,27 @@ class ActiveRun:
         "_trigger",
         "_waiting",
         "actor",
+        "leaving",
         "lost",
         "parked",
         "run",
         "scope",
+        "surroundings",
     )
 
-    def __init__(self, host: Host, actor: SessionActor, claim: Claim, agent: Agent, journal: Journal) -> None:
+    def __init__(
+        self, host: Host, actor: SessionActor, claim: Claim, agent: Agent, past: Past | None, *, steering: bool
+    ) -> None:
         self._host = host
         self._claim = claim
         self._agent = agent
-        self._journal = journal
+        self._journal = journal = Journal() if past is None else past.journal()
         self.actor = actor
         self.lost = False
         self.parked = False
+        self.leaving = False
         self._may_park = False
+        self._cut_by: Cause | None = None
         self._buffer: list[tuple[str, bytes]] = []
         self._batch: list[tuple[str, bytes]] = []  # given to the store, and not known to be stored
         self._nth = 0
@@ -117,6 +131,7 @@ class ActiveRun:
             threads=host.threads(claim.principal),
             owner=claim.principal,
         )
+        self.surroundings = RunSurroundings(host, self, steering=steering)
         self.run = Run(
             run_id=claim.lease.run_id,
             root_id=claim.lease.run_id,
@@ -128,7 +143,7 @@ class ActiveRun:
             scope=self.scope,
             recorder=self,
             journal=journal,
-            surroundings=actor.surroundings(host),
+            surroundings=self.surroundings,
             limits=host.run_limits,
             branch=Branch(claim.lease.run_id),
         )
@@ -139,6 +154,16 @@ class ActiveRun:
     def run_id(self) -> str:
         """The run's id."""
         return self._claim.lease.run_id
+
+    @property
+    def started_seq(self) -> int:
+        """The seq of its ``run.started``: what it says stands behind it."""
+        return self._claim.started_seq
+
+    @property
+    def lease(self) -> Lease:
+        """The right to write for it."""
+        return self._claim.lease
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,8 +183,7 @@ class ActiveRun:
         self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None
     ) -> asyncio.Future[StopReceipt]:
         """Interrupt the run; the future gets the receipt once the slot is free."""
-        future: asyncio.Future[StopReceipt] = self._host.loop.create_future()
-        self._receipts.append(future)
+        future = self.follow()
         self.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
         if self._committing and self._retries >= len(RETRY_S):
             self._answer()
@@ -167,8 +191,30 @@ class ActiveRun:
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
         """Begin what `stop` does. A run that is at its commit, or that never began, ends as it is."""
+        if self.leaving and self._cut_by is None:
+            self._cut_by = cause
         if not self._committing:
             self.scope.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
+
+    def follow(self) -> asyncio.Future[StopReceipt]:
+        """A future of the receipt of whatever stops the run; it has it once the slot is free."""
+        future: asyncio.Future[StopReceipt] = self._host.loop.create_future()
+        self._receipts.append(future)
+        return future
+
+    def leave(self) -> bool:
+        """Let a run that waits for people only go from the memory, if a later claim can go on with it."""
+        if self.leaving:
+            return True
+        if self._committing or self.scope.interrupt.triggered:
+            return False
+        if not (self._agent.replayable and self._journal.replayable):
+            return False
+        self.leaving = True
+        self.run.close()
+        reason = "the run waits for an answer, and goes on when it is there"
+        self.scope.request_stop(Cause(kind="shutdown", reason=reason, origin=self.run_id, at=self._host.now()))
+        return True
 
     def park(self) -> None:
         """Let the coming stop leave the run unended, if the next start can go on with it; then it is ``parked``."""
@@ -181,7 +227,7 @@ class ActiveRun:
 
     def _on_trigger(self, cause: Cause) -> None:
         self._finished_first = self._handle is not None and self._handle.done()
-        if self.scope.ended_by == "interrupt" and not self._finished_first:
+        if self.scope.ended_by == "interrupt" and not self._finished_first and not self.leaving:
             self._host.run_triggered(self, cause)
 
     def _closed(self) -> None:
@@ -194,10 +240,13 @@ class ActiveRun:
         self._receipt = receipt = scope.receipt
         error = _agent_error(self._handle)
         self._host.scope_closed(scope)
+        self.surroundings.end_rest()
         if receipt is not None:
             self._host.receipt_made(self, receipt)
         if self.lost:
             self._end(receipt)
+        elif self.leaving:
+            self._go_on()
         elif scope.ended_by == "failure":
             self._commit("failed", error=scope.errors[0])
         elif error is None and (receipt is None or scope.ended_by == "members" or self._finished_first):
@@ -222,6 +271,8 @@ class ActiveRun:
 
     def write(self, event: Event) -> None:
         """Take an event of the run."""
+        if self.leaving:
+            return
         self._buffer.append(encode_event(event))
         self._taken += 1
         if self._flush_timer is None and self._inflight is None:
@@ -253,9 +304,13 @@ class ActiveRun:
             self._hurry()
             await self._changed()
 
+    def late(self) -> None:
+        """Count something that came too late to count for anything else. From any thread."""
+        self._host.incidents.counts["late_results"] += 1
+
     @property
     def _over(self) -> bool:
-        return self._committing or self.parked or self._ended
+        return self._committing or self.leaving or self.parked or self._ended
 
     def _hurry(self) -> None:
         """Somebody waits for the log. While the store fails its own pace is kept."""
@@ -306,13 +361,13 @@ class ActiveRun:
             self._batch = []
             self.actor.publish(done.result().events)
         elif isinstance(error, StaleFence):
-            self._lose(error)
+            self.lose(error)
         else:
             # It may be stored all the same: the same one goes again under its number, and has no second effect.
             self._retry(self._flush, error, "append")
             return
         self._wake()
-        if self._committing or self.parked:
+        if self._committing or self.parked or (self.leaving and self.scope.closed):
             self._go_on()
         elif self._buffer and self._flush_timer is None:
             if self.behind:
@@ -322,7 +377,7 @@ class ActiveRun:
 
     def _retry(self, again: Callable[[], object], error: BaseException, what: str) -> None:
         self._host.store_failed(self.actor.key, self.run_id, what, error)
-        delay_s = RETRY_S[min(self._retries, len(RETRY_S) - 1)]
+        delay_s = retry_after_s(self._retries)
         self._retries += 1
         if self._committing and self._retries >= len(RETRY_S):
             self._answer()  # whoever stopped it hears what is gone; the slot stays held until the end is stored
@@ -356,6 +411,7 @@ class ActiveRun:
             "receipt": receipt,
             "usage": self.run.usage,
             "entries": entries,
+            "not_undone": self._journal.begun_names,
         }
         self._go_on()
 
@@ -365,12 +421,47 @@ class ActiveRun:
             return
         if self.lost:
             self._end(self._receipt)
-        elif self._batch or (self.parked and self._buffer):
+        elif self._batch or (self._buffer and not self._committing):
             self._flush()
         elif self._committing:
             self._submit()
+        elif self.leaving:
+            self._let_go()
         else:
             self._end(self._receipt)
+
+    def _let_go(self) -> None:
+        """Nothing of a run that leaves is here any more: the store keeps it, unless it was interrupted meanwhile."""
+        self._flush_timer = None
+        if self._cut_by is not None:
+            if self._receipt is not None:
+                self._receipt = replace(self._receipt, cause=self._cut_by)
+            self._commit("interrupted", cause=self._cut_by, receipt=self._receipt)
+            return
+        done = self._host.store.park(self._claim.lease, at=self._host.now())
+        done.add_done_callback(self._let_gone, context=self._host.context)
+
+    def _let_gone(self, done: asyncio.Future[Parked]) -> None:
+        error = done.exception()
+        if self._ended:
+            return
+        if error is None or (isinstance(error, StaleFence) and self._retries):  # the answer of an earlier try was lost
+            self.parked = True
+            parked, actor = self._host.dispatch.parked, self.actor
+            if self._cut_by is None:
+                self._end(self._receipt)
+                parked.left(self, ready=error is not None or done.result().ready)
+                return
+            # It was interrupted while the store let it go: who asked for that hears when the store has ended it.
+            receipts, self._receipts = self._receipts, []
+            self._end(self._receipt)
+            stop = parked.stop(actor.session, actor.principal, self.run_id, self._cut_by)
+            stop.add_done_callback(functools.partial(_pass_on, receipts), context=self._host.context)
+        elif isinstance(error, StaleFence):
+            self.lose(error)
+            self._end(self._receipt)
+        else:
+            self._retry(self._let_go, error, "park")
 
     def _answer(self) -> None:
         """Give whoever stopped the run its receipt."""
@@ -392,7 +483,7 @@ class ActiveRun:
         if self._ended:
             return
         if isinstance(error, StaleFence):
-            self._lose(error)
+            self.lose(error)
             self._end(self._receipt)
         elif error is not None:
             if isinstance(error, IllegalTransition):
@@ -400,11 +491,20 @@ class ActiveRun:
             self._retry(self._submit, error, "commit")
         else:
             committed = done.result()
-            self._host.committed(self._claim, self._commit_fields["status"], committed)
+            surroundings = self.surroundings
+            self._host.committed(
+                self._claim,
+                self._commit_fields["status"],
+                committed,
+                surroundings.steered,
+                sure=not surroundings.unsure,
+            )
             self._end(self._receipt, committed)
 
-    def _lose(self, error: StaleFence) -> None:
+    def lose(self, error: StaleFence) -> None:
         """Another holder has the session: stop here, and write nothing more."""
+        if self._ended or self.lost:
+            return
         self.lost = True
         self.run.close()
         self._buffer.clear()
@@ -415,7 +515,7 @@ class ActiveRun:
 
     def supersede(self) -> None:
         """The session was claimed anew: this run counts no more."""
-        self._lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
+        self.lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
 
     def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:
         self._ended = True
@@ -430,12 +530,28 @@ class ActiveRun:
         self._receipt = receipt
         self._answer()
         self._wake()
-        del self.run, self._handle  # they refer back to this; without the circle they are freed at once
+        self.surroundings.end_rest()
+        del (
+            self.run,
+            self._handle,
+            self.surroundings,
+        )  # they refer back to this; without the circle they are freed at once
 
 
 def nothing_to_stop(name: str, at: float) -> StopReceipt:
     """The receipt of a stop that met nothing: all is gone already."""
     return StopReceipt(scope=name, cause=Cause(kind="stop", reason="nothing was running", origin=name, at=at))
+
+
+def _pass_on(receipts: Sequence[asyncio.Future[StopReceipt]], done: asyncio.Future[StopReceipt]) -> None:
+    """Give what one future has to the others."""
+    error = done.exception()
+    for future in receipts:
+        if not future.done():
+            if error is None:
+                future.set_result(done.result())
+            else:
+                future.set_exception(error)
 
 
 def one_line(error: BaseException) -> str:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from holdfast.runtime import Broadcast
 
 if TYPE_CHECKING:
-    from holdfast.agents.agent import Agent
     from holdfast.host.active import ActiveRun
-    from holdfast.host.host import Host
     from holdfast.protocol.events import Stored
-    from holdfast.protocol.messages import Entry
     from holdfast.runtime import Scope
 
 __all__ = ["SessionActor"]
@@ -67,30 +64,3 @@ class SessionActor:
         if self._background is None:
             self._background = {}
         return self._background
-
-    def surroundings(self, host: Host) -> SessionSurroundings:
-        """What the host lends to a run of this session."""
-        return SessionSurroundings(self, host)
-
-
-class SessionSurroundings:
-    """The host as a run sees it: `holdfast.agents.run.Surroundings`."""
-
-    __slots__ = ("_actor", "_host", "clock")
-
-    def __init__(self, actor: SessionActor, host: Host) -> None:
-        self._actor = actor
-        self._host = host
-        self.clock = host.clock
-
-    async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run."""
-        return await self._host.store.transcript(self._actor.session)
-
-    def find_agent(self, name: str) -> Agent:
-        """The host's agent of that name."""
-        return self._host.find_agent(name)
-
-    def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work in the session's activation."""
-        self._host.start_background(self._actor, work, name=name)

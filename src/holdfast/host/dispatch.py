@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from holdfast import ids
-from holdfast.agents.journal import Journal
 from holdfast.errors import HoldfastError, LimitExceeded, StaleFence, StorageError
-from holdfast.host.active import RETRY_S, ActiveRun, one_line
+from holdfast.host.active import ActiveRun, one_line
 from holdfast.host.admission import Admission
+from holdfast.host.parked import ParkedRuns
+from holdfast.host.past import Past
+from holdfast.host.patience import RETRY_S, retry_after_s
 from holdfast.protocol.events import Stored
 from holdfast.protocol.stopping import Cause
-from holdfast.protocol.transcript import RunTranscript
 from holdfast.storage.port import Claim, Committed, NotReady, RunCommit, Send, SendResult
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Dispatch:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.parked = ParkedRuns(host)
         self.admission = Admission(max_runs=host.settings.max_runs, principal_runs=host.settings.principal_runs)
         self._due: list[tuple[float, int, str]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -65,20 +67,29 @@ class Dispatch:
         if result.claim is not None:
             self.start(result.claim, published=result.events)
         elif result.interrupt is not None:
-            actor = host.actors.get(result.session)
-            if actor is not None and actor.active is not None and actor.active.run_id == result.interrupt:
-                actor.active.request_stop(self._newer(request))
+            self._stop(result.session, result.interrupt, request)
+        elif result.disposition == "steering":
+            run = host.live.get(result.run_id or "")
+            if run is not None:
+                run.surroundings.steering = True
         elif result.run_id is None and result.disposition != "duplicate":
             self.later(result.session, principal, result.not_before)
 
-    def _newer(self, request: Send) -> Cause:
-        return Cause(
-            kind="message",
-            reason="a newer message came",
+    def _stop(self, session: int, run_id: str, request: Send) -> None:
+        """Stop the run whose interrupt by this message is recorded."""
+        rollback = request.policy == "rollback"
+        cause = Cause(
+            kind="rollback" if rollback else "message",
+            reason="a newer message takes its place" if rollback else "a newer message came",
             origin=request.key,
             at=request.at,
             message_id=request.message_id,
         )
+        run = self._host.live.get(run_id)
+        if run is not None:
+            run.request_stop(cause)
+        else:
+            self.parked.stop(session, request.principal, run_id, cause)
 
     async def _look_after(self, request: Send) -> None:
         """A send failed, and the store may have made it all the same: do what it decided. Gives its place back."""
@@ -94,26 +105,36 @@ class Dispatch:
                 await asyncio.sleep(delay_s)
         number, view = found or (0, None)
         if view is not None and view.run_id is not None and view.run_id == request.run_id:
-            self._claim(request.principal, number, view.run_id)
+            self._claim(request.principal, number, view.run_id, tries=1)
             return
         if request.run_id is not None:
             self.release(request.principal)
         if view is None:
             return
         run = host.live.get(view.run_id or "")
-        if run is not None and view.state == "stopping":
-            run.request_stop(self._newer(request))
+        if view.run_id is not None and view.state == "stopping":
+            self._stop(number, view.run_id, request)
+        elif run is not None:
+            run.surroundings.steering = True  # perhaps
         elif view.run_id is None and view.waiting:
             self.later(number, request.principal, 0.0)
 
     # ── starting ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def start(self, claim: Claim, *, published: Sequence[Stored] = (), journal: Journal | None = None) -> None:
+    def start(
+        self,
+        claim: Claim,
+        *,
+        published: Sequence[Stored] = (),
+        past: Past | None = None,
+        steering: bool = False,
+    ) -> None:
         """Start a claimed run; its place is reserved.
 
         Parameters:
             published: events of the same transaction that come before the claim's own.
-            journal: of earlier attempts.
+            past: of earlier attempts.
+            steering: a message may have been sent to steer the run, before it was known to be on.
         """
         host = self._host
         events = published or claim.events
@@ -132,9 +153,9 @@ class Dispatch:
         try:
             agent = host.find_agent(claim.agent)
         except HoldfastError as error:
-            self.finish_unstarted(claim, "failed", error=error)
+            self.finish_unstarted(claim, "failed", error=error, past=past)
             return
-        run = ActiveRun(host, actor, claim, agent, journal or Journal())
+        run = ActiveRun(host, actor, claim, agent, past, steering=steering or past is not None)
         actor.active = run
         host.live[run.run_id] = run
         host.incidents.counts["runs_started"] += 1
@@ -150,14 +171,16 @@ class Dispatch:
         *,
         cause: Cause | None = None,
         error: HoldfastError | None = None,
-        transcript: RunTranscript | None = None,
+        past: Past | None = None,
     ) -> asyncio.Future[None]:
         """End a claimed run whose agent is not started: unknown here, or left by a crash. Its place is reserved.
 
         The future is done when the run has ended, or when a drain gave it up for the next start.
         """
         host = self._host
-        transcript = transcript or RunTranscript(claim.lease.run_id, claim.messages)
+        past = past or Past(claim)
+        transcript = past.transcript()
+        not_undone = past.journal().begun_names
         entries = transcript.entries(status=status)
         host.transcript_made(entries)
         ended: asyncio.Future[None] = host.loop.create_future()
@@ -173,6 +196,7 @@ class Dispatch:
                     error=None if error is None else one_line(error),
                     entries=entries,
                     next_run_id=self.next_run_id(),
+                    not_undone=not_undone,
                 )
             )
             done.add_done_callback(functools.partial(committed, tries), context=host.context)
@@ -182,7 +206,7 @@ class Dispatch:
             if problem is not None and not isinstance(problem, StaleFence):
                 host.store_failed(claim.key, claim.lease.run_id, "commit", problem)
                 if not host.draining:
-                    delay_s = RETRY_S[min(tries, len(RETRY_S) - 1)]
+                    delay_s = retry_after_s(tries)
                     host.loop.call_later(delay_s, commit, tries + 1, context=host.context)
                     return
             if problem is None:
@@ -206,7 +230,7 @@ class Dispatch:
             run.actor.active = None
             run.actor.idle_since = self._host.loop.time()
         self._host.live.pop(run.run_id, None)
-        self._host.run_ended()
+        self._host.run_ended(run)
         if committed is None:
             self.release(claim.principal)
         else:
@@ -285,13 +309,15 @@ class Dispatch:
             if isinstance(error, StorageError) and not host.draining:
                 # It may have been made all the same: asked again under the same id, the answer is the same run.
                 again = functools.partial(self._claim, principal, session, run_id, tries + 1)
-                host.loop.call_later(RETRY_S[min(tries, len(RETRY_S) - 1)], again, context=host.context)
+                host.loop.call_later(retry_after_s(tries), again, context=host.context)
             else:
                 self.release(principal)
             return
         match done.result():
+            case Claim() as claim if claim.resumed:
+                self.parked.take_up(claim)
             case Claim() as claim:
-                self.start(claim)
+                self.start(claim, steering=tries > 0)
             case NotReady(waiting=waiting, not_before=not_before, busy=busy):
                 if waiting and not busy and not_before:
                     self.later(session, principal, not_before)

@@ -7,6 +7,7 @@ import contextvars
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from holdfast.host.recovery import recover
 from holdfast.host.session import Session
 from holdfast.host.settlements import Settlements
 from holdfast.host.statistics import DrainReport, HostStatistics, Incident, Incidents, Recovery
+from holdfast.host.toolsets import Toolsets
 from holdfast.host.tree import scope_nodes
 from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
@@ -98,8 +100,10 @@ class Host:
         self._pools: dict[str, ThreadPool] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = False
+        self._toolsets = Toolsets(self)
         self._ended = 0
-        self._cut: dict[ActiveRun, asyncio.Future[StopReceipt]] | None = None
+        self._cut: dict[ActiveRun, asyncio.Future[StopReceipt]] = {}
+        self._time_is_over = False
         self._drain: asyncio.Task[DrainReport] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
@@ -114,7 +118,7 @@ class Host:
         Raises:
             StoreLocked, StoreCorrupt, StoreReadOnly: see their hints.
             StorageError: what was left cannot be read or written; nothing is open then.
-            ConfigurationError: it was started before.
+            ConfigurationError: it was started before, or a toolset did not start.
         """
         if self._started:
             raise ConfigurationError("this host was started before", hint="a host is started once: make a new one")
@@ -132,6 +136,7 @@ class Host:
             if self.settings.loop_block_s and not getattr(self.loop, "virtual", False):
                 self._watch = LoopWatch(self.loop, limit_s=self.settings.loop_block_s, report=self._loop_blocked)
                 self._watch.start()
+            await self._toolsets.enter()
             self.recovered = await self.start_task(recover(self), "recovery")
             self.upkeep.start()
         except BaseException:
@@ -150,6 +155,8 @@ class Host:
 
     async def drain(self, *, deadline_s: float | None = None) -> DrainReport:
         """Take no new work, let runs finish until the deadline, then park or interrupt the rest. Repeated: the same.
+
+        Runs that wait for people are not waited for: they are parked, or interrupted, at once.
 
         Parameters:
             deadline_s: default: the setting ``drain_s``.
@@ -192,6 +199,7 @@ class Host:
         try:
             await self.drain()
         finally:
+            await self._toolsets.leave()
             self.close_streams()
             self.settlements.close()
             self.upkeep.close()
@@ -214,11 +222,14 @@ class Host:
         self.draining = True
         self.dispatch.close()
         at_first = self._ended
+        for run in list(self.live.values()):
+            if run.surroundings.resting:
+                self._cut_short(run)
         await self._until_unused(deadline_s)
         finished = self._ended - at_first
-        self._cut = {}
+        self._time_is_over = True
         for run in list(self.live.values()):
-            self.run_started(run)
+            self._cut_short(run)
         stops: list[asyncio.Future[StopReceipt]] = []
         for actor in list(self.actors.values()):
             for scope in list(actor.background):
@@ -255,7 +266,7 @@ class Host:
 
     def _hasten(self) -> None:
         """Somebody who waits for the end was cancelled: the drain's deadline is now."""
-        if self._cut is None and self._patience is not None:
+        if not self._time_is_over and self._patience is not None:
             self._patience.reschedule(self.loop.time())
 
     def _shutdown(self) -> Cause:
@@ -355,12 +366,25 @@ class Host:
                 if not self._pools[principal].statistics().abandoned:
                     self._pools.pop(principal).close()
 
-    def committed(self, claim: Claim, status: str, committed: Committed) -> None:
-        """A run's end is durable: show it, and wake who waits for it."""
-        kept, broken = self.incidents.kept, self.incidents.broken
-        self.incidents.counts[f"runs_{status}"] += 1
-        kept["P5"] += len(committed.settled)
-        if [s.message_id for s in committed.settled] != [m.message_id for m in claim.messages]:
+    def committed(
+        self, claim: Claim, status: str, committed: Committed, steered: Sequence[str] = (), *, sure: bool = True
+    ) -> None:
+        """A run's end is durable: show it, and wake who waits for it.
+
+        Parameters:
+            status: what it was committed as; one that is rolled back ends ``interrupted``.
+            steered: ids of the messages that it took after its claim.
+            sure: whether that is all of them.
+        """
+        counts, kept, broken = self.incidents.counts, self.incidents.kept, self.incidents.broken
+        settled = [settlement.message_id for settlement in committed.settled]
+        if committed.settled and committed.settled[0].state == "superseded":
+            counts["rolled_back"] += 1
+            status = "interrupted"
+        counts[f"runs_{status}"] += 1
+        kept["P5"] += len(settled)
+        expected = [*(message.message_id for message in claim.messages), *steered]
+        if settled != expected and (sure or settled[: len(expected)] != expected):
             broken["P5"] += 1
         if committed.waiting > self.settings.mailbox_limit:
             broken["P9"] += 1
@@ -372,13 +396,30 @@ class Host:
 
     def run_started(self, run: ActiveRun) -> None:
         """A run is live. Where the time of a drain is over it is parked or stopped at once."""
-        if self._cut is not None:
+        if self._time_is_over:
+            self._cut_short(run)
+
+    def run_rests(self, run: ActiveRun) -> None:
+        """A run waits for people only: it leaves the memory if it can. A drain does not wait for those that cannot."""
+        if self.draining:
+            self._cut_short(run)
+        else:
+            run.leave()
+
+    def _cut_short(self, run: ActiveRun) -> None:
+        """The host shuts down: park or stop a run."""
+        if run in self._cut:
+            return
+        if run.leaving or (run.surroundings.resting and run.leave()):
+            self._cut[run] = run.follow()
+        else:
             run.park()
             self._cut[run] = run.stop(self._shutdown())
 
-    def run_ended(self) -> None:
+    def run_ended(self, run: ActiveRun) -> None:
         """A run is no longer live."""
-        self._ended += 1
+        if run not in self._cut and not run.parked:
+            self._ended += 1
 
     def run_triggered(self, run: ActiveRun, cause: Cause) -> None:
         """A run is being interrupted: make it durable where it did not come that way."""
@@ -504,12 +545,14 @@ class Host:
                 return
             result = done.result()
             actor = self.actors.get(result.session)
-            if actor is None:
-                return
-            actor.publish(result.events)
-            if actor.active is not None and actor.active.run_id == result.run_id:
-                stops.append(actor.active.stop(cause, grace_s=grace_s))
-            if background:
+            if actor is not None:
+                actor.publish(result.events)
+            run = self.live.get(result.run_id or "")
+            if run is not None:
+                stops.append(run.stop(cause, grace_s=grace_s))
+            elif result.run_id is not None:
+                stops.append(self.dispatch.parked.stop(result.session, principal, result.run_id, cause))
+            if background and actor is not None:
                 stops.extend(
                     self.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
                     for scope in list(actor.background)
@@ -596,7 +639,7 @@ def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable
     if isinstance(others, Mapping):
         for name, thing in others.items():
             one = as_agent(thing)
-            found.append(Agent(name=name, work=one.work, replayable=one.replayable, description=one.description))
+            found.append(replace(one, name=name))
     else:
         found += [as_agent(thing) for thing in others]
     if not found:

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.agents.journal import Journal
-from holdfast.errors import StaleFence, StorageError, UnknownAgent
-from holdfast.host.active import RETRY_S
+from holdfast.errors import StorageError, UnknownAgent
+from holdfast.host.past import Past, read_past
+from holdfast.host.patience import RETRY_S, patiently
 from holdfast.host.statistics import Incident, Recovery
-from holdfast.protocol.events import Event, decode_event
 from holdfast.protocol.stopping import Cause
-from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
     from holdfast.host.host import Host
     from holdfast.protocol.events import Stored
-    from holdfast.storage.port import Appended, Claim, Lease
+    from holdfast.storage.port import Appended, Claim
 
 __all__ = ["recover", "take_up_more"]
-
-T = TypeVar("T")
 
 READY_LIMIT = 100_000
 """Sessions with waiting messages that are taken up at a time; the longest waiting come first."""
@@ -35,34 +31,36 @@ async def recover(host: Host) -> Recovery:
     """Rescue every run that another epoch left behind, and line up every session that has messages waiting."""
     restarted: list[str] = []
     interrupted: list[str] = []
-    starts: list[tuple[Claim, Sequence[Stored], Journal]] = []
+    starts: list[tuple[Past, Sequence[Stored]]] = []
     ends: list[asyncio.Future[None]] = []
-    for claim in await _patiently(host, "rescue", lambda: host.store.rescue(at=host.now())):
+    for claim in await patiently(host, "rescue", lambda: host.store.rescue(at=host.now())):
         lease = claim.lease
         host.dispatch.admission.occupy(claim.principal)
         host.incidents.kept["P11"] += 1
-        stored = await _patiently(host, "read", functools.partial(host.store.run_events, lease.session, lease.run_id))
         try:
-            events = [decode_event(event) for event in stored]
-        except msgspec.MsgspecError as error:
-            ends.append(_end(host, claim, (), f"its log cannot be read: {error}"))
+            past = await read_past(host, claim)
+        except StorageError as error:
+            if not isinstance(error.__cause__, msgspec.MsgspecError):
+                raise
+            ends.append(_end(host, Past(claim), error.message))
             interrupted.append(lease.run_id)
             continue
-        journal = Journal(events)
-        obstacle = _obstacle(host, claim, journal)
+        obstacle = _obstacle(host, past)
         if obstacle is None:
-            appended = await _patiently(host, "restart", functools.partial(_restart, host, lease))
-            starts.append((claim, appended.events, journal))
+            appended = await patiently(host, "restart", functools.partial(_restart, host, past))
+            starts.append((past, appended.events))
             restarted.append(lease.run_id)
         else:
-            ends.append(_end(host, claim, events, obstacle))
+            if claim.questions and claim.interrupt is None:
+                _report_unanswered(host, claim, obstacle)
+            ends.append(_end(host, past, obstacle))
             interrupted.append(lease.run_id)
-    ready = await _patiently(host, "ready", lambda: host.store.ready(limit=READY_LIMIT))
+    ready = await patiently(host, "ready", lambda: host.store.ready(limit=READY_LIMIT))
     if ends:
         await asyncio.wait(ends, timeout=sum(RETRY_S))  # what the store cannot take by then is tried on
     # All at once, and after the others: whatever these runs do to another session meets its run, or its end.
-    for claim, written, journal in starts:
-        host.dispatch.start(claim, published=written, journal=journal)
+    for past, written in starts:
+        host.dispatch.start(past.claim, published=written, past=past)
     for session in ready:
         host.dispatch.later(session.session, session.principal, session.not_before)
     host.upkeep.more_wait = len(ready) == READY_LIMIT
@@ -81,8 +79,9 @@ async def take_up_more(host: Host) -> None:
     host.upkeep.more_wait = len(ready) == READY_LIMIT
 
 
-def _obstacle(host: Host, claim: Claim, journal: Journal) -> str | None:
+def _obstacle(host: Host, past: Past) -> str | None:
     """Why the run cannot go on, or None if it can."""
+    claim, journal = past.claim, past.journal()
     if claim.interrupt is not None:
         return "it was being interrupted"
     try:
@@ -108,28 +107,25 @@ def _obstacle(host: Host, claim: Claim, journal: Journal) -> str | None:
     return None
 
 
-async def _restart(host: Host, lease: Lease) -> Appended:
-    return await host.store.restart(lease, at=host.now())
+def _report_unanswered(host: Host, claim: Claim, obstacle: str) -> None:
+    host.incidents.report(
+        Incident(
+            at=host.now(),
+            kind="unanswered",
+            text=f"run {claim.lease.run_id} waited for an answer when the host ended, and {obstacle}: it was "
+            "interrupted, and what it asked cannot be answered any more. Runs of replayable agents go on",
+            session=claim.key,
+            run_id=claim.lease.run_id,
+        )
+    )
 
 
-async def _patiently(host: Host, what: str, verb: Callable[[], Awaitable[T]]) -> T:
-    """What the store answers; an error is borne for some seconds."""
-    for delay_s in RETRY_S:
-        try:
-            return await verb()
-        except StaleFence:
-            raise
-        except StorageError as error:
-            host.store_failed(None, None, what, error)
-            await asyncio.sleep(delay_s)
-    return await verb()
+async def _restart(host: Host, past: Past) -> Appended:
+    return await host.store.restart(past.claim.lease, at=host.now(), discard_from=past.journal().discard_from)
 
 
-def _end(host: Host, claim: Claim, events: Sequence[Event], obstacle: str) -> asyncio.Future[None]:
-    transcript = RunTranscript(claim.lease.run_id, claim.messages)
-    for event in events:
-        transcript.feed(event)
-    cause = claim.interrupt or Cause(
+def _end(host: Host, past: Past, obstacle: str) -> asyncio.Future[None]:
+    cause = past.claim.interrupt or Cause(
         kind="crash", reason=f"the host ended during the run, and {obstacle}", origin=host.node_id, at=host.now()
     )
-    return host.dispatch.finish_unstarted(claim, "interrupted", cause=cause, transcript=transcript)
+    return host.dispatch.finish_unstarted(past.claim, "interrupted", cause=cause, past=past)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
@@ -20,15 +20,21 @@ from holdfast.errors import (
     WaitExpired,
     WaitsForItself,
 )
+from holdfast.host import attaching, history
 from holdfast.host.readers import LogReader, open_log
 from holdfast.protocol.events import Event, Gap, Stored, decode_event, format_cursor
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
+    Answer,
+    Attachment,
+    Decision,
     Entry,
     MailboxItem,
     Policy,
+    Question,
     Receipt,
     RunView,
+    SessionExport,
     SessionStop,
     SessionView,
     Settlement,
@@ -82,19 +88,24 @@ class Session:
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> Receipt:
         """See `SessionLike.send`."""
-        return await self._send(ids.message_id(), content, policy, idempotency_key, agent, quiet_s, max_wait_s)
+        return await self._send(
+            ids.message_id(), content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
+        )
 
     async def _send(
         self,
         message_id: str,
         content: str,
         policy: Policy,
-        idempotency_key: str | None,
-        agent: str | None,
-        quiet_s: float | None,
-        max_wait_s: float | None,
+        idempotency_key: str | None = None,
+        agent: str | None = None,
+        quiet_s: float | None = None,
+        max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
+        retry_of: str | None = None,
     ) -> Receipt:
         host = self._host
         if not isinstance(content, str):
@@ -109,7 +120,8 @@ class Session:
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:
                 raise InvalidRequest(f"an idempotency key has 1 to {KEY_LENGTH} characters")
-            body_hash = hashlib.blake2b(f"{policy}\0{agent or ''}\0{content}".encode(), digest_size=16).digest()
+            said = "\0".join((policy, agent or "", content, *(attachment.digest for attachment in attachments)))
+            body_hash = hashlib.blake2b(said.encode(), digest_size=16).digest()
         agent = agent or self._agent
         if agent is not None:
             host.find_agent(agent)
@@ -135,6 +147,8 @@ class Session:
             max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
             mailbox_limit=settings.mailbox_limit,
             session_limit=settings.principal_sessions,
+            attachments=tuple(attachments),
+            retry_of=retry_of,
         )
         done = host.store.send(request)
         done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
@@ -205,6 +219,7 @@ class Session:
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> str:
         """See `SessionLike.ask`."""
         self._refuse_to_wait_for_itself()
@@ -215,6 +230,7 @@ class Session:
             agent=agent,
             quiet_s=quiet_s,
             max_wait_s=max_wait_s,
+            attachments=attachments,
         )
         return answer(await self._settled(future, timeout_s))
 
@@ -227,12 +243,15 @@ class Session:
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> tuple[Receipt, asyncio.Future[Settlement]]:
         """Send, and get a future of what becomes of the message too. Cancel it when nobody waits any more."""
         message_id = ids.message_id()
         future = self._expect(message_id)
         try:
-            receipt = await self._send(message_id, content, policy, idempotency_key, agent, quiet_s, max_wait_s)
+            receipt = await self._send(
+                message_id, content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
+            )
         except BaseException:
             future.cancel()
             raise
@@ -294,6 +313,101 @@ class Session:
         stopping = self._host.stopping(self.principal, self.key, done, cause, None, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)
         return SessionStop(session=self.key, receipt=receipt, withdrawn=withdrawn)
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def questions(self) -> list[Question]:
+        """See `SessionLike.questions`."""
+        return list(await self._host.store.questions(await self._row()))
+
+    async def answer(self, question_id: str, text: str) -> Answer:
+        """See `SessionLike.answer`."""
+        return await self._decide(question_id, "answered", text)
+
+    async def approve(self, question_id: str, *, note: str = "") -> Answer:
+        """See `SessionLike.approve`."""
+        return await self._decide(question_id, "approved", note)
+
+    async def deny(self, question_id: str, *, reason: str = "") -> Answer:
+        """See `SessionLike.deny`."""
+        return await self._decide(question_id, "denied", reason)
+
+    async def _decide(self, question_id: str, decision: Decision, text: str) -> Answer:
+        host = self._host
+        for given_text in (question_id, text):
+            if not isinstance(given_text, str):
+                raise InvalidRequest("a question's id and its answer are text (str)")
+        check_text(question_id + text)
+        if "\0" in text:
+            raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the answer")
+        given = Answer(question_id=question_id, decision=decision, text=text, by=self.principal, at=host.now())
+        done = host.store.answer(self.principal, self.key, given)
+        done.add_done_callback(functools.partial(host.dispatch.parked.answered, self.principal), context=host.context)
+        return (await asyncio.shield(done)).answer
+
+    # ── the transcript by hand ───────────────────────────────────────────────────────────────────────────────────
+
+    async def retry(self) -> Receipt:
+        """See `SessionLike.retry`."""
+        last = await history.last_run(self._host, await self._row())
+        return await self._send(
+            ids.message_id(), last.content, "reject", attachments=last.attachments, retry_of=last.run_id
+        )
+
+    async def undo(self) -> list[Entry]:
+        """See `SessionLike.undo`."""
+        return list((await history.edit(self._host, self.principal, self.key, "undo")).removed)
+
+    async def compact(self, *, keep: int = 4) -> list[Entry]:
+        """See `SessionLike.compact`."""
+        if keep < 0:
+            raise InvalidRequest(f"keep is {keep!r}; it is a number of messages, 0 or more")
+        await history.compact(self._host, self, keep)
+        return await self.transcript()
+
+    async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
+        """See `SessionLike.branch`."""
+        other = Session(self._host, self.principal, key, self._agent)
+        entries = history.through(await self.transcript(), through_n)
+        view = await self.info()
+        await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
+        return await other.info()
+
+    async def export(self) -> SessionExport:
+        """See `SessionLike.export`."""
+        view = await self.info()
+        entries = await self.transcript()
+        digests = {attachment.digest for entry in entries for attachment in entry.attachments}
+        return SessionExport(
+            key=self.key,
+            agent=view.agent,
+            exported_at=self._host.now(),
+            entries=tuple(entries),
+            attachments={digest: (await self.attachment(digest))[1] for digest in sorted(digests)},
+        )
+
+    async def import_history(self, export: SessionExport) -> SessionView:
+        """See `SessionLike.import_history`."""
+        entries = history.check_import(export)
+        known = {attachment.digest: attachment for entry in entries for attachment in entry.attachments}
+        for digest, body in export.attachments.items():
+            attachment = known.get(digest)
+            if attachment is None:
+                continue  # nothing names it
+            kept = await self.attach(body, media_type=attachment.media_type, name=attachment.name)
+            if kept.digest != digest:
+                raise InvalidRequest(f"the bytes of attachment {digest[:16]}… are not those of its digest")
+        agent = export.agent if export.agent in self._host.agents else self._agent or self._host.default_agent
+        await history.edit(self._host, self.principal, self.key, "import", entries, agent=agent)
+        return await self.info()
+
+    async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
+        """See `SessionLike.attach`."""
+        return await attaching.keep(self._host, self.principal, body, media_type=media_type, name=name)
+
+    async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
+        """See `SessionLike.attachment`."""
+        return await attaching.fetch(self._host, self.principal, digest)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,17 @@ import msgspec
 
 __all__ = ["PROMISES", "DrainReport", "HostStatistics", "Incident", "Incidents", "PromiseCount", "Recovery"]
 
-IncidentKind = Literal["loop_blocked", "quarantined", "survivors", "store", "lease_lost", "restart_loop", "background"]
+IncidentKind = Literal[
+    "loop_blocked",
+    "quarantined",
+    "survivors",
+    "store",
+    "lease_lost",
+    "restart_loop",
+    "background",
+    "unanswered",
+    "toolset",
+]
 
 PROMISES: dict[str, tuple[str, str, str]] = {
     "P1": ("broadcast", "members that an interrupt ended", "members left out of a receipt that says gone"),

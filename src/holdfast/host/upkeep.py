@@ -1,13 +1,16 @@
-"""What a host does from time to time: forgets idle sessions, and prunes what the store kept for long enough."""
+"""What a host does from time to time: forgets idle sessions, prunes what the store kept, lets questions expire."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
-from holdfast.errors import StorageError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.host.recovery import take_up_more
+from holdfast.protocol.messages import Answer
 
 if TYPE_CHECKING:
     from holdfast.host.actor import SessionActor
@@ -16,6 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["Upkeep"]
 
 PRUNE_EVERY_S = 3600.0
+LOOK_EVERY_S = 3600.0
+"""So often the store is asked for questions that are due, whatever is known of them: clocks are set, stores fail."""
+JUST_AFTER_S = 0.001
+EXPIRE_LIMIT = 1000
+"""Questions that expire at a time."""
 
 
 class Upkeep:
@@ -25,13 +33,15 @@ class Upkeep:
         self._host = host
         self._idle: deque[SessionActor] = deque()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._next_due_at = math.inf
         self.more_wait = False
         """Whether the store has more sessions with waiting messages than were lined up."""
 
     def start(self) -> None:
-        """Begin; prunes for the first time at once."""
+        """Begin; prunes, and looks for questions that are due, for the first time at once."""
         self._evict()
         self._prune()
+        self._expire()
 
     def close(self) -> None:
         """Do nothing more."""
@@ -91,3 +101,49 @@ class Upkeep:
             host.store_failed(None, None, "prune", error)
         else:
             host.incidents.counts["rows_pruned"] += dropped
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def question_due(self, due_at: float) -> None:
+        """A question was asked that is due then."""
+        if due_at < self._next_due_at and not self._host.draining:
+            self._next_due_at = due_at
+            self._look_in(due_at + JUST_AFTER_S - self._host.now())
+
+    def _look_in(self, delay_s: float) -> None:
+        timer = self._timers.pop("expire", None)
+        if timer is not None:
+            timer.cancel()
+        self._timers["expire"] = self._host.loop.call_later(
+            min(max(0.0, delay_s), LOOK_EVERY_S), self._expire, context=self._host.context
+        )
+
+    def _expire(self) -> None:
+        self._next_due_at = math.inf
+        if not self._host.draining:
+            self._host.start_task(self._expire_due(), "expire")
+
+    async def _expire_due(self) -> None:
+        """Answer what is due with ``expired``, then wait for the next."""
+        host = self._host
+        again_s = LOOK_EVERY_S
+        try:
+            for due in await host.store.due_questions(before=host.now(), limit=EXPIRE_LIMIT):
+                answer = Answer(question_id=due.question.question_id, decision="expired", at=host.now())
+                done = host.store.answer(due.principal, due.key, answer)
+                done.add_done_callback(
+                    functools.partial(host.dispatch.parked.answered, due.principal), context=host.context
+                )
+                try:
+                    await done
+                except StorageError:
+                    raise
+                except HoldfastError:
+                    pass  # somebody answered it, or its run ended, meanwhile
+            for due in await host.store.due_questions(before=math.inf, limit=1):
+                left_s = due.question.due_at - host.now()
+                again_s = min(again_s, left_s if left_s >= 0 else 1.0)
+        except StorageError as error:
+            host.store_failed(None, None, "expire", error)
+            again_s = 1.0
+        self.question_due(host.now() + again_s)

@@ -225,6 +225,11 @@ def answer(settlement: Settlement) -> str:
             raise RunFailed(settlement.error or "the agent failed", hint="its events and the host's log say more")
         case "withdrawn":
             raise MessageWithdrawn("the message was withdrawn before a run took it")
+        case "superseded":
+            raise RunInterrupted(
+                "the run was rolled back: a newer message takes the place of this one",
+                hint="nothing of it is in the transcript; the log has what it did, and what could not be undone",
+            )
         case _:
             cause = settlement.cause
             why = f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}" if cause else settlement.state

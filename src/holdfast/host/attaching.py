@@ -1,0 +1,70 @@
+"""Bytes that belong to messages: checked, bounded, and found by their hash."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from holdfast.errors import InvalidRequest, LimitExceeded, UnknownAttachment
+from holdfast.protocol.messages import Attachment
+
+if TYPE_CHECKING:
+    from holdfast.host.host import Host
+
+__all__ = ["fetch", "keep"]
+
+_TOKEN = r"[A-Za-z0-9!#$&^_.+-]{1,100}"
+_MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(;[ -~]{{1,200}})?")
+_NAME_LENGTH = 255
+_HASHED_TOGETHER = 1_000_000
+
+
+async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name: str) -> Attachment:
+    """See `SessionLike.attach`."""
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise InvalidRequest("an attachment is bytes", hint="read the file with read_bytes()")
+    for text in (media_type, name):
+        if not isinstance(text, str):
+            raise InvalidRequest("an attachment's media type and name are text (str)")
+    if not _MEDIA_TYPE.fullmatch(media_type):
+        raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="such as image/png")
+    if len(name) > _NAME_LENGTH or "/" in name or "\\" in name or not name.isprintable():
+        raise InvalidRequest(f"{name[:100]!r} is not a file name", hint="up to 255 characters, without folders")
+    settings = host.settings
+    size = memoryview(body).nbytes
+    if size > settings.attachment_limit_bytes:
+        host.incidents.kept["P9"] += 1
+        raise LimitExceeded(
+            f"the attachment has {size:,} bytes, more than {settings.attachment_limit_bytes:,}",
+            hint="make it smaller, or raise the setting attachment_limit_bytes",
+        )
+    body = bytes(body)
+    attachment = Attachment(digest=await _digest(body), media_type=media_type, name=name, size_bytes=size)
+    done = host.store.add_attachment(
+        principal, attachment, body, at=host.now(), limit_bytes=settings.principal_attachments_bytes
+    )
+    try:
+        return await asyncio.shield(done)
+    except LimitExceeded:
+        host.incidents.kept["P14"] += 1
+        raise
+
+
+async def fetch(host: Host, principal: str, digest: str) -> tuple[Attachment, bytes]:
+    """See `SessionLike.attachment`."""
+    found = await host.store.attachment(principal, digest)
+    if found is None:
+        raise UnknownAttachment(f"there is no attachment {digest[:80]!r}")
+    return found
+
+
+async def _digest(body: bytes) -> str:
+    """The SHA-256, in pieces, so that the others on the loop do not wait for a large one."""
+    hashed = hashlib.sha256()
+    for start in range(0, len(body), _HASHED_TOGETHER):
+        if start:
+            await asyncio.sleep(0)
+        hashed.update(memoryview(body)[start : start + _HASHED_TOGETHER])
+    return hashed.hexdigest()

@@ -1,0 +1,145 @@
+"""Changes of a transcript by hand: what is sent again, summed up, copied and imported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from holdfast.errors import InvalidRequest, LimitExceeded, NothingToUndo, NotSupported, SessionBusy
+from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, SessionExport
+from holdfast.protocol.states import TERMINAL_RUN_STATES
+from holdfast.runtime import Scope
+from holdfast.storage.port import Edited, EditHistory
+
+if TYPE_CHECKING:
+    from holdfast.host.host import Host
+    from holdfast.host.session import Session
+
+__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "through"]
+
+_ROLES = frozenset(("user", "assistant", "tool_call", "tool_result", "summary"))
+
+
+async def edit(
+    host: Host,
+    principal: str,
+    key: str,
+    kind: HistoryEdit,
+    entries: Sequence[Entry] = (),
+    *,
+    expected_n: int | None = None,
+    agent: str = "",
+) -> Edited:
+    """Have the store change the transcript, and show readers that it did. Raises as `Store.edit_history` does."""
+    done = host.store.edit_history(
+        EditHistory(
+            principal=principal,
+            key=key,
+            edit=kind,
+            at=host.now(),
+            entries=entries,
+            expected_n=expected_n,
+            agent=agent,
+            session_limit=host.settings.principal_sessions,
+        )
+    )
+
+    def edited(done: asyncio.Future[Edited]) -> None:
+        error = done.exception()
+        if isinstance(error, LimitExceeded):
+            host.incidents.kept["P9"] += 1
+        elif error is None:
+            actor = host.actors.get(done.result().session)
+            if actor is not None:
+                actor.publish(done.result().events)
+
+    done.add_done_callback(edited, context=host.context)
+    return await asyncio.shield(done)
+
+
+class LastRun(NamedTuple):
+    """What the run that ended last was asked."""
+
+    run_id: str
+    content: str
+    attachments: tuple[Attachment, ...]
+
+
+async def last_run(host: Host, session: int) -> LastRun:
+    """Raises `SessionBusy` while a run is on, and `NothingToUndo` when the last one left nothing."""
+    runs = await host.store.runs(session, limit=1)
+    if runs and runs[0].state not in TERMINAL_RUN_STATES:
+        raise SessionBusy("the session has a run", hint="retry when it has ended, or interrupt it")
+    asked: list[Entry] = []
+    after = 0
+    while runs and (page := await host.store.transcript(session, after=after)):
+        asked += (entry for entry in page if entry.run_id == runs[0].run_id and entry.role == "user")
+        after = page[-1].n
+    if not asked:
+        raise NothingToUndo("the last run left nothing in the transcript that could be asked again")
+    return LastRun(
+        run_id=runs[0].run_id,
+        content="\n".join(entry.content for entry in asked),
+        attachments=tuple(attachment for entry in asked for attachment in entry.attachments),
+    )
+
+
+def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
+    """The entries up to `through_n`, with the results of all calls that are among them."""
+    if through_n is None:
+        return list(entries)
+    calls = {entry.call_id for entry in entries if entry.role == "tool_call" and entry.n <= through_n}
+    return [
+        entry for entry in entries if entry.n <= through_n or (entry.role == "tool_result" and entry.call_id in calls)
+    ]
+
+
+async def compact(host: Host, session: Session, keep: int) -> None:
+    """See `SessionLike.compact`. A transcript that is short already is left as it is."""
+    view = await session.info()
+    if view.run_id is not None or view.waiting:
+        raise SessionBusy("the session has a run, or messages that wait", hint="compact it when it is idle")
+    agent = host.find_agent(view.agent)
+    if agent.model is None:
+        raise NotSupported(
+            f"agent {agent.name!r} has no model that could sum up its transcript",
+            hint="give the agent a model, or keep its history short by undo() and branch()",
+        )
+    entries = await session.transcript()
+    asked = [index for index, entry in enumerate(entries) if entry.role == "user"]
+    cut = asked[-keep] if 0 < keep <= len(asked) else 0 if keep else len(entries)
+    if cut <= 1 and (not cut or entries[0].role == "summary"):
+        return
+    async with Scope("compact", parent=host.scope, deadline_s=host.settings.step_s) as scope:
+        text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
+    summary = Entry(role="summary", content=text)
+    await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
+
+
+def check_import(export: SessionExport) -> list[Entry]:
+    """The entries of an export, as they may be stored. Raises `InvalidRequest` for a history that is not whole."""
+    if not isinstance(export, SessionExport):
+        raise InvalidRequest("an import takes a SessionExport, as export() gives it")
+    open_calls: set[str] = set()
+    seen: set[str] = set()
+    for number, entry in enumerate(export.entries, 1):
+        if entry.role not in _ROLES:
+            raise InvalidRequest(f"entry {number} has the role {entry.role!r}, which there is not")
+        if entry.role == "tool_call":
+            if not entry.call_id or entry.call_id in seen:
+                raise InvalidRequest(f"entry {number} is a call without an id of its own")
+            seen.add(entry.call_id)
+            open_calls.add(entry.call_id)
+        elif entry.role == "tool_result":
+            if entry.call_id not in open_calls:
+                raise InvalidRequest(f"entry {number} is a result without its call before it")
+            open_calls.discard(entry.call_id)
+    if open_calls:
+        raise InvalidRequest(f"{len(open_calls)} calls have no result")
+    named = {attachment.digest for entry in export.entries for attachment in entry.attachments}
+    if missing := named - export.attachments.keys():
+        raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}")
+    return [msgspec.structs.replace(entry, n=0) for entry in export.entries]

@@ -1,0 +1,142 @@
+"""Suspended runs that nobody holds: takes them up when they were answered, and ends them when they were interrupted.
+
+Invariants
+- A run is held again only by a claim; whoever made the claim, every claim that comes back is brought on or ended here.
+- From the claim until the run is live or has ended it stands in `_taken_up`: an interrupt in that time is noted there
+  and ends it. Before, the interrupt's own claim ends it; after, the live run gets it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.errors import HoldfastError
+from holdfast.host.past import Past, read_past
+from holdfast.host.patience import patiently
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.storage.port import Answered, Claim
+
+if TYPE_CHECKING:
+    from holdfast.host.active import ActiveRun
+    from holdfast.host.host import Host
+    from holdfast.storage.port import Appended
+
+__all__ = ["ParkedRuns"]
+
+
+class _TakenUp:
+    """A run between its claim and its start or end."""
+
+    __slots__ = ("cause", "ended")
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        self.cause: Cause | None = None
+        self.ended = ended
+
+
+class ParkedRuns:
+    """Made by `Dispatch`; on the host's loop only."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._taken_up: dict[str, _TakenUp] = {}
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def answered(self, principal: str, done: asyncio.Future[Answered]) -> None:
+        """A question has its answer: tell the live run, or line the session up once nothing is open."""
+        if done.exception() is not None:
+            return
+        host, result = self._host, done.result()
+        actor = host.actors.get(result.session)
+        if actor is not None:
+            actor.publish(result.events)
+        if result.events:
+            host.incidents.counts["questions_expired"] += result.answer.decision == "expired"
+            host.incidents.counts["resumed"] += not result.waiting
+        if actor is not None and actor.active is not None and actor.active.run_id == result.run_id:
+            actor.active.surroundings.take_answer(result.answer)
+        elif result.parked and not result.waiting:
+            host.dispatch.later(result.session, principal, 0.0)
+
+    def left(self, run: ActiveRun, *, ready: bool) -> None:
+        """A run has left the memory; `ready`: it waits for nothing any more."""
+        if ready:
+            self._host.dispatch.later(run.actor.session, run.actor.principal, 0.0)
+
+    # ── taking up ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take_up(self, claim: Claim) -> None:
+        """A parked run was claimed: bring it on, or end it. Its place is reserved."""
+        taken = self._taken_up[claim.lease.run_id] = _TakenUp(self._host.loop.create_future())
+        taken.cause = claim.interrupt
+        self._host.start_task(self._bring_on(claim, taken), "take up")
+
+    async def _bring_on(self, claim: Claim, taken: _TakenUp) -> None:
+        host, run_id = self._host, claim.lease.run_id
+        past = Past(claim)
+        obstacle: HoldfastError | None = None
+        try:
+            past = await read_past(host, claim)
+            host.find_agent(claim.agent)
+            if taken.cause is None:
+                await self._restart(past)
+        except HoldfastError as error:
+            obstacle = error
+        del self._taken_up[run_id]  # from here on without an await: an interrupt meets the run, or was noted above
+        if obstacle is None and taken.cause is None:
+            host.dispatch.start(claim, past=past)
+            taken.ended.set_result(None)
+            return
+        status: Literal["failed", "interrupted"] = "failed" if taken.cause is None else "interrupted"
+        ended = host.dispatch.finish_unstarted(claim, status, cause=taken.cause, error=obstacle, past=past)
+        ended.add_done_callback(lambda _: taken.ended.set_result(None))
+
+    async def _restart(self, past: Past) -> None:
+        """Have readers drop what the run says once more."""
+        host, claim = self._host, past.claim
+        if not past.says_again:
+            return
+        discard_from = past.journal().discard_from
+
+        def shown(done: asyncio.Future[Appended]) -> None:
+            actor = host.actors.get(claim.lease.session)
+            if done.exception() is None and actor is not None:
+                actor.publish(done.result().events)
+
+        def restart() -> asyncio.Future[Appended]:
+            done = host.store.restart(claim.lease, at=host.now(), discard_from=discard_from)
+            done.add_done_callback(shown, context=host.context)
+            return done
+
+        await patiently(host, "restart", restart)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
+        """End a run whose interrupt is recorded and which is not live. The task answers once its slot is free."""
+        taken = self._taken_up.get(run_id)
+        if taken is not None and taken.cause is None:
+            taken.cause = cause
+        return self._host.start_task(self._stop(session, principal, run_id, cause), "stop parked")
+
+    async def _stop(self, session: int, principal: str, run_id: str, cause: Cause) -> StopReceipt:
+        host = self._host
+        if run_id not in self._taken_up:
+            claimed = await patiently(
+                host, "claim", functools.partial(host.store.claim, session, run_id=run_id, at=host.now())
+            )
+            if isinstance(claimed, Claim) and not self._is_known(claimed.lease.run_id):
+                host.dispatch.admission.occupy(principal)
+                self.take_up(claimed)
+        taken = self._taken_up.get(run_id)
+        if taken is not None:
+            await asyncio.shield(taken.ended)
+        elif run_id in host.live:
+            return await host.live[run_id].stop(cause)
+        return StopReceipt(scope=run_id, cause=cause)
+
+    def _is_known(self, run_id: str) -> bool:
+        return run_id in self._taken_up or run_id in self._host.live

@@ -1,0 +1,62 @@
+"""What the log has of a run that goes on, or is ended, without the task that began it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.agents.journal import Journal
+from holdfast.errors import StorageError
+from holdfast.host.patience import patiently
+from holdfast.protocol.events import Event, TextDelta, decode_event
+from holdfast.protocol.transcript import RunTranscript
+
+if TYPE_CHECKING:
+    from holdfast.host.host import Host
+    from holdfast.storage.port import Claim
+
+__all__ = ["Past", "read_past"]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A run so far.
+
+    Parameters:
+        claim: the claim that it goes on with.
+        events: its events, in order.
+    """
+
+    claim: Claim
+    events: Sequence[Event] = ()
+
+    def journal(self) -> Journal:
+        """The journal for its next attempt."""
+        return Journal(self.events)
+
+    def transcript(self) -> RunTranscript:
+        """Its transcript so far."""
+        transcript = RunTranscript(self.claim.lease.run_id, self.claim.messages)
+        for event in self.events:
+            transcript.feed(event)
+        return transcript
+
+    @property
+    def says_again(self) -> bool:
+        """Whether its next attempt says something that readers have seen."""
+        run_id = self.claim.lease.run_id
+        start = self.journal().discard_from or self.claim.started_seq
+        return any(isinstance(e, TextDelta) and e.run_id == run_id and e.seq >= start for e in self.events)
+
+
+async def read_past(host: Host, claim: Claim) -> Past:
+    """Read it from the log. Raises `StorageError`, also for a log that cannot be read."""
+    lease = claim.lease
+    stored = await patiently(host, "read", lambda: host.store.run_events(lease.session, lease.run_id))
+    try:
+        return Past(claim, [decode_event(event) for event in stored])
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"the log of run {lease.run_id} cannot be read: {error}") from error

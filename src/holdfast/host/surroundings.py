@@ -1,0 +1,248 @@
+"""The host as one run sees it: its history, what was steered, and the people that it waits for.
+
+Invariants
+- What a person decided is given to the run once, or kept until the run asks; it is in the log before either.
+- The run rests while all of it waits for people, and no answer is on its way to any part of it. Only then does its
+  deadline stand still, and only then may it leave the memory.
+- What the store was asked in the run's name is noted when the store answers, whatever became of who asked: a steered
+  message belongs to the run that took it, also when the run was interrupted meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from holdfast.errors import IllegalTransition, Interrupted, StaleFence, StorageError, UnknownAttachment
+from holdfast.host.patience import patiently, retry_after_s
+from holdfast.protocol.events import MessageAccepted, MessageSteered, decode_event
+from holdfast.protocol.messages import Answer, Entry, Message, Question
+from holdfast.storage.port import Appended, Steered
+
+if TYPE_CHECKING:
+    from holdfast.agents.agent import Agent
+    from holdfast.host.active import ActiveRun
+    from holdfast.host.host import Host
+
+__all__ = ["RunSurroundings"]
+
+Done = TypeVar("Done", Steered, Appended)
+
+PAGE = 1024
+_OF_STEERING = ("message.accepted", "message.steered")
+
+
+class RunSurroundings:
+    """`holdfast.agents.run.Surroundings` of one run. On the host's loop only.
+
+    Parameters:
+        steering: whether a ``steer`` message may wait for the run.
+    """
+
+    __slots__ = (
+        "_answers",
+        "_expected",
+        "_host",
+        "_on_the_way",
+        "_run",
+        "_still",
+        "clock",
+        "resting",
+        "steered",
+        "steering",
+        "unsure",
+    )
+
+    def __init__(self, host: Host, run: ActiveRun, *, steering: bool) -> None:
+        self._host = host
+        self._run = run
+        self._answers: dict[str, Answer] | None = None
+        self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
+        self._on_the_way = 0
+        self._still: AbstractContextManager[None] | None = None
+        self.clock = host.clock
+        self.resting = False
+        self.steering = steering
+        self.steered: tuple[str, ...] = ()
+        """Ids of the messages that the run took while it was on, in order."""
+        self.unsure = False
+        """Whether the store failed to say which it took."""
+
+    async def history(self) -> Sequence[Entry]:
+        """The session's transcript before this run."""
+        return await self._host.store.transcript(self._run.actor.session)
+
+    def find_agent(self, name: str) -> Agent:
+        """The host's agent of that name."""
+        return self._host.find_agent(name)
+
+    def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
+        """Start work in the session's activation."""
+        self._host.start_background(self._run.actor, work, name=name)
+
+    async def attachment(self, digest: str) -> bytes:
+        """The bytes of an attachment of the session's principal. Raises `UnknownAttachment`."""
+        found = await self._host.store.attachment(self._run.actor.principal, digest)
+        if found is None:
+            raise UnknownAttachment(f"{self._run.actor.principal!r} has no attachment {digest[:80]!r}")
+        return found[1]
+
+    # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def steer(self, step: int) -> Sequence[Message]:
+        """Take the messages that wait for this run; it is durable that it took them before this step."""
+        if not self.steering:
+            return ()
+        self.steering = False  # before the store looks: what comes later says so again
+        await self._run.written()  # in the log they stand behind what the run said before
+        host, run = self._host, self._run
+        steered = await self._insist(
+            "steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered
+        )
+        return await self._steered_at(step) if self.unsure else steered.messages
+
+    def _note_steered(self, done: Steered) -> None:
+        self.steered += tuple(message.message_id for message in done.messages)
+        self._run.run.transcript.know(done.messages)  # they are in it whatever becomes of who asked
+        self._host.incidents.counts["steered"] += len(done.messages)
+        self._run.actor.publish(done.events)
+
+    async def _steered_at(self, step: int) -> Sequence[Message]:
+        """What the run took before a step, from the log: the store took it, and its answer was lost."""
+        store, actor = self._host.store, self._run.actor
+        accepted: dict[str, MessageAccepted] = {}
+        taken: list[Message] = []
+        after = self._run.started_seq
+        while page := await patiently(
+            self._host, "read", functools.partial(store.read_events, actor.session, after=after, limit=PAGE)
+        ):
+            after = page[-1].seq
+            for event in map(decode_event, (event for event in page if event.kind in _OF_STEERING)):
+                if isinstance(event, MessageAccepted):
+                    accepted[event.message_id] = event
+                elif isinstance(event, MessageSteered) and (event.run_id, event.step) == (self._run.run_id, step):
+                    message = accepted[event.message_id]
+                    taken.append(
+                        Message(
+                            message_id=message.message_id,
+                            seq=message.seq,
+                            content=message.content,
+                            policy=message.policy,
+                            accepted_at=message.at,
+                            attachments=message.attachments,
+                        )
+                    )
+        return taken
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def suspend(self, question: Question) -> None:
+        """Ask a person; the question is durable when this returns."""
+        host, run = self._host, self._run
+        run.scope.interrupt.check()
+        now = host.now()
+        question = msgspec.structs.replace(
+            question, asked_at=question.asked_at or now, due_at=question.due_at or now + host.settings.suspend_s
+        )
+        await run.written()
+        try:
+            await self._insist(
+                "suspend",
+                lambda: host.store.suspend(run.lease, question),
+                functools.partial(self._note_asked, question),
+            )
+        except IllegalTransition:
+            # An interrupt of the run is recorded, and on its way here.
+            raise Interrupted(await run.scope.interrupt.wait()) from None
+
+    def _note_asked(self, question: Question, done: Appended) -> None:
+        if done.events:  # else it was asked before
+            self._host.incidents.counts["suspended"] += 1
+        self._run.actor.publish(done.events)
+        self._host.upkeep.question_due(question.due_at)
+
+    async def answered(self, question_id: str) -> Answer:
+        """Wait for what a person decided."""
+        if self._answers is not None and question_id in self._answers:
+            return self._answers[question_id]
+        self._run.scope.interrupt.check()
+        future: asyncio.Future[Answer] = self._host.loop.create_future()
+        if self._expected is None:
+            self._expected = {}
+        self._expected.setdefault(question_id, []).append(future)
+        try:
+            return await future
+        finally:
+            if future.done() and not future.cancelled():
+                self._on_the_way -= 1
+            else:
+                self._forget(question_id, future)
+
+    def _forget(self, question_id: str, future: asyncio.Future[Answer]) -> None:
+        expected = self._expected and self._expected.get(question_id)
+        if expected and future in expected:
+            expected.remove(future)
+
+    def take_answer(self, answer: Answer) -> None:
+        """A person decided. A run that is leaving the memory gets it when it comes back."""
+        if self._answers is None:
+            self._answers = {}
+        if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.leaving:
+            return
+        for future in (self._expected or {}).pop(answer.question_id, ()):
+            if not future.done():
+                self._on_the_way += 1
+                future.set_result(answer)
+
+    def at_rest(self, resting: bool) -> None:
+        """The whole run waits for people only, or no longer."""
+        resting = resting and not self._on_the_way
+        if resting == self.resting:
+            return
+        self.resting = resting
+        if not resting:
+            self.end_rest()
+            return
+        if not self._run.scope.closed:
+            self._still = self._run.scope.hold_deadline()
+            self._still.__enter__()
+        self._host.run_rests(self._run)
+
+    def end_rest(self) -> None:
+        """The run's deadline runs on."""
+        self.resting = False
+        still, self._still = self._still, None
+        if still is not None:
+            still.__exit__(None, None, None)
+
+    async def _insist(
+        self, what: str, verb: Callable[[], asyncio.Future[Done]], note: Callable[[Done], object]
+    ) -> Done:
+        """What the store answers; asked again while it fails. `note` gets the answer in the order of the log."""
+
+        def answered(done: asyncio.Future[Done]) -> None:
+            error = done.exception()
+            if error is None:
+                note(done.result())
+            elif isinstance(error, StaleFence):
+                self._run.lose(error)
+            elif isinstance(error, StorageError):
+                self.unsure = self.unsure or what == "steer"
+                self._host.store_failed(self._run.actor.key, self._run.run_id, what, error)
+
+        tries = 0
+        while True:
+            done = verb()
+            done.add_done_callback(answered, context=self._host.context)
+            try:
+                return await asyncio.shield(done)
+            except StaleFence:
+                raise
+            except StorageError:
+                await asyncio.sleep(retry_after_s(tries))
+                tries += 1

@@ -1,0 +1,160 @@
+"""Enters the lifespans of the agents' toolsets when the host starts, and leaves them when it closes.
+
+Each lifespan has a task and a scope of its own, outside of any run: it is entered and left in the same task, as task
+groups need, and what it starts (servers, browsers) ends with it whatever it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigurationError, Interrupted, told
+from holdfast.host.statistics import Incident
+from holdfast.runtime import Scope
+
+if TYPE_CHECKING:
+    from holdfast.agents.tool import Toolset
+    from holdfast.clock import Clock
+    from holdfast.host.host import Host
+
+__all__ = ["HostHome", "Toolsets"]
+
+ENTER_S = 60.0
+"""How long a toolset may take to start."""
+LEAVE_S = 10.0
+"""How long a toolset may take to end, before it is stopped as a run is."""
+
+
+class HostHome:
+    """What the host offers to its toolsets: `holdfast.agents.tool.Home`.
+
+    Parameters:
+        path: the store's file; None if it has none.
+    """
+
+    def __init__(self, host: Host, path: str | None) -> None:
+        self._host = host
+        self._path = path
+
+    @property
+    def clock(self) -> Clock:
+        """The host's time."""
+        return self._host.clock
+
+    @property
+    def data_dir(self) -> Path | None:
+        """The folder beside the store's file, made when it is asked for; None if the store has no file."""
+        if self._path is None:
+            return None
+        folder = Path(f"{self._path}.d")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    async def tell(self, principal: str, session_key: str, text: str) -> None:
+        """Send a message to that session, to be run when it is free. Raises as `Session.send` does."""
+        await self._host.session(session_key, principal=principal).send(text)
+
+
+class _Lifespan:
+    """One toolset between the host's start and its close."""
+
+    def __init__(self, host: Host, toolset: Toolset, home: HostHome) -> None:
+        loop = host.loop
+        self.name = type(toolset).__name__
+        self._toolset = toolset
+        self._home = home
+        self._entered: asyncio.Future[None] = loop.create_future()
+        self._leave: asyncio.Future[None] = loop.create_future()
+        self._scope = Scope(
+            f"toolset {self.name}",
+            detached=True,
+            grace_s=host.settings.grace_s,
+            kill_after_s=host.settings.kill_after_s,
+        )
+
+    async def enter(self) -> None:
+        """Raises `ConfigurationError`; nothing of the toolset is left then."""
+        self._scope.open()
+        _ = self._scope.spawn(self._live(), name=self.name)
+        problem: BaseException | None = None
+        try:
+            async with asyncio.timeout(ENTER_S):
+                await asyncio.shield(self._entered)
+        except TimeoutError:
+            problem = TimeoutError(f"it was not ready after {ENTER_S:g} s")
+        except asyncio.CancelledError:
+            await self._scope.stop("the host's start was cancelled", kind="shutdown")
+            raise
+        except Exception as error:
+            problem = error
+        if problem is not None:
+            await self._scope.stop("it did not start", kind="shutdown")
+            raise ConfigurationError(
+                f"the toolset {self.name} did not start: {told(problem)}",
+                hint="correct it, or take it from the agent's tools",
+            ) from problem
+
+    async def _live(self) -> None:
+        try:
+            async with self._toolset.lifespan(self._home):
+                if not self._entered.done():
+                    self._entered.set_result(None)
+                await self._leave
+        except (Exception, asyncio.CancelledError, Interrupted) as error:
+            if self._entered.done():
+                raise
+            self._entered.set_exception(error if isinstance(error, Exception) else InterruptedError("it was stopped"))
+
+    async def leave(self) -> str | None:
+        """End it. What went wrong, if something did."""
+        if not self._leave.done():
+            self._leave.set_result(None)
+        problem: str | None = None
+        try:
+            async with asyncio.timeout(LEAVE_S):
+                await self._scope.join()
+        except TimeoutError:
+            problem = f"it did not end within {LEAVE_S:g} s and was stopped"
+        except (Exception, Interrupted) as error:
+            problem = told(error)
+        receipt = await self._scope.stop("the host closes", kind="shutdown")
+        if receipt.outcome != "gone":
+            left = [*(left.name for left in receipt.abandoned), *(f"process {pid}" for pid in receipt.survivors)]
+            problem = f"{problem or 'it ended'}, but left: {', '.join(left)}"
+        return problem
+
+
+class Toolsets:
+    """Made by the `Host`; on its loop only."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._entered: list[_Lifespan] = []
+
+    async def enter(self) -> None:
+        """Enter every toolset of the host's agents, each once. Raises `ConfigurationError` for one that fails."""
+        host = self._host
+        toolsets: list[Toolset] = []
+        for agent in host.agents.values():
+            toolsets += (
+                toolset for toolset in getattr(agent, "toolsets", ()) if not any(known is toolset for known in toolsets)
+            )
+        if not toolsets:
+            return
+        info = await host.store.info()
+        home = HostHome(host, info.path if info.engine == "sqlite" else None)
+        for toolset in toolsets:
+            lifespan = _Lifespan(host, toolset, home)
+            await host.start_task(lifespan.enter(), f"enter {lifespan.name}")
+            self._entered.append(lifespan)
+
+    async def leave(self) -> None:
+        """Leave them, the last one first; what goes wrong is an incident."""
+        while self._entered:
+            lifespan = self._entered.pop()
+            problem = await lifespan.leave()
+            if problem is not None:
+                text = f"the toolset {lifespan.name} did not end well: {problem}"
+                self._host.incidents.report(Incident(at=self._host.now(), kind="toolset", text=text))
