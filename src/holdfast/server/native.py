@@ -231,7 +231,6 @@ class Native:
             errors.SessionDeleted,
             errors.UnknownAgent,
             errors.UnknownPolicy,
-            errors.PolicyUnavailable,
             errors.InvalidKey,
             errors.Draining,
         ),
