@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 from holdfast import Host, Run, Session, Settings, Tool
 from holdfast.agents.tool import Toolset
-from holdfast.errors import Interrupted
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, Interrupted
 
-__all__ = ["Bench", "on_host", "use"]
+__all__ = ["Bench", "SessionHome", "on_host", "use"]
 
 BOUND_S = 30.0
 
@@ -63,6 +65,8 @@ def use(toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Tools
     problems: list[BaseException] = []
 
     async def kept(bench: Bench) -> None:
+        if bench.run.text != "go":
+            return  # the message of a background process
         try:
             await agent(bench)
         except BaseException as error:
@@ -78,3 +82,19 @@ def use(toolset: Toolset, agent: Callable[[Bench], Awaitable[Any]], *more: Tools
     if problems:
         raise problems[0]
     return None
+
+
+class SessionHome:
+    """A host as a toolset sees it, for tests that enter its lifespan themselves."""
+
+    clock = system_clock
+
+    def __init__(self, data_dir: Path | None = None) -> None:
+        self.data_dir = data_dir
+        self.told: list[tuple[str, str, str]] = []
+        self.refusal: HoldfastError | None = None
+
+    async def tell(self, principal: str, session_key: str, text: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.told.append((principal, session_key, text))

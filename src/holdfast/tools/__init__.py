@@ -9,15 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.tools.processes import Processes
     from holdfast.tools.terminal import Terminal
     from holdfast.tools.workspace import Workspace
 
 _HOMES = {
+    "Processes": "processes",
     "Terminal": "terminal",
     "Workspace": "workspace",
 }
 
-__all__ = ["Terminal", "Workspace"]
+__all__ = ["Processes", "Terminal", "Workspace"]
 
 
 def __getattr__(name: str) -> Any:

@@ -93,10 +93,16 @@ def input_file(text: str) -> IO[bytes]:
 
 
 class Program:
-    """A program that was started for a tool; see `start`. For the loop that started it."""
+    """A program that was started for a tool; see `start`. For the loop that started it.
 
-    def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None) -> None:
+    Attributes:
+        process: the program itself.
+        pty: whether it has a terminal.
+    """
+
+    def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None, *, pty: bool) -> None:
         self.process = process
+        self.pty = pty
         self._scope = scope
         self._capture = capture
         self._entry = entry
@@ -165,7 +171,7 @@ class Program:
                 if isinstance(error, OSError | ValueError):
                     raise _not_started(error, command, folder) from error
                 raise
-        return cls(process, scope, capture, entry)
+        return cls(process, scope, capture, entry, pty=pty)
 
     async def wait(self) -> int:
         """The program's exit code, once it has ended and what it left had a moment to end too."""

@@ -1,0 +1,375 @@
+"""Tools for programs that go on after their call: started, looked at, written to, waited for and killed by a session.
+
+Invariants
+- A process belongs to one session's activation: an interrupt of the run leaves it alone, the session's stop ends it.
+- A session can name its own processes only; the id of another one's does not exist for it.
+- A start that is cut before it was answered is taken back: nothing runs that the session was not told of.
+- Each process ends once, and what is told of it says how. Its session gets a message then, unless a tool call or a stop
+  ended it, or the host itself ends: then the next start tells, from the note that is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from holdfast import ids
+from holdfast.agents.run import Call
+from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.clock import Clock, system_clock
+from holdfast.errors import Conflict, HoldfastError, InvalidRequest, NotFound, ScopeClosed, ToolFailed
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import Scope, current_scope
+from holdfast.runtime.once import Once
+from holdfast.tools.environment import clean_environment
+from holdfast.tools.leftovers import Note, Notes, make_note
+from holdfast.tools.output import Log, readable
+from holdfast.tools.programs import END_OF_INPUT, Program, ending, shown
+from holdfast.tools.workspace import Workspace
+
+__all__ = ["BackgroundProcess", "Processes"]
+
+_MARGIN_S = 30.0
+_TERM_FIRST_S = 3.0
+_WRITE_S = 10.0
+_NEWS_BYTES = 8_000
+_LAST_WORDS_BYTES = 1_000
+_ENDED_LIMIT = 1_000
+_ENDED_BYTES = 64_000_000
+
+Owner = tuple[str, str]
+"""Principal and session key."""
+
+
+class BackgroundProcess:
+    """One program of a session, and what is known of it; also after it has ended, for a while."""
+
+    def __init__(self, owner: Owner, command: str, *, log_bytes: int, clock: Clock) -> None:
+        self.process_id = f"p{ids.secret('')[:6]}"
+        self.owner = owner
+        self.command = command
+        self.log = Log(log_bytes)
+        self.seen = 0
+        """Up to where the log was shown by `news`."""
+        self.started: Once[Program | Exception] = Once()
+        self.ended: Once[str] = Once()
+        self.wanted = True
+        """False once somebody asked for its end: nobody needs a message about it."""
+        self.scope: Scope | None = None
+        """What it runs in; None before it begins."""
+        self.clock = clock
+        self.begun_at = clock.monotonic()
+
+    @property
+    def program(self) -> Program:
+        """The program. Raises `ToolFailed` where it has ended."""
+        program = self.started.value
+        if self.ended.value is not None or not isinstance(program, Program):
+            raise ToolFailed(f"process {self.process_id} has ended ({self.ended.value or 'it was not started'})")
+        return program
+
+    def state(self) -> str:
+        """One line for people and models."""
+        if self.ended.value is not None:
+            state = self.ended.value
+        elif isinstance(self.started.value, Program):
+            state = f"running for {self.clock.monotonic() - self.begun_at:.0f} s, pid {self.started.value.process.pid}"
+        else:
+            state = "starting"
+        return f"{self.process_id}: {state}; {self.log.total:,} bytes of output; {self.command}"
+
+    def news(self) -> str:
+        """Its state, and what it wrote since this was asked for last."""
+        start, data = self.log.read(max(self.seen, self.log.total - _NEWS_BYTES), _NEWS_BYTES)
+        missed = start - self.seen
+        self.seen = self.log.total
+        skipped = f"[… {missed:,} bytes left out; read_process_log has what is kept …]\n" if missed else ""
+        return f"{self.state()}\n{skipped}{readable(data)}"
+
+    def last_words(self) -> str:
+        """The end of what it wrote."""
+        text = readable(self.log.last(_LAST_WORDS_BYTES)).strip()
+        return f"The end of its output:\n{text}" if text else "It wrote nothing."
+
+
+class Processes(Toolset):
+    """Gives a model tools for background processes; see the module.
+
+    Parameters:
+        workspace: where commands start. They can leave it: they have all rights of this process's user.
+        limit: processes that a session may have running.
+        log_bytes: how much of what one writes is kept, the newest.
+        lifetime_s: a process that runs longer is ended.
+        wait_limit_s: the longest wait that the model may ask for.
+        pass_environment, environment: as for `Terminal`.
+
+    Raises:
+        ConfigurationError: as `Workspace` and `clean_environment`.
+    """
+
+    executes = True
+
+    def __init__(
+        self,
+        workspace: Workspace | str | os.PathLike[str] = ".",
+        *,
+        limit: int = 8,
+        log_bytes: int = 256_000,
+        lifetime_s: float = 86_400.0,
+        wait_limit_s: float = 600.0,
+        pass_environment: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._limit = limit
+        self._log_bytes = log_bytes
+        self._lifetime_s = lifetime_s
+        self._wait_limit_s = wait_limit_s
+        self._environment = clean_environment(pass_environment, environment)
+        self._clock: Clock = system_clock
+        self._notes: Notes | None = None
+        self._sessions: dict[Owner, dict[str, BackgroundProcess]] = {}
+        self._ended: deque[BackgroundProcess] = deque()
+        self._ended_bytes = 0
+
+    def tools(self) -> Sequence[Tool]:
+        """Seven tools."""
+        looking = tool(idempotent=True)
+        return (
+            tool(timeout_s=60.0)(self.start_process),
+            looking(self.list_processes),
+            looking(self.poll_process),
+            tool(timeout_s=self._wait_limit_s + _MARGIN_S, idempotent=True)(self.wait_process),
+            looking(self.read_process_log),
+            tool(self.write_process),
+            tool(self.kill_process),
+        )
+
+    # ── over the host's life ─────────────────────────────────────────────────────────────────────────────────────
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+        """End what an earlier host left, tell its sessions, and keep notes while this one is up."""
+        self._clock = home.clock
+        notes = None if home.data_dir is None else Notes(home.data_dir / "processes")
+        if notes is not None:
+            for note in notes.left():
+                if await _tell_of(note, home):
+                    notes.remove(note.process_id)
+        self._notes = notes
+        try:
+            yield
+        finally:
+            self._notes = None
+
+    # ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start_process(self, call: Call, command: str | list[str], folder: str = ".", pty: bool = False) -> str:
+        """Start a program that goes on in the background, and return its id. You get a message when it ends.
+
+        Parameters:
+            command: a shell command line, or a list of a program and its arguments.
+            folder: where to run it, in the workspace.
+            pty: give it a terminal, for programs that want one.
+        """
+        run = call.run
+        owner = (run.principal, run.session_key)
+        start_in = self._workspace.of(*owner).folder(folder)
+        mine = self._sessions.setdefault(owner, {})
+        running = sum(one.ended.value is None for one in mine.values())
+        if running >= self._limit:
+            raise ToolFailed(f"{running} processes run already, which is the limit; kill one of them first")
+        one = BackgroundProcess(owner, shown(command), log_bytes=self._log_bytes, clock=self._clock)
+        mine[one.process_id] = one
+        try:
+            run.background(
+                functools.partial(self._attend, one, command, start_in, pty), name=f"process {one.process_id}"
+            )
+            started = await one.started.wait()
+        except BaseException:
+            one.wanted = False
+            self._forget(one)
+            if one.scope is not None:
+                await one.scope.stop("its start was cut", grace_s=0.0)
+            raise
+        if isinstance(started, Exception):
+            raise started
+        return f"process {one.process_id} was started, pid {started.process.pid}"
+
+    async def list_processes(self, call: Call) -> str:
+        """List this session's background processes: those that run, and the last ones that ended."""
+        mine = self._sessions.get((call.run.principal, call.run.session_key), {})
+        return "\n".join(one.state() for one in mine.values()) or "there are none"
+
+    async def poll_process(self, call: Call, process_id: str) -> str:
+        """Return the state of a background process, and what it wrote since this was asked for last.
+
+        Parameters:
+            process_id: what start_process returned.
+        """
+        return self._find(call, process_id).news()
+
+    async def wait_process(self, call: Call, process_id: str, timeout_s: float = 60.0) -> str:
+        """Wait until a background process has ended or the time is over; then return what poll_process does.
+
+        Parameters:
+            process_id: what start_process returned.
+            timeout_s: how long to wait at most, in seconds. The process goes on.
+        """
+        one = self._find(call, process_id)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(max(timeout_s, 0.0), self._wait_limit_s)):
+                await one.ended.wait()
+        return one.news()
+
+    async def read_process_log(
+        self, call: Call, process_id: str, offset: int | None = None, limit: int = _NEWS_BYTES
+    ) -> str:
+        """Return a part of what a background process wrote; the newest output is kept, up to a limit.
+
+        Parameters:
+            process_id: what start_process returned.
+            offset: the first byte, counted from the beginning of all output; the end of the output if left out.
+            limit: bytes to return at most.
+        """
+        log = self._find(call, process_id).log
+        limit = min(max(limit, 1), 4 * _NEWS_BYTES)
+        start, data = log.read(log.total - limit if offset is None else offset, limit)
+        return f"[bytes {start:,} to {start + len(data):,} of {log.total:,}; kept from {log.first:,}]\n{readable(data)}"
+
+    async def write_process(self, call: Call, process_id: str, text: str, end: bool = False) -> str:
+        """Write to the standard input of a background process, or to its terminal.
+
+        Parameters:
+            process_id: what start_process returned.
+            text: what to write, with its line breaks; on a terminal Ctrl-C is \\u0003.
+            end: end the input afterwards.
+        """
+        one = self._find(call, process_id)
+        program = one.program
+        data = text.encode("utf-8", "replace") + (END_OF_INPUT if end and program.pty else b"")
+        taken = await program.write(data, timeout_s=_WRITE_S)
+        if taken < len(data):
+            raise ToolFailed(f"it took only {taken:,} of {len(data):,} bytes in {_WRITE_S:g} s; it does not read")
+        if end and not program.pty:
+            program.close_input()
+        return "written, and the input is ended" if end else "written"
+
+    async def kill_process(self, call: Call, process_id: str) -> str:
+        """End a background process and all that it started: first asked with SIGTERM, then killed.
+
+        Parameters:
+            process_id: what start_process returned.
+        """
+        one = self._find(call, process_id)
+        if one.ended.value is None:
+            program = one.program
+            one.wanted = False
+            await program.process.kill_tree(term_first_s=_TERM_FIRST_S)
+            await one.ended.wait()
+        return one.news()
+
+    def _find(self, call: Call, process_id: str) -> BackgroundProcess:
+        one = self._sessions.get((call.run.principal, call.run.session_key), {}).get(process_id)
+        if one is None:
+            raise ToolFailed(f"there is no process {process_id!r}; list_processes shows those that there are")
+        return one
+
+    # ── the life of one process ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _attend(
+        self, one: BackgroundProcess, command: str | Sequence[str], folder: Path, pty: bool
+    ) -> str | None:
+        """Run it to its end, in the session's activation; what this returns is sent to the session."""
+        one.scope = scope = current_scope()
+        assert scope is not None, "it runs in the background of a session"
+        if not one.wanted:
+            return None
+        try:
+            program = await Program.start(
+                command, folder=folder, environment=self._environment, feed=one.log.feed, stdin="open", pty=pty
+            )
+        except (ToolFailed, ScopeClosed) as error:
+            self._forget(one)
+            one.started.set(error)
+            return None
+        try:
+            self._write_note(one, program)
+            one.started.set(program)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._lifetime_s):
+                    await program.wait()
+            returncode = program.process.returncode
+            result = await program.end(term_first_s=_TERM_FIRST_S if returncode is None else 0.0)
+        except BaseException as error:
+            self._forget(one)
+            if self._notes is not None and not _ends_the_host(scope.interrupt.cause):
+                self._notes.remove(one.process_id)
+            await program.leave()
+            one.started.set(ToolFailed(f"the process could not be kept: {error}"))
+            one.ended.set("ended with the session's activation")
+            raise
+        how = f"ended after its {self._lifetime_s:g} s" if returncode is None else ending(returncode)
+        if left := len(result.killed) - (returncode is None):
+            how += f"; {left} of its processes that were left {'was' if left == 1 else 'were'} ended"
+        self._settle(one, how)
+        return f"`{one.command}` has ended: {how}. {one.last_words()}" if one.wanted else None
+
+    def _write_note(self, one: BackgroundProcess, program: Program) -> None:
+        if self._notes is not None:
+            principal, session_key = one.owner
+            self._notes.write(
+                make_note(
+                    process_id=one.process_id,
+                    principal=principal,
+                    session_key=session_key,
+                    command=one.command,
+                    pid=program.process.pid,
+                )
+            )
+
+    def _settle(self, one: BackgroundProcess, how: str) -> None:
+        """It has ended: keep what it wrote for a while."""
+        if self._notes is not None:
+            self._notes.remove(one.process_id)
+        one.ended.set(how)
+        self._ended.append(one)
+        self._ended_bytes += one.log.total - one.log.first
+        while len(self._ended) > _ENDED_LIMIT or self._ended_bytes > _ENDED_BYTES:
+            oldest = self._ended.popleft()
+            self._ended_bytes -= oldest.log.total - oldest.log.first
+            self._forget(oldest)
+
+    def _forget(self, one: BackgroundProcess) -> None:
+        mine = self._sessions.get(one.owner, {})
+        mine.pop(one.process_id, None)
+        if not mine:
+            self._sessions.pop(one.owner, None)
+
+
+def _ends_the_host(cause: Cause | None) -> bool:
+    """Whether the process ended because its host did, so that its session is still to be told."""
+    while cause is not None:
+        if cause.kind in ("shutdown", "lease_lost", "crash"):
+            return True
+        cause = cause.parent
+    return False
+
+
+async def _tell_of(note: Note, home: Home) -> bool:
+    """End what a host left of a process, and tell its session; False when that was not possible now."""
+    killed = note.kill()
+    alive = f", and {killed} of its processes that outlived it were killed" if killed else ""
+    text = f"`{note.command}` ended when the host that ran it did{alive}. Start it again if it is needed."
+    try:
+        await home.tell(note.principal, note.session_key, f"[process {note.process_id}] {text}")
+    except (Conflict, NotFound, InvalidRequest):  # the session is deleted: nobody is left to be told
+        return True
+    except HoldfastError:  # such as a full mailbox: the next start tries again
+        return False
+    return True
