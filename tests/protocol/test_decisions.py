@@ -41,6 +41,18 @@ def test_reject_is_refused_wherever_it_cannot_start_at_once() -> None:
             decide(state, "reject")
 
 
+def test_a_rollback_sweeps_and_stops_only_what_runs() -> None:
+    assert decide("busy", "rollback")[:4] == ("rolling_back", False, True, True)
+    assert decide("idle", "rollback")[:4] == ("started", True, False, True)
+    assert decide("waiting", "rollback")[:4] == ("queued", False, False, True)
+
+
+def test_steering_stops_nothing_and_overtakes_nobody() -> None:
+    assert decide("busy", "steer") == ("steering", False, False, False, False)
+    assert decide("idle", "steer") == decide("idle", "queue")
+    assert decide("waiting", "steer") == decide("waiting", "queue")
+
+
 def test_an_interrupt_sweeps_and_stops_only_what_runs() -> None:
     assert decide("busy", "interrupt")[:4] == ("interrupting", False, True, True)
     assert decide("idle", "interrupt")[:4] == ("started", True, False, True)
@@ -55,6 +67,8 @@ def test_an_interrupt_sweeps_and_stops_only_what_runs() -> None:
         (None, 3, True, "queue", "waiting"),
         (None, 3, True, "interrupt", "idle"),
         (None, 3, False, "interrupt", "waiting"),
+        (None, 3, True, "rollback", "idle"),
+        (None, 3, True, "steer", "waiting"),
         ("r", 0, True, "reject", "busy"),
         ("r", 3, False, "interrupt", "busy"),
     ],
@@ -82,8 +96,9 @@ class Mailbox(RuleBasedStateMachine):
         self.taken: list[int] = []
         self.refused: set[int] = set()
         self.policy_of: dict[int, Policy] = {}
+        self.steered: set[int] = set()
 
-    @rule(policy=st.sampled_from(["queue", "collect", "interrupt", "reject"]), room=st.booleans())
+    @rule(policy=st.sampled_from(["queue", "collect", "interrupt", "reject", "steer", "rollback"]), room=st.booleans())
     def arrive(self, policy: Policy, room: bool) -> None:
         """A message comes."""
         self.seq += 1
@@ -124,7 +139,7 @@ class Mailbox(RuleBasedStateMachine):
             return
         assert list(taken.seqs) == [w.seq for w, _, _ in self.waiting[: len(taken.seqs)]], "not the oldest, or a hole"
         policies = [self.policy_of[seq] for seq in taken.seqs]
-        if "interrupt" not in policies and taken.seqs[0] > self.sweep:
+        if not {"interrupt", "rollback"} & set(policies) and taken.seqs[0] > self.sweep:
             assert len(taken.seqs) == 1 or set(policies) == {"collect"}, "joined what is not to be joined"
         if policies[0] == "collect" and taken.seqs[0] > self.sweep:
             rest = [p for _, p, _ in self.waiting[len(taken.seqs) : len(taken.seqs) + 1]]
@@ -143,6 +158,14 @@ class Mailbox(RuleBasedStateMachine):
             assert self.running is not None
             assert not [w for w, _, _ in self.waiting if w.seq <= self.sweep], "an interrupt left something waiting"
 
+    @precondition(lambda self: self.running is not None and not self.stopping)
+    @rule()
+    def steer(self) -> None:
+        """The run takes what was sent to steer it."""
+        steering = [w.seq for w, policy, _ in self.waiting if policy == "steer"]
+        self.steered.update(steering)
+        self.waiting = [item for item in self.waiting if item[0].seq not in steering]
+
     @precondition(lambda self: self.running is None)
     @rule()
     def claim(self) -> None:
@@ -158,7 +181,8 @@ class Mailbox(RuleBasedStateMachine):
     def nothing_is_lost_or_doubled(self) -> None:
         """Each message is taken, waiting or refused; taken in the order in which it came."""
         assert self.taken == sorted(set(self.taken))
-        known = set(self.taken) | {w.seq for w, _, _ in self.waiting} | self.refused
+        assert not set(self.taken) & self.steered
+        known = set(self.taken) | self.steered | {w.seq for w, _, _ in self.waiting} | self.refused
         assert known == set(range(1, self.seq + 1))
 
 

@@ -69,3 +69,11 @@ def test_every_state_but_the_final_ones_can_be_left_by_a_crash() -> None:
 def test_a_stopping_run_that_finished_first_is_completed() -> None:
     assert next_run_state("stopping", "complete") == "completed"
     assert next_run_state("stopping", "fail") == "interrupted"
+
+
+def test_a_suspended_run_may_ask_more_and_be_restarted_but_not_end_by_itself() -> None:
+    assert next_run_state("suspended", "suspend") == "suspended"
+    assert next_run_state("suspended", "restart") == "suspended"
+    for event in ("complete", "fail"):
+        with pytest.raises(IllegalTransition, match="resume"):
+            next_run_state("suspended", event)

@@ -7,10 +7,14 @@ from holdfast.protocol.events import (
     MessageAccepted,
     MessageSettled,
     RunFinished,
+    RunResumed,
+    RunRolledBack,
     RunStarted,
+    RunSuspended,
     Stored,
     decode_event,
 )
+from holdfast.protocol.messages import Answer
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, RunCommit
 
@@ -39,9 +43,16 @@ async def audit(store):
         assert not log or log[-1].seq == view.seq, "the counter and the log differ"
         await audit_session(store, session, view, log, whole=oldest == 1)
     ready = {item.session for item in await store.ready(limit=10_000)}
+    due = {(item.principal, item.key) for item in await store.due_questions(before=1e12, limit=10_000)}
     for view in await store.sessions(principal=None, limit=10_000):
         session, _ = await store.find_session(view.principal, view.key)
-        assert (session in ready) == (view.run_id is None and view.waiting > 0), "readiness and counters differ"
+        questions = await store.questions(session)
+        if view.run_id is None:
+            assert (session in ready) == (view.waiting > 0), "readiness and counters differ"
+        elif session in ready:
+            assert not questions, "a run that waits for an answer is not to be claimed"
+        assert (view.state == "suspended") == bool(questions) or view.state == "deleted"
+        assert ((view.principal, view.key) in due) == any(question.due_at for question in questions)
     return logs
 
 
@@ -53,7 +64,7 @@ async def audit_session(store, session, view, log, *, whole):
     live = [run.run_id for run in runs.values() if run.state in OPEN_RUN]
     assert live == ([] if view.run_id is None else [view.run_id]), "one run at a time"
     entries = await store.transcript(session)
-    assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
+    assert all(before.n < after.n for before, after in pairwise(entries))
     deleted = view.state == "deleted"
     assert deleted == (bool(log) and log[-1].kind == "session.deleted") or not whole
     if not whole:
@@ -63,6 +74,15 @@ async def audit_session(store, session, view, log, *, whole):
     settled = [(event.message_id, event.state) for event in events if isinstance(event, MessageSettled)]
     assert max(Counter(message_id for message_id, _ in settled).values(), default=0) <= 1, "settled twice"
     started = [event.run_id for event in events if isinstance(event, RunStarted)]
+    rolled_back = {event.run_id for event in events if isinstance(event, RunRolledBack)}
+    shown = {entry.run_id for entry in entries}
+    assert not shown & rolled_back, "what was rolled back is in the transcript"
+    asked = [(event.run_id, event.question.question_id) for event in events if isinstance(event, RunSuspended)]
+    answered = [(event.run_id, event.answer.question_id) for event in events if isinstance(event, RunResumed)]
+    assert len(set(asked)) == len(asked), "asked twice"
+    assert len(set(answered)) == len(answered), "answered twice"
+    open_ = {(view.run_id, question.question_id) for question in await store.questions(session)}
+    assert open_ <= set(asked) - set(answered)
     finished = {event.run_id: event.status for event in events if isinstance(event, RunFinished)}
     assert sorted(started) == sorted(runs), "runs and the log differ"
     waiting = {item.message.message_id for item in mailbox}
@@ -73,6 +93,9 @@ async def audit_session(store, session, view, log, *, whole):
         final = settlement.state not in ("accepted", "taken")
         if final and not deleted:
             assert (message_id, settlement.state) in settled
+        if settlement.state == "superseded":
+            assert settlement.run_id in rolled_back
+            assert finished[settlement.run_id] == "interrupted"
         if not final:
             assert message_id not in dict(settled)
         if settlement.state == "taken":
@@ -84,7 +107,15 @@ async def audit_session(store, session, view, log, *, whole):
 
 
 async def recover(store, *, at):
-    """What a host does after a crash: end what was running, then run what waits. Nothing may be left."""
+    """What a host does after a crash: end what was running, then run what waits. Nothing may be left.
+
+    Questions expire, so that what was parked is ready.
+    """
+    for view in await store.sessions(principal=None, limit=10_000):
+        session, _ = await store.find_session(view.principal, view.key)
+        for question in await store.questions(session):
+            expired = Answer(question_id=question.question_id, decision="expired", at=at)
+            await store.answer(view.principal, view.key, expired)
     for claim in await store.rescue(at=at):
         await finish(store, claim, at=at)
     run = 0

@@ -9,11 +9,13 @@ import json
 import os
 import sys
 
+import msgspec
+
 from holdfast import failpoints
-from holdfast.protocol.messages import Entry
+from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
-from holdfast.storage.port import Claim, Interrupt, KeyRecord, RunCommit, Send
+from holdfast.storage.port import Claim, EditHistory, Interrupt, KeyRecord, RunCommit, Send
 
 USER = Cause(kind="user", reason="enough")
 
@@ -36,7 +38,7 @@ class Load:
         self.store = SqliteStore(self.path)
         await self.store.open(node_id="n", at=self.later())
 
-    async def send(self, key, message_id, *, policy="queue", room=True):
+    async def send(self, key, message_id, *, policy="queue", room=True, **more):
         result = await self.store.send(
             Send(
                 principal="p",
@@ -49,6 +51,7 @@ class Load:
                 at=self.later(),
                 run_id=f"r_{message_id}" if room else None,
                 idempotency_key=message_id,
+                **more,
             )
         )
         self.note(key, result.events)
@@ -100,6 +103,7 @@ class Load:
         self.note("gone", gone.events)
         await store.add_key(KeyRecord(key_id="key", principal="p", role="user", digest=b"d", created_at=1.0))
         await store.revoke_key("key", at=2.0)
+        await self.people()
         await self.send("kept", "c1")
         await store.close()
         await self.open()
@@ -110,8 +114,42 @@ class Load:
                 again = await store.restart(claim.lease, at=self.later())
                 self.note("kept", again.events)
                 await self.append("kept", claim, 1)
-        await store.prune(events_before=0.0, tombstones_before=0.0, idempotency_before=self.later())
+        await store.prune(
+            events_before=0.0,
+            tombstones_before=0.0,
+            idempotency_before=self.later(),
+            attachments_before=self.later(),
+        )
         await store.close()
+
+    async def people(self):
+        store = self.store
+        for digest in ("used", "unused"):
+            attachment = await store.add_attachment(
+                "p", Attachment(digest=digest, media_type="text/plain"), b"body", at=self.later(), limit_bytes=100
+            )
+            os.write(self.answers, json.dumps({"attachment": digest}).encode() + b"\n")
+        claim = (await self.send("asks", "d1", attachments=(msgspec.structs.replace(attachment, digest="used"),))).claim
+        await self.send("asks", "d2", policy="steer")
+        self.note("asks", (await store.steer(claim.lease, step=2, at=self.later())).events)
+        question = Question(question_id="q", kind="question", asked_at=self.later(), due_at=99.0)
+        self.note("asks", (await store.suspend(claim.lease, question)).events)
+        await store.park(claim.lease, at=self.later())
+        answer = Answer(question_id="q", decision="answered", text="yes", at=self.later())
+        self.note("asks", (await store.answer("p", "asks", answer)).events)
+        claim = await store.claim(claim.lease.session, run_id="r_resumed", at=self.later())
+        assert isinstance(claim, Claim)
+        await self.commit("asks", claim)
+        for edit in ("compact", "undo"):
+            edited = await store.edit_history(
+                EditHistory(
+                    principal="p", key="asks", edit=edit, at=self.later(), entries=[Entry(role="summary", content="s")]
+                )
+            )
+            self.note("asks", edited.events)
+        claim = (await self.send("asks", "d3", retry_of=claim.lease.run_id)).claim
+        await self.send("asks", "d4", policy="rollback")
+        await self.commit("asks", claim, not_undone=("pay",))
 
 
 async def child(folder, name):

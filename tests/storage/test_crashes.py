@@ -42,6 +42,10 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
             await store.open(node_id="n_after", at=1000.0)
             logs = await audit(store)
             for answer in answers:
+                if "attachment" in answer:
+                    pruned = answer["attachment"] == "unused" and ".prune.after" in name
+                    assert (await store.attachment("p", answer["attachment"]) is None) == pruned
+                    continue
                 log = {event.seq: event for event in logs["p", answer["key"]]}
                 for seq, kind, body in answer["events"]:
                     assert log[seq].kind == kind
@@ -60,7 +64,8 @@ def test_every_write_path_has_its_four_failpoints():
     verbs = {name.split(".")[1] for name in POINTS}
     assert verbs == {
         "open", "send", "claim", "append", "commit_run", "interrupt", "stop_session", "withdraw", "delete_session",
-        "rescue", "restart", "prune", "add_key", "revoke_key",
+        "rescue", "restart", "prune", "add_key", "revoke_key", "steer", "suspend", "answer", "park", "edit_history",
+        "add_attachment",
     }  # fmt: skip
     assert len(POINTS) == 4 * len(verbs)
 

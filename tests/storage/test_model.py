@@ -12,10 +12,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import TextDelta, encode_event
-from holdfast.protocol.messages import Entry
+from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, SqliteStore
-from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
+from holdfast.storage.port import Claim, EditHistory, Interrupt, Lease, RunCommit, Send
 from tests.storage.audit import audit, recover
 
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -77,15 +77,21 @@ class StoresAgree(RuleBasedStateMachine):
         target=leases,
         principal=PRINCIPALS,
         key=KEYS,
-        policy=st.sampled_from(["queue", "queue", "collect", "interrupt", "reject", "steer", "nonsense"]),
+        policy=st.sampled_from(
+            ["queue", "queue", "collect", "interrupt", "reject", "steer", "steer", "rollback", "nonsense"]
+        ),
         room=st.booleans(),
         idempotency=st.sampled_from([None, None, None, "i", "j"]),
         body=st.sampled_from([b"x", b"x", b"x", b"y"]),
         agent=st.sampled_from([None, None, "other"]),
         limits=st.sampled_from([(100, 100), (2, 100), (0, 1)]),
         content=st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
+        digests=st.sampled_from([(), (), (), ("d1",), ("d1", "d2", "d1")]),
+        retry_of=st.sampled_from([None, None, None, "last", "last", "r1"]),
     )
-    def send(self, principal, key, policy, room, idempotency, body, agent, limits, content):
+    def send(self, principal, key, policy, room, idempotency, body, agent, limits, content, digests, retry_of):
+        if retry_of == "last":
+            retry_of = self.last_run(principal, key)
         request = Send(
             principal=principal,
             key=key,
@@ -102,9 +108,92 @@ class StoresAgree(RuleBasedStateMachine):
             max_wait_s=7.0,
             mailbox_limit=limits[0],
             session_limit=limits[1],
+            attachments=tuple(Attachment(digest=digest, media_type="text/plain") for digest in digests),
+            retry_of=retry_of,
         )
         result = self.both(lambda store: store.send(request))
         return getattr(getattr(result, "claim", None), "lease", None)
+
+    def last_run(self, principal, key):
+        """The id of the run that ended last, if there is any."""
+
+        async def ask(store):
+            found = await store.find_session(principal, key)
+            runs = await store.runs(found[0], limit=9) if found else ()
+            return next((run.run_id for run in runs if run.ended_at is not None), None)
+
+        return self.do(ask(self.memory))
+
+    @rule(lease=leases, step=st.integers(1, 5))
+    def steer(self, lease, step):
+        if lease is not None:
+            at = self.now()
+            self.both(lambda store: store.steer(lease, step=step, at=at))
+
+    @rule(
+        lease=leases,
+        question=st.sampled_from(["q1", "q2", "q3"]),
+        kind=st.sampled_from(["approval", "question"]),
+        wait=st.sampled_from([0.0, 5.0, 1000.0]),
+    )
+    def suspend(self, lease, question, kind, wait):
+        if lease is not None:
+            at = self.now()
+            asked = Question(
+                question_id=question, kind=kind, text=question, asked_at=at, due_at=at + wait if wait else 0.0
+            )
+            self.both(lambda store: store.suspend(lease, asked))
+
+    @rule(
+        principal=PRINCIPALS,
+        key=KEYS,
+        question=st.sampled_from(["q1", "q2", "q3"]),
+        decision=st.sampled_from(["approved", "denied", "answered", "answered", "expired"]),
+        text=st.sampled_from(["", "yes"]),
+    )
+    def answer(self, principal, key, question, decision, text):
+        given = Answer(question_id=question, decision=decision, text=text, by=principal, at=self.now())
+        self.both(lambda store: store.answer(principal, key, given))
+
+    @rule(lease=leases)
+    def park(self, lease):
+        if lease is not None:
+            at = self.now()
+            self.both(lambda store: store.park(lease, at=at))
+
+    @rule(
+        principal=PRINCIPALS,
+        key=KEYS,
+        edit=st.sampled_from(["undo", "undo", "compact", "branch", "import", "retry"]),
+        entries=st.integers(0, 3),
+        digest=st.sampled_from([None, None, "d1"]),
+        expected_n=st.sampled_from([None, None, 0, 1, 2, 3, 4]),
+        session_limit=st.sampled_from([100, 1]),
+    )
+    def edit(self, principal, key, edit, entries, digest, expected_n, session_limit):
+        attachments = (Attachment(digest=digest, media_type="text/plain"),) if digest else ()
+        request = EditHistory(
+            principal=principal,
+            key=key,
+            edit=edit,
+            at=self.now(),
+            entries=[Entry(role="summary", content=str(n), attachments=attachments) for n in range(entries)],
+            expected_n=expected_n,
+            agent="made",
+            session_limit=session_limit,
+        )
+        self.both(lambda store: store.edit_history(request))
+
+    @rule(
+        principal=PRINCIPALS,
+        digest=st.sampled_from(["d1", "d2"]),
+        size=st.integers(0, 4),
+        limit=st.sampled_from([100, 5]),
+    )
+    def attach(self, principal, digest, size, limit):
+        at = self.now()
+        attachment = Attachment(digest=digest, media_type="text/plain", name=f"at {at}")
+        self.both(lambda store: store.add_attachment(principal, attachment, b"\0" * size, at=at, limit_bytes=limit))
 
     @rule(target=leases, session=st.integers(1, 4), again=st.booleans())
     def claim(self, session, again):
@@ -130,8 +219,9 @@ class StoresAgree(RuleBasedStateMachine):
         events=st.integers(0, 2),
         more=st.booleans(),
         fence=st.sampled_from([0, 0, 0, 1]),
+        replaces=st.sampled_from([False, False, True]),
     )
-    def commit(self, lease, status, entries, events, more, fence):
+    def commit(self, lease, status, entries, events, more, fence, replaces):
         if lease is None:
             return None
         commit = RunCommit(
@@ -144,6 +234,8 @@ class StoresAgree(RuleBasedStateMachine):
             entries=[Entry(role="assistant", content=str(n)) for n in range(entries)],
             events=[encode_event(TextDelta(run_id=lease.run_id, text="the end"))] * events,
             next_run_id=self.fresh("r") if more else None,
+            not_undone=("pay",) * events,
+            replaces_history=replaces,
         )
         done = self.both(lambda store: store.commit_run(commit))
         return getattr(getattr(done, "claim", None), "lease", None)
@@ -171,18 +263,26 @@ class StoresAgree(RuleBasedStateMachine):
         cause = Cause(kind="stop", reason="deleted")
         self.both(lambda store: store.delete_session(principal, key, at=at, cause=cause))
 
-    @rule(target=leases, lease=leases)
-    def restart(self, lease):
+    @rule(target=leases, lease=leases, discard_from=st.sampled_from([None, 3]))
+    def restart(self, lease, discard_from):
         if lease is not None:
             at = self.now()
-            self.both(lambda store: store.restart(lease, at=at))
+            self.both(lambda store: store.restart(lease, at=at, discard_from=discard_from))
         return lease
 
-    @rule(events=st.integers(0, 40), tombstones=st.integers(0, 40), keys=st.integers(0, 40))
-    def prune(self, events, tombstones, keys):
+    @rule(
+        events=st.integers(0, 40),
+        tombstones=st.integers(0, 40),
+        keys=st.integers(0, 40),
+        attachments=st.integers(0, 40),
+    )
+    def prune(self, events, tombstones, keys, attachments):
         self.both(
             lambda store: store.prune(
-                events_before=float(events), tombstones_before=float(tombstones), idempotency_before=float(keys)
+                events_before=float(events),
+                tombstones_before=float(tombstones),
+                idempotency_before=float(keys),
+                attachments_before=float(attachments),
             )
         )
 
@@ -212,7 +312,9 @@ class StoresAgree(RuleBasedStateMachine):
                 await store.oldest_seq(session),
                 list(await store.run_events(session, f"r{run}")),
                 list(await store.transcript(session, after=after // 4, limit=limit)),
+                list(await store.transcript(session)),
                 list(await store.mailbox(session)),
+                list(await store.questions(session)),
                 await store.settlement(session, f"m{run}"),
                 await store.run(session, f"r{run}"),
                 list(await store.runs(session, limit=limit)),
@@ -227,6 +329,9 @@ class StoresAgree(RuleBasedStateMachine):
                 list(await store.sessions(principal=None, limit=9)),
                 list(await store.sessions(principal="p", limit=1, before=self.at)),
                 list(await store.ready(limit=9)),
+                list(await store.due_questions(before=self.at, limit=2)),
+                await store.attachment("p", "d1"),
+                await store.attachment("q", "d2"),
             )
 
         if hasattr(self, "loop"):

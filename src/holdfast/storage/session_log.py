@@ -160,17 +160,18 @@ def claim_again(row: SessionRow) -> Claim:
     return claim_of(row, (Stored(row.started_seq, kind, body),))
 
 
-def stop_run(row: SessionRow, log: Log, cause: Cause, at: float) -> None:
+def stop_run(row: SessionRow, log: Log, cause: Cause, at: float) -> bool:
     """Record the interrupt of the run that is on: the first cause wins, and a rollback is noted in any case.
 
-    Nobody needs to answer its questions any more.
+    Nobody needs to answer its questions any more. Returns whether the row was changed.
     """
     assert row.run_id is not None
-    if cause.kind == "rollback":
-        row.rolled_back = True
+    takes_back = cause.kind == "rollback" and not row.rolled_back
+    row.rolled_back |= takes_back
     if row.cause is not None:
-        return
+        return takes_back
     row.run_state = next_run_state(row.run_state, "interrupt")
     row.cause = cause
     row.questions = ()
     log.add(RunStopping(at=at, run_id=row.run_id, cause=cause))
+    return True

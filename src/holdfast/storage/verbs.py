@@ -432,8 +432,7 @@ def interrupt(tables: Tables, request: Interrupt) -> Interrupted:
     if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
         return Interrupted(session=row.session, number=row.session, run_id=None)
     log = Log(row)
-    stop_run(row, log, request.cause, request.at)
-    if log.events:
+    if stop_run(row, log, request.cause, request.at):
         row.updated_at = request.at
         tables.save(row)
     return Interrupted(
@@ -462,8 +461,9 @@ def stop_session(tables: Tables, request: Interrupt) -> Stopped:
     if request.run_id is not None and request.run_id != row.run_id:
         return Stopped(session=row.session, number=row.session, run_id=None)
     log = Log(row)
+    was = row.rolled_back
     withdrawn = _stop(tables, row, log, request.cause, request.at)
-    if log.events:
+    if log.events or row.rolled_back != was:
         row.updated_at = request.at
         tables.save(row)
     return Stopped(

@@ -13,15 +13,12 @@ object may hand out that object again), opens it as often as it needs, and raise
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
-from itertools import count, pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from holdfast.errors import (
     AlreadySettled,
-    HoldfastError,
     IdempotencyMismatch,
     InvalidRequest,
     LimitExceeded,
@@ -34,28 +31,23 @@ from holdfast.errors import (
     UnknownPolicy,
     UnknownSession,
 )
-from holdfast.protocol.events import RunFinished, Stored, TextDelta, decode_event, encode_event
+from holdfast.protocol.events import RunFinished, TextDelta, decode_event, encode_event
 from holdfast.protocol.messages import Entry, Settlement, Usage
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.storage.port import (
     Appended,
     Claim,
-    Committed,
-    Interrupt,
-    Interrupted,
     KeyRecord,
     Lease,
     NotReady,
     RunCommit,
-    Send,
     SendResult,
-    Store,
 )
+from holdfast.testing.store_driver import Check, MakeStore, interrupt_of, opened, refused
+from holdfast.testing.store_suite_history import HISTORY_CHECKS
+from holdfast.testing.store_suite_people import PEOPLE_CHECKS
 
 __all__ = ["STORE_CHECKS", "run_store_check"]
-
-MakeStore = Callable[[], Store]
-Check = Callable[[MakeStore], Awaitable[None]]
 
 _CHECKS: list[Check] = []
 _LIMIT_S = 30.0
@@ -81,111 +73,9 @@ def _check(check: Check) -> Check:
     return check
 
 
-@asynccontextmanager
-async def _opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[_Driver]:
-    store = make_store()
-    await store.open(node_id=f"n_{at}", at=at)
-    try:
-        yield _Driver(store)
-    finally:
-        await store.close()
-
-
-class _Driver:
-    """Short forms of the verbs, with fresh ids and a clock that only goes on."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self._count = count(1)
-
-    def fresh(self, prefix: str) -> str:
-        return f"{prefix}_{id(self):x}_{next(self._count)}"
-
-    def send(
-        self,
-        content: str = "hello",
-        *,
-        key: str = "k",
-        principal: str = "p",
-        policy: str = "queue",
-        room: bool = True,
-        at: float = 10.0,
-        **more: Any,
-    ) -> asyncio.Future[SendResult]:
-        request = Send(
-            principal=principal,
-            key=key,
-            agent=more.pop("agent", None),
-            default_agent="demo",
-            message_id=more.pop("message_id", None) or self.fresh("m"),
-            content=content,
-            policy=policy,
-            at=at,
-            run_id=more.pop("run_id", self.fresh("r")) if room else None,
-            **more,
-        )
-        return self.store.send(request)
-
-    async def start(self, content: str = "hello", **more: Any) -> Claim:
-        result = await self.send(content, **more)
-        assert result.disposition == "started", f"an idle session must start, not {result.disposition}"
-        assert result.claim is not None, "a start carries its claim"
-        return result.claim
-
-    def commit(
-        self,
-        claim: Claim,
-        status: Literal["completed", "failed", "interrupted"] = "completed",
-        *,
-        at: float = 20.0,
-        **more: Any,
-    ) -> asyncio.Future[Committed]:
-        return self.store.commit_run(RunCommit(lease=claim.lease, status=status, at=at, **more))
-
-    def say(self, claim: Claim, *texts: str, nth: int = 0) -> asyncio.Future[Appended]:
-        events = [encode_event(TextDelta(run_id=claim.lease.run_id, text=text)) for text in texts]
-        return self.store.append(claim.lease, events, nth=nth)
-
-    async def log(self, session: int) -> list[Stored]:
-        """The whole log, read in small pieces; checked to be without a hole."""
-        events: list[Stored] = []
-        while True:
-            more = await self.store.read_events(session, after=events[-1].seq if events else 0, limit=3)
-            if not more:
-                break
-            events.extend(more)
-        _without_holes(events)
-        return events
-
-    async def kinds(self, session: int) -> list[str]:
-        return [event.kind for event in await self.log(session)]
-
-    def interrupt(
-        self, *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
-    ) -> Awaitable[Interrupted]:
-        return self.store.interrupt(_interrupt(key=key, run_id=run_id, at=at, reason=reason))
-
-
-def _interrupt(*, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough") -> Interrupt:
-    return Interrupt(principal="p", key=key, cause=Cause(kind="user", reason=reason, at=at), at=at, run_id=run_id)
-
-
-def _without_holes(events: Sequence[Stored]) -> None:
-    for before, after in pairwise(events):
-        assert after.seq == before.seq + 1, f"the log goes from {before.seq} to {after.seq}"
-
-
-async def _refused(answer: Awaitable[object], error: type[HoldfastError]) -> HoldfastError:
-    try:
-        result = await answer
-    except error as refusal:
-        return refusal
-    raise AssertionError(f"{error.__name__} was expected, not {result!r}")
-
-
 @_check
 async def a_message_on_an_idle_session_starts_a_run(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         result = await on.send("hello\0wörld", key="odd key/\0", run_id="r1", message_id="m1", at=5.0)
         claim = result.claim
         assert claim is not None
@@ -215,7 +105,7 @@ async def a_message_on_an_idle_session_starts_a_run(make_store: MakeStore) -> No
 
 @_check
 async def a_commit_writes_everything_and_frees_the_slot(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start(message_id="m1")
         session, run_id = claim.lease.session, claim.lease.run_id
         await on.say(claim, "he", "llo")
@@ -258,7 +148,7 @@ async def a_commit_writes_everything_and_frees_the_slot(make_store: MakeStore) -
 
 @_check
 async def one_run_at_a_time_takes_the_mailbox_in_order(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start("0")
         session = claim.lease.session
         results = await asyncio.gather(*(on.send(str(n)) for n in range(1, 6)))
@@ -287,7 +177,7 @@ async def one_run_at_a_time_takes_the_mailbox_in_order(make_store: MakeStore) ->
 
 @_check
 async def without_room_a_message_waits_and_is_ready(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         second = await on.send(key="b", room=False, at=12.0)
         first = await on.send(key="a", room=False, at=11.0, agent="other")
         assert (first.disposition, first.run_id, first.claim) == ("queued", None, None)
@@ -307,12 +197,12 @@ async def without_room_a_message_waits_and_is_ready(make_store: MakeStore) -> No
         assert done.claim is None
         assert done.waiting == 1
         assert {r.session for r in await on.store.ready(limit=10)} == {first.session, second.session}
-        await _refused(on.store.claim(999_999, run_id="r", at=1.0), UnknownSession)
+        await refused(on.store.claim(999_999, run_id="r", at=1.0), UnknownSession)
 
 
 @_check
 async def a_repeated_claim_is_the_same_claim(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         sent = await on.send(room=False)
         claim = await on.store.claim(sent.session, run_id="r1", at=11.0)
         assert isinstance(claim, Claim)
@@ -331,7 +221,7 @@ async def a_repeated_claim_is_the_same_claim(make_store: MakeStore) -> None:
 
 @_check
 async def an_idempotency_key_is_accepted_once(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         first = await on.send(idempotency_key="i\0", body_hash=b"h1", message_id="m1")
         assert first.claim is not None
         again = await on.send(idempotency_key="i\0", body_hash=b"h1", mailbox_limit=0)
@@ -339,7 +229,7 @@ async def an_idempotency_key_is_accepted_once(make_store: MakeStore) -> None:
         assert again.run_id == first.run_id
         assert again.claim is None
         assert again.events == ()
-        await _refused(on.send(idempotency_key="i\0", body_hash=b"h2"), IdempotencyMismatch)
+        await refused(on.send(idempotency_key="i\0", body_hash=b"h2"), IdempotencyMismatch)
         other = await on.send(key="other", idempotency_key="i\0", body_hash=b"h2")
         assert other.disposition == "started", "keys count per session"
         await on.commit(first.claim)
@@ -348,16 +238,16 @@ async def an_idempotency_key_is_accepted_once(make_store: MakeStore) -> None:
         both = await asyncio.gather(*(on.send(idempotency_key="j", body_hash=b"h") for _ in range(5)))
         assert sorted(r.disposition for r in both) == ["duplicate"] * 4 + ["started"]
         assert (await on.store.info()).duplicates_prevented == 6
-    async with _opened(make_store, at=2.0) as on:
+    async with opened(make_store, at=2.0) as on:
         again = await on.send(idempotency_key="i\0", body_hash=b"h1")
         assert (again.disposition, again.message_id) == ("duplicate", "m1"), "also after a restart"
 
 
 @_check
 async def a_refusal_writes_nothing(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
-        await _refused(on.send(policy="nonsense"), UnknownPolicy)
-        await _refused(on.send(session_limit=0), LimitExceeded)
+    async with opened(make_store) as on:
+        await refused(on.send(policy="nonsense"), UnknownPolicy)
+        await refused(on.send(session_limit=0), LimitExceeded)
         assert await on.store.find_session("p", "k") is None
         assert await on.store.sessions(principal=None, limit=10) == ()
         claim = await on.start()
@@ -366,9 +256,9 @@ async def a_refusal_writes_nothing(make_store: MakeStore) -> None:
             await on.send(str(n), mailbox_limit=2)
         before = await on.log(session)
         for policy in ("queue", "collect", "interrupt"):
-            await _refused(on.send(policy=policy, mailbox_limit=2, agent="other"), MailboxFull)
-        await _refused(on.send(policy="reject"), SessionBusy)
-        await _refused(on.send(key="more", session_limit=1), LimitExceeded)
+            await refused(on.send(policy=policy, mailbox_limit=2, agent="other"), MailboxFull)
+        await refused(on.send(policy="reject"), SessionBusy)
+        await refused(on.send(key="more", session_limit=1), LimitExceeded)
         assert await on.log(session) == before
         assert len(await on.store.mailbox(session)) == 2
         found = await on.store.find_session("p", "k")
@@ -379,18 +269,18 @@ async def a_refusal_writes_nothing(make_store: MakeStore) -> None:
 
 @_check
 async def a_used_message_id_is_refused_alone(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start(message_id="m1")
         bad = on.send(message_id="m1")
         good = on.send("fine", key="other", message_id="m1")
-        await _refused(bad, StorageError)
+        await refused(bad, StorageError)
         assert (await good).disposition == "started"
         assert len(await on.log(claim.lease.session)) == 2
 
 
 @_check
 async def reject_is_decided_with_the_claim(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         answers = await asyncio.gather(*(on.send(policy="reject") for _ in range(20)), return_exceptions=True)
         started = [a for a in answers if isinstance(a, SendResult)]
         assert len(started) == 1
@@ -401,7 +291,7 @@ async def reject_is_decided_with_the_claim(make_store: MakeStore) -> None:
 
 @_check
 async def collect_joins_what_comes_close_together(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         first = await on.send("a", policy="collect", at=10.0, quiet_s=2.0, max_wait_s=5.0)
         assert (first.disposition, first.not_before) == ("collecting", 12.0)
         second = await on.send("b", policy="collect", at=11.5, quiet_s=2.0, max_wait_s=5.0)
@@ -429,7 +319,7 @@ async def collect_joins_what_comes_close_together(make_store: MakeStore) -> None
 
 @_check
 async def interrupt_policy_stops_the_run_and_then_takes_everything(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start("0")
         await on.send("1")
         await on.send("2", policy="collect", quiet_s=1000.0, max_wait_s=1000.0)
@@ -468,8 +358,8 @@ async def interrupt_policy_stops_the_run_and_then_takes_everything(make_store: M
 
 @_check
 async def an_interrupt_is_durable_and_aimed_at_one_run(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
-        await _refused(on.interrupt(), UnknownSession)
+    async with opened(make_store) as on:
+        await refused(on.interrupt(), UnknownSession)
         claim = await on.start()
         hit = await on.interrupt(run_id=claim.lease.run_id)
         assert hit.run_id == claim.lease.run_id
@@ -493,7 +383,7 @@ async def an_interrupt_is_durable_and_aimed_at_one_run(make_store: MakeStore) ->
 
 @_check
 async def how_a_run_ends_follows_the_state_table(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         expected: list[tuple[bool, Literal["completed", "failed", "interrupted"], str]] = [
             (False, "completed", "completed"),
             (False, "failed", "failed"),
@@ -522,7 +412,7 @@ async def how_a_run_ends_follows_the_state_table(make_store: MakeStore) -> None:
 
 @_check
 async def a_repeated_append_or_commit_has_no_second_effect(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start()
         await on.send("waits")
         first = await on.say(claim, "a", "b", nth=1)
@@ -531,9 +421,9 @@ async def a_repeated_append_or_commit_has_no_second_effect(make_store: MakeStore
         assert await on.say(claim, "a", "b", nth=1) == first
         second = await on.say(claim, "c", nth=2)
         assert second.events[0].seq == first.events[-1].seq + 2
-        await _refused(on.say(claim, "e", nth=4), InvalidRequest)
+        await refused(on.say(claim, "e", nth=4), InvalidRequest)
         assert (await on.say(claim)).events == ()
-        await _refused(on.store.append(claim.lease, [("text.delta", b'{\n"x":1}')]), InvalidRequest)
+        await refused(on.store.append(claim.lease, [("text.delta", b'{\n"x":1}')]), InvalidRequest)
         done = await on.commit(claim, text="x", next_run_id="r2")
         log = await on.log(claim.lease.session)
         assert await on.commit(claim, text="x", next_run_id="r3") == done
@@ -550,7 +440,7 @@ async def a_repeated_append_or_commit_has_no_second_effect(make_store: MakeStore
 
 @_check
 async def a_stale_lease_writes_nothing(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start()
         await on.commit(claim)
         await on.start("next")
@@ -558,13 +448,13 @@ async def a_stale_lease_writes_nothing(make_store: MakeStore) -> None:
         lease = claim.lease
         for stale in (lease, Lease(lease.session, "r_unknown", 1), Lease(999, "r", 1)):
             events = [encode_event(TextDelta(run_id="r", text="late"))]
-            await _refused(on.store.append(stale, events), StaleFence)
-            await _refused(on.store.restart(stale, at=20.0), StaleFence)
+            await refused(on.store.append(stale, events), StaleFence)
+            await refused(on.store.restart(stale, at=20.0), StaleFence)
             if stale is not lease:
                 commit = RunCommit(lease=stale, status="completed", at=20.0, entries=[Entry(role="user", content="x")])
-                await _refused(on.store.commit_run(commit), StaleFence)
+                await refused(on.store.commit_run(commit), StaleFence)
         wrong_fence = Lease(lease.session, lease.run_id, lease.fence + 7)
-        await _refused(on.store.commit_run(RunCommit(lease=wrong_fence, status="completed", at=20.0)), StaleFence)
+        await refused(on.store.commit_run(RunCommit(lease=wrong_fence, status="completed", at=20.0)), StaleFence)
         assert await on.log(lease.session) == log
         assert await on.store.transcript(lease.session) == ()
         assert (await on.store.info()).stale_writes_refused == 9
@@ -572,7 +462,7 @@ async def a_stale_lease_writes_nothing(make_store: MakeStore) -> None:
 
 @_check
 async def a_rescue_takes_over_and_fences_the_old_holder(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start("first", at=11.0)
         younger = await on.start("second", key="b", at=12.0)
         ended = await on.start("third", key="c", at=10.0)
@@ -580,7 +470,7 @@ async def a_rescue_takes_over_and_fences_the_old_holder(make_store: MakeStore) -
         await on.say(claim, "half")
         await on.interrupt()
         assert await on.store.rescue(at=13.0) == (), "a node does not rescue from itself"
-    async with _opened(make_store, at=2.0) as on:
+    async with opened(make_store, at=2.0) as on:
         rescued = await on.store.rescue(at=14.0)
         assert [c.lease.run_id for c in rescued] == [claim.lease.run_id, younger.lease.run_id]
         mine = rescued[0]
@@ -592,8 +482,8 @@ async def a_rescue_takes_over_and_fences_the_old_holder(make_store: MakeStore) -
         assert rescued[1].interrupt is None
         assert mine.events == ()
         assert await on.store.rescue(at=14.0) == (), "nothing is rescued twice"
-        await _refused(on.say(claim, "late"), StaleFence)
-        await _refused(on.commit(claim), StaleFence)
+        await refused(on.say(claim, "late"), StaleFence)
+        await refused(on.commit(claim), StaleFence)
         again = await on.store.restart(rescued[1].lease, at=15.0)
         assert [e.kind for e in again.events] == ["run.restarted"]
         assert (await on.say(rescued[1], "again", nth=1)).events[0].kind == "text.delta"
@@ -615,7 +505,7 @@ async def a_rescue_takes_over_and_fences_the_old_holder(make_store: MakeStore) -
 
 @_check
 async def a_message_that_waits_can_be_withdrawn(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start(message_id="m0")
         sent = await on.send("1", message_id="m1")
         await on.send("2", message_id="m2")
@@ -624,31 +514,31 @@ async def a_message_that_waits_can_be_withdrawn(make_store: MakeStore) -> None:
         assert [e.kind for e in events] == ["message.settled"]
         assert await on.store.withdraw("p", "k", "m1", at=12.0) == (settled, ())
         assert await on.store.settlement(sent.session, "m1") == settled
-        await _refused(on.store.withdraw("p", "k", "m0", at=12.0), AlreadySettled)
-        await _refused(on.store.withdraw("p", "k", "m9", at=12.0), UnknownMessage)
-        await _refused(on.store.withdraw("p", "nobody", "m1", at=12.0), UnknownSession)
+        await refused(on.store.withdraw("p", "k", "m0", at=12.0), AlreadySettled)
+        await refused(on.store.withdraw("p", "k", "m9", at=12.0), UnknownMessage)
+        await refused(on.store.withdraw("p", "nobody", "m1", at=12.0), UnknownSession)
         assert await on.store.settlement(sent.session, "m9") is None
         done = await on.commit(claim, next_run_id="r2")
         assert done.claim is not None
         assert [m.message_id for m in done.claim.messages] == ["m2"]
-        await _refused(on.store.withdraw("p", "k", "m0", at=12.0), AlreadySettled)
+        await refused(on.store.withdraw("p", "k", "m0", at=12.0), AlreadySettled)
 
 
 @_check
 async def a_stop_ends_the_run_and_withdraws_what_waits(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start()
         await on.send("1", message_id="m1")
         await on.send("2", message_id="m2", policy="collect")
-        missed = await on.store.stop_session(_interrupt(run_id="r_other"))
+        missed = await on.store.stop_session(interrupt_of(run_id="r_other"))
         assert missed.run_id is None
         assert missed.withdrawn == ()
         assert missed.events == ()
-        stopped = await on.store.stop_session(_interrupt())
+        stopped = await on.store.stop_session(interrupt_of())
         assert stopped.run_id == claim.lease.run_id
         assert [m.message_id for m in stopped.withdrawn] == ["m1", "m2"]
         assert [e.kind for e in stopped.events] == ["run.stopping", "message.settled", "message.settled"]
-        again = await on.store.stop_session(_interrupt())
+        again = await on.store.stop_session(interrupt_of())
         assert again.run_id == claim.lease.run_id
         assert again.withdrawn == ()
         assert again.events == ()
@@ -660,9 +550,9 @@ async def a_stop_ends_the_run_and_withdraws_what_waits(make_store: MakeStore) ->
 
 @_check
 async def a_deleted_session_leaves_a_tombstone(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         cause = Cause(kind="stop", reason="deleted")
-        await _refused(on.store.delete_session("p", "k", at=12.0, cause=cause), UnknownSession)
+        await refused(on.store.delete_session("p", "k", at=12.0, cause=cause), UnknownSession)
         claim = await on.start()
         session = claim.lease.session
         await on.send("waits", message_id="m1")
@@ -670,12 +560,12 @@ async def a_deleted_session_leaves_a_tombstone(make_store: MakeStore) -> None:
         assert gone.run_id == claim.lease.run_id
         assert [m.message_id for m in gone.withdrawn] == ["m1"]
         assert [e.kind for e in gone.events] == ["run.stopping", "message.settled", "session.deleted"]
-        await _refused(on.send(), SessionDeleted)
-        await _refused(on.send(idempotency_key="i"), SessionDeleted)
-        await _refused(on.interrupt(), SessionDeleted)
-        await _refused(on.store.stop_session(_interrupt()), SessionDeleted)
-        await _refused(on.store.delete_session("p", "k", at=13.0, cause=cause), SessionDeleted)
-        await _refused(on.store.withdraw("p", "k", "m1", at=13.0), SessionDeleted)
+        await refused(on.send(), SessionDeleted)
+        await refused(on.send(idempotency_key="i"), SessionDeleted)
+        await refused(on.interrupt(), SessionDeleted)
+        await refused(on.store.stop_session(interrupt_of()), SessionDeleted)
+        await refused(on.store.delete_session("p", "k", at=13.0, cause=cause), SessionDeleted)
+        await refused(on.store.withdraw("p", "k", "m1", at=13.0), SessionDeleted)
         assert (await on.say(claim, "late")).events == ()
         done = await on.commit(claim, "interrupted", next_run_id="r2")
         assert done.events == ()
@@ -693,7 +583,7 @@ async def a_deleted_session_leaves_a_tombstone(make_store: MakeStore) -> None:
 
 @_check
 async def after_the_purge_a_key_is_a_new_session(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start(idempotency_key="i")
         cause = Cause(kind="stop")
         await on.store.delete_session("p", "k", at=12.0, cause=cause)
@@ -704,18 +594,18 @@ async def after_the_purge_a_key_is_a_new_session(make_store: MakeStore) -> None:
         assert await on.store.find_session("p", "k") is None
         assert await on.log(claim.lease.session) == []
         assert await on.store.runs(claim.lease.session) == ()
-    async with _opened(make_store, at=2.0) as on:
+    async with opened(make_store, at=2.0) as on:
         fresh = await on.send(idempotency_key="i")
         assert fresh.disposition == "started"
         assert fresh.seq == 1
         assert fresh.number != claim.number
         assert fresh.session != claim.lease.session
-        await _refused(on.commit(claim), StaleFence)
+        await refused(on.commit(claim), StaleFence)
 
 
 @_check
 async def pruning_drops_old_events_but_no_history(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         old = await on.start("old", at=10.0, idempotency_key="i", message_id="m1")
         session = old.lease.session
         await on.commit(old, at=11.0, text="answer", entries=[Entry(role="user", content="old")])
@@ -737,7 +627,7 @@ async def pruning_drops_old_events_but_no_history(make_store: MakeStore) -> None
         done = await on.commit(running, at=15.0, next_run_id="r9")
         assert done.claim is not None
         assert [m.message_id for m in done.claim.messages] == ["m3"]
-        await on.store.stop_session(_interrupt(at=16.0))
+        await on.store.stop_session(interrupt_of(at=16.0))
         await on.commit(done.claim, "interrupted", at=16.0)
         assert await on.store.prune(events_before=99.0, tombstones_before=0.0, idempotency_before=0.0) > 0
         found = await on.store.find_session("p", "k")
@@ -756,7 +646,7 @@ def _note_first_seq(seqs: list[int], done: asyncio.Future[Appended]) -> None:
 
 @_check
 async def concurrent_appends_are_whole_and_in_order(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claims = [await on.start(key=f"k{n}") for n in range(3)]
         resolved: dict[int, list[int]] = {claim.lease.session: [] for claim in claims}
         writes = []
@@ -779,7 +669,7 @@ async def concurrent_appends_are_whole_and_in_order(make_store: MakeStore) -> No
 
 @_check
 async def text_that_no_json_can_carry_is_written_out(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start("half a \ud83d pair", message_id="m1")
         assert claim.messages[0].content == "half a \\ud83d pair"
         await on.say(claim, "\udc00")
@@ -796,7 +686,7 @@ async def text_that_no_json_can_carry_is_written_out(make_store: MakeStore) -> N
 
 @_check
 async def reads_begin_anywhere_in_the_log(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start()
         for n in range(20):
             await on.say(claim, *(["x"] * (n % 5 + 1)))
@@ -813,7 +703,7 @@ async def reads_begin_anywhere_in_the_log(make_store: MakeStore) -> None:
 
 @_check
 async def a_dropped_or_cancelled_caller_does_not_undo_its_write(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start()
         dropped = on.say(claim, "dropped")
         dropped.cancel()
@@ -826,7 +716,7 @@ async def a_dropped_or_cancelled_caller_does_not_undo_its_write(make_store: Make
 
 @_check
 async def a_closed_store_has_finished_what_it_was_given(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         claim = await on.start()
         writes = [on.say(claim, str(n)) for n in range(20)]
     assert all(write.done() and write.exception() is None for write in writes)
@@ -837,13 +727,13 @@ async def a_closed_store_has_finished_what_it_was_given(make_store: MakeStore) -
     else:
         raise AssertionError("a closed store must refuse")
     await on.store.close()
-    async with _opened(make_store, at=2.0) as on:
+    async with opened(make_store, at=2.0) as on:
         assert len(await on.log(claim.lease.session)) == 22
 
 
 @_check
 async def sessions_are_listed_by_their_last_change(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         for n in range(5):
             await on.send(key=f"k{n}", at=10.0 + n, principal="p" if n % 2 == 0 else "q")
         keys = [view.key for view in await on.store.sessions(principal=None, limit=3)]
@@ -859,19 +749,19 @@ async def sessions_are_listed_by_their_last_change(make_store: MakeStore) -> Non
 
 @_check
 async def api_keys_are_kept_and_revoked(make_store: MakeStore) -> None:
-    async with _opened(make_store) as on:
+    async with opened(make_store) as on:
         key = KeyRecord(key_id="a", principal="p", role="user", digest=b"\0\xff", created_at=1.0, label="laptop")
         await on.store.add_key(key)
         await on.store.add_key(KeyRecord(key_id="b", principal="q", role="admin", digest=b"d", created_at=2.0))
-        await _refused(on.store.add_key(key), StorageError)
+        await refused(on.store.add_key(key), StorageError)
         assert await on.store.revoke_key("b", at=5.0)
         assert not await on.store.revoke_key("b", at=6.0)
         assert not await on.store.revoke_key("c", at=6.0)
-    async with _opened(make_store, at=2.0) as on:
+    async with opened(make_store, at=2.0) as on:
         first, second = await on.store.keys()
         assert first == key
         assert second.revoked_at == 5.0
         assert second.role == "admin"
 
 
-STORE_CHECKS: Sequence[Check] = tuple(_CHECKS)
+STORE_CHECKS: Sequence[Check] = (*_CHECKS, *PEOPLE_CHECKS, *HISTORY_CHECKS)

@@ -1,0 +1,143 @@
+"""Short forms of the store's verbs, for the checks of the conformance suite (`holdfast.testing.store_suite`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count, pairwise
+from typing import Any, Literal
+
+from holdfast.errors import HoldfastError
+from holdfast.protocol.events import Stored, TextDelta, encode_event
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.port import (
+    Appended,
+    Claim,
+    Committed,
+    Interrupt,
+    Interrupted,
+    RunCommit,
+    Send,
+    SendResult,
+    Store,
+)
+
+__all__ = ["Check", "Driver", "MakeStore", "interrupt_of", "opened", "refused"]
+
+MakeStore = Callable[[], Store]
+"""Makes a store object on the same data each time it is called."""
+Check = Callable[[MakeStore], Awaitable[None]]
+"""A rule of the port. Raises `AssertionError` with what is wrong."""
+
+
+@asynccontextmanager
+async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Driver]:
+    """A driver of a store that is open within the block; it is the same data each time."""
+    store = make_store()
+    await store.open(node_id=f"n_{at}", at=at)
+    try:
+        yield Driver(store)
+    finally:
+        await store.close()
+
+
+class Driver:
+    """Short forms of the verbs, with fresh ids and a clock that only goes on."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._count = count(1)
+
+    def fresh(self, prefix: str) -> str:
+        """An id that was not used before."""
+        return f"{prefix}_{id(self):x}_{next(self._count)}"
+
+    def send(
+        self,
+        content: str = "hello",
+        *,
+        key: str = "k",
+        principal: str = "p",
+        policy: str = "queue",
+        room: bool = True,
+        at: float = 10.0,
+        **more: Any,
+    ) -> asyncio.Future[SendResult]:
+        """`Store.send`; `more` are fields of the `Send`. ``room`` False: the host has none."""
+        request = Send(
+            principal=principal,
+            key=key,
+            agent=more.pop("agent", None),
+            default_agent="demo",
+            message_id=more.pop("message_id", None) or self.fresh("m"),
+            content=content,
+            policy=policy,
+            at=at,
+            run_id=more.pop("run_id", self.fresh("r")) if room else None,
+            **more,
+        )
+        return self.store.send(request)
+
+    async def start(self, content: str = "hello", **more: Any) -> Claim:
+        """Send to an idle session, and the claim of the run that starts."""
+        result = await self.send(content, **more)
+        assert result.disposition == "started", f"an idle session must start, not {result.disposition}"
+        assert result.claim is not None, "a start carries its claim"
+        return result.claim
+
+    def commit(
+        self,
+        claim: Claim,
+        status: Literal["completed", "failed", "interrupted"] = "completed",
+        *,
+        at: float = 20.0,
+        **more: Any,
+    ) -> asyncio.Future[Committed]:
+        """`Store.commit_run`; `more` are fields of the `RunCommit`."""
+        return self.store.commit_run(RunCommit(lease=claim.lease, status=status, at=at, **more))
+
+    def say(self, claim: Claim, *texts: str, nth: int = 0) -> asyncio.Future[Appended]:
+        """`Store.append` of a ``text.delta`` for each text."""
+        events = [encode_event(TextDelta(run_id=claim.lease.run_id, text=text)) for text in texts]
+        return self.store.append(claim.lease, events, nth=nth)
+
+    async def log(self, session: int) -> list[Stored]:
+        """The whole log, read in small pieces; checked to be without a hole."""
+        events: list[Stored] = []
+        while True:
+            more = await self.store.read_events(session, after=events[-1].seq if events else 0, limit=3)
+            if not more:
+                break
+            events.extend(more)
+        _without_holes(events)
+        return events
+
+    async def kinds(self, session: int) -> list[str]:
+        """The kinds of the whole log."""
+        return [event.kind for event in await self.log(session)]
+
+    def interrupt(
+        self, *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
+    ) -> Awaitable[Interrupted]:
+        """`Store.interrupt` of the run that is on, or of exactly `run_id`."""
+        return self.store.interrupt(interrupt_of(key=key, run_id=run_id, at=at, reason=reason))
+
+
+def interrupt_of(*, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough") -> Interrupt:
+    """A user's interrupt of a session of the principal ``p``."""
+    return Interrupt(principal="p", key=key, cause=Cause(kind="user", reason=reason, at=at), at=at, run_id=run_id)
+
+
+def _without_holes(events: Sequence[Stored]) -> None:
+    for before, after in pairwise(events):
+        assert after.seq == before.seq + 1, f"the log goes from {before.seq} to {after.seq}"
+
+
+async def refused(answer: Awaitable[object], error: type[HoldfastError]) -> HoldfastError:
+    """The refusal. Raises `AssertionError` if there is none, or another error that comes instead."""
+    try:
+        result = await answer
+    except error as refusal:
+        return refusal
+    raise AssertionError(f"{error.__name__} was expected, not {result!r}")
