@@ -4,38 +4,106 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
-from holdfast.errors import ConfigurationError
+from holdfast.agents.model import Model, find_model
+from holdfast.agents.tool import Tool, Toolset, as_tool
+from holdfast.errors import ConfigurationError, NotSupported
+from holdfast.protocol.loop import AgentLimits
 
 if TYPE_CHECKING:
     from holdfast.agents.run import Run
+    from holdfast.protocol.messages import Entry
 
-__all__ = ["Agent", "AgentLike", "agent", "as_agent", "perform"]
+__all__ = ["Agent", "AgentLike", "ToolLike", "agent", "as_agent", "perform"]
 
 AgentWork: TypeAlias = "Callable[[Run], Any]"
 
 
+async def _with_model(run: Run) -> None:
+    """The work of an agent that has a model."""
+    from holdfast.agents.loop import work_with_model
+
+    await work_with_model(run)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """An agent that a host can run.
+    """An agent that a host can run: a function of its `Run`, or a model with tools, for which the loop is built in.
 
     Parameters:
         name: how messages name it.
         work: takes the `Run`. It may return text or None, yield text, or use the run.
-        replayable: all its effects go through `Run.call`, so that after a crash its run may go on.
-        description: one line for people.
+        replayable: all its effects go through `Run.call`, so that after a crash its run may go on. An agent with a
+            model always is.
+        description: one line for people, and for models that may delegate to it.
+        model: a `Model`, or the name of one as `find_model` takes it. Then there is no `work`.
+        instructions: the system prompt.
+        tools: functions, `Tool` and `Toolset` objects, and agents, to which the model may delegate.
+        limits: budgets and deadlines of a run.
+        settings: for the model layer, such as ``temperature``.
+
+    Raises:
+        ConfigurationError: neither work nor a model, or both; a model or a tool that cannot be.
     """
 
     name: str
-    work: AgentWork
+    work: AgentWork = _with_model
     replayable: bool = False
     description: str = ""
+    model: Model | str | None = None
+    instructions: str = ""
+    tools: Sequence[ToolLike] = ()
+    limits: AgentLimits = field(default_factory=AgentLimits)
+    settings: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if (self.model is None) is (self.work is _with_model):
+            raise ConfigurationError(
+                f"the agent {self.name!r} has {'no work and no model' if self.model is None else 'work and a model'}",
+                hint="give it one of them",
+            )
+        if self.model is None:
+            return
+        if isinstance(self.model, str):
+            object.__setattr__(self, "model", find_model(self.model))
+        known = tuple(thing if isinstance(thing, (Toolset, Tool, Agent)) else as_tool(thing) for thing in self.tools)
+        object.__setattr__(self, "tools", known)
+        object.__setattr__(self, "replayable", True)
+
+    @property
+    def toolsets(self) -> tuple[Toolset, ...]:
+        """The toolsets of the agent and of those it may delegate to, each once."""
+        found: list[Toolset] = []
+        for thing in self.tools:
+            for toolset in (thing,) if isinstance(thing, Toolset) else getattr(thing, "toolsets", ()):
+                if not any(toolset is known for known in found):
+                    found.append(toolset)
+        return tuple(found)
+
+    @property
+    def executes(self) -> bool:
+        """Whether it may do on this machine what a model says."""
+        return any(toolset.executes for toolset in self.toolsets)
+
+    async def summarise(self, entries: Sequence[Entry]) -> str:
+        """What was said, in short, by the agent's model.
+
+        Raises:
+            NotSupported: the agent has no model.
+            ModelFailed: the model failed.
+        """
+        if self.model is None:
+            raise NotSupported(f"the agent {self.name!r} has no model that could sum up a history")
+        from holdfast.agents.compacting import summary_of
+
+        return (await summary_of(self, entries)).text
 
 
+ToolLike: TypeAlias = "Tool | Toolset | Agent | Callable[..., Any]"
 AgentLike: TypeAlias = "Agent | AgentWork"
 
 

@@ -8,12 +8,23 @@ interleave.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
 from holdfast.errors import NotDeterministic
-from holdfast.protocol.events import Event, RunRestarted, ToolFinished, ToolStarted
+from holdfast.protocol.events import (
+    ChildFinished,
+    ChildStarted,
+    Event,
+    MessageSteered,
+    RunRestarted,
+    RunResumed,
+    StepFinished,
+    ToolFinished,
+    ToolStarted,
+)
+from holdfast.protocol.messages import Answer, Usage
 
 __all__ = ["Branch", "Journal", "Recorder", "current_branch"]
 
@@ -38,6 +49,10 @@ class Recorder(Protocol):
         """Wait while `behind`."""
         ...
 
+    def late(self) -> None:
+        """Count something that came too late: of a run or call that has ended, and that left a survivor behind."""
+        ...
+
 
 class Branch:
     """A line of execution that numbers its calls."""
@@ -57,36 +72,75 @@ current_branch: ContextVar[Branch | None] = ContextVar("holdfast_branch", defaul
 
 
 class Journal:
-    """What earlier attempts of a run called, by call id, and whether the run could be made once more.
+    """What earlier attempts of a run did, and whether the run could be made once more.
 
     Parameters:
         events: the stored events of the run, oldest first; empty in a first attempt.
     """
 
-    __slots__ = ("_intents", "_open", "_restarts", "_results", "replayed")
+    __slots__ = (
+        "_answers",
+        "_children",
+        "_intents",
+        "_names",
+        "_open",
+        "_restarts",
+        "_results",
+        "_steered",
+        "_steps",
+        "discard_from",
+        "replayed",
+    )
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self._intents: dict[str, ToolStarted] = {}
         self._results: dict[str, ToolFinished] = {}
-        self._open: set[str] = set()
+        self._steps: dict[tuple[str, int], StepFinished] = {}
+        self._steered: dict[int, list[str]] = {}
+        self._answers: dict[str, Answer] = {}
+        self._children: dict[str, ChildStarted | ChildFinished] = {}
+        self._open: dict[str, None] = {}
+        self._names: dict[str, None] = {}
         self._restarts = 0
         self.replayed = 0
         """Results that were taken from the log in this attempt."""
+        self.discard_from: int | None = None
+        """The seq from which on a new attempt says everything again; None: from the start."""
         for event in events:
-            if isinstance(event, ToolStarted):
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case ToolStarted():
                 self._intents[event.call_id] = event
                 self.begun(event)
-            elif isinstance(event, ToolFinished):
+            case ToolFinished():
                 self.ended(event)
                 if event.status != "interrupted":
                     self._results[event.call_id] = event
                     self._restarts = 0
-            elif isinstance(event, RunRestarted):
+            case StepFinished(run_id=run_id, step=step):
+                self._steps[run_id, step] = event
+                self._restarts = 0
+                if run_id not in self._children:
+                    self.discard_from = event.seq + 1
+            case MessageSteered(message_id=message_id, step=step):
+                self._steered.setdefault(step, []).append(message_id)
+            case RunResumed(answer=answer):
+                self._answers[answer.question_id] = answer
+            case ChildStarted(child_id=child_id):
+                self._children[child_id] = event
+            case ChildFinished(child_id=child_id):
+                self._children[child_id] = event
+                self.child_ended(event)
+            case RunRestarted():
                 self._restarts += 1
+            case _:
+                pass
 
     @property
     def restarts_in_vain(self) -> int:
-        """Restarts since the last call that came to a result: a run that gets on may be restarted again and again."""
+        """Restarts since the last step or call that came to a result: a run that gets on may be restarted for ever."""
         return self._restarts
 
     @property
@@ -94,15 +148,37 @@ class Journal:
         """Whether each call that was started, in this attempt too, has its result, or may be made again."""
         return not self._open
 
+    @property
+    def begun_names(self) -> tuple[str, ...]:
+        """The names of all calls that were made, in this attempt too: their effects may be there."""
+        return tuple(self._names)
+
+    @property
+    def steered_ids(self) -> frozenset[str]:
+        """The messages that the run was given while it was on."""
+        return frozenset(message_id for ids in self._steered.values() for message_id in ids)
+
     def begun(self, call: ToolStarted) -> None:
         """A call is made."""
+        self._names[call.name] = None
         if not call.idempotent:
-            self._open.add(call.call_id)
+            self._open[call.call_id] = None
 
     def ended(self, call: ToolFinished) -> None:
         """A call has ended; where it was interrupted, its effect may be there or not."""
         if call.status != "interrupted":
-            self._open.discard(call.call_id)
+            self._open.pop(call.call_id, None)
+            self._close_inside(call.call_id)
+
+    def child_ended(self, child: ChildFinished) -> None:
+        """A child has ended. Where its end stands (`outcome`), what it left open inside is not made again either."""
+        if stands(child):
+            self._close_inside(child.child_id)
+
+    def _close_inside(self, outer: str) -> None:
+        if self._open:
+            for call_id in [call_id for call_id in self._open if call_id.startswith(f"{outer}.")]:
+                del self._open[call_id]
 
     def past(self, call_id: str, name: str, arguments: object) -> ToolFinished | None:
         """The result of the call in an earlier attempt. Raises `NotDeterministic` if that was another call."""
@@ -117,3 +193,40 @@ class Journal:
         if result is not None:
             self.replayed += 1
         return result
+
+    def step(self, run_id: str, step: int) -> StepFinished | None:
+        """What the model answered in that step of an earlier attempt."""
+        return self._steps.get((run_id, step))
+
+    def steered(self, step: int) -> Sequence[str]:
+        """The messages that were given to the run before that step in an earlier attempt."""
+        return self._steered.get(step, ())
+
+    def answer(self, question_id: str) -> Answer | None:
+        """What a person decided in an earlier attempt."""
+        return self._answers.get(question_id)
+
+    def outcome(self, child_id: str, agent: str) -> ChildFinished | None:
+        """How the child ended in an earlier attempt. Raises `NotDeterministic` if that was another one."""
+        known = self._children.get(child_id)
+        if known is None:
+            return None
+        if isinstance(known, ChildFinished):
+            return known if stands(known) else None
+        if known.agent != agent:
+            raise NotDeterministic(f"child {child_id} was {known.agent!r} in an earlier attempt and is {agent!r} now")
+        return None
+
+    def used_inside(self, child_id: str) -> Usage:
+        """What the child, and the children below it, used in earlier attempts, by their whole steps and calls."""
+        used = Usage()
+        for (run_id, _), step in self._steps.items():
+            if run_id == child_id or run_id.startswith(f"{child_id}."):
+                used += step.usage
+        calls = sum(call_id.startswith(f"{child_id}.") for call_id in self._results)
+        return used + Usage(tool_calls=calls)
+
+
+def stands(child: ChildFinished) -> bool:
+    """Whether a new attempt takes the child's end as it is; else it ended with its parent, and goes on."""
+    return child.status != "interrupted" or child.error is not None

@@ -7,22 +7,28 @@ raises `RunClosed`, and nothing that a leftover thread emits counts any more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
-import inspect
+import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
+from holdfast.agents.placing import Placement, name_of, placed, placement_of
+from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
 from holdfast.agents.tool import wants_call
 from holdfast.errors import CallFailed, Interrupted, LimitExceeded, RunClosed, RunFailed, RunInterrupted, told
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
+    MessageSteered,
+    ReasoningDelta,
+    StepFinished,
     StepStarted,
     TextDelta,
     ToolFinished,
@@ -31,77 +37,28 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages import Answer, Entry, Message, Question, Usage, check_text
 from holdfast.protocol.transcript import RunTranscript
+from holdfast.runtime import Scope, current_scope
+from holdfast.runtime.line import release
 
 if TYPE_CHECKING:
-    from holdfast.clock import Clock
-    from holdfast.runtime import Handle, Interrupt, Process, Scope
+    from holdfast.runtime import Handle, Interrupt, Process
 
 __all__ = ["Call", "Run", "RunLimits", "Surroundings"]
 
-Placement = Literal["loop", "thread", "process"]
-Written = TextDelta | StepStarted | ToolStarted | ToolOutput | ToolFinished
+Written = (
+    ChildStarted
+    | ChildFinished
+    | TextDelta
+    | ReasoningDelta
+    | StepStarted
+    | StepFinished
+    | ToolStarted
+    | ToolOutput
+    | ToolFinished
+)
 
 _HANDED_LIMIT = 1024
 _BEHIND_POLL_S = 0.005
-
-
-class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a run.
-
-    Parameters:
-        call_s: deadline of a call that names none, in seconds.
-        answer_limit_bytes: characters of text that a run may emit in all.
-        result_limit_bytes: size of the JSON of one call's arguments or result.
-        depth: how deep `delegate` may nest.
-    """
-
-    call_s: float = 60.0
-    answer_limit_bytes: int = 16_000_000
-    result_limit_bytes: int = 1_000_000
-    depth: int = 8
-
-
-class Surroundings(Protocol):
-    """What the host lends to a run."""
-
-    clock: Clock
-
-    async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run."""
-        ...
-
-    def find_agent(self, name: str) -> Agent:
-        """The host's agent of that name. Raises `UnknownAgent`."""
-        ...
-
-    def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work that outlives the run and belongs to the session's activation."""
-        ...
-
-    @property
-    def steering(self) -> bool:
-        """Whether a ``steer`` message may wait for this run."""
-        ...
-
-    async def steer(self, step: int) -> Sequence[Message]:
-        """Take what was steered to the run, before the step of that number. Durable when it returns."""
-        ...
-
-    async def suspend(self, question: Question) -> None:
-        """Ask a person: the question is open, durably, when this returns. A known id has no effect."""
-        ...
-
-    async def answered(self, question_id: str) -> Answer:
-        """Wait for the answer to an open question; ``expired`` is one too."""
-        ...
-
-    def at_rest(self, resting: bool) -> None:
-        """Tell that all lines of the run and its children wait for people only, or do so no more."""
-        ...
-
-    async def attachment(self, digest: str) -> bytes:
-        """The bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
-        ...
 
 
 class Emission:
@@ -126,16 +83,20 @@ class Call:
         call_id: the same in every attempt: the idempotency key to give to outside services.
     """
 
-    __slots__ = ("call_id", "run")
+    __slots__ = ("_over", "call_id", "run")
 
     def __init__(self, run: Run, call_id: str) -> None:
         self.run = run
         self.call_id = call_id
+        self._over = False
 
     def output(self, text: str) -> Emission:
-        """Stream a piece of the call's output. From any thread. Raises as `Run.emit` does."""
+        """Stream a piece of the call's output. From any thread. Raises as `Run.emit` does, also after the call."""
         _check_text(text, "output()")
         run = self.run
+        if self._over:
+            run._recorder.late()
+            raise RunClosed(f"call {self.call_id} has ended", hint="what it says after its end does not count")
         run._write(ToolOutput(run_id=run.root_id, call_id=self.call_id, text=text, at=run.now()))
         return Emission(run._recorder)
 
@@ -149,23 +110,29 @@ class Run:
 
     __slots__ = (
         "_branch",
+        "_children",
         "_closed",
-        "_depth",
+        "_depth_left",
+        "_for_room",
         "_handed",
         "_hop_pending",
         "_journal",
         "_limits",
+        "_lines",
         "_loop",
+        "_parent",
         "_recorder",
         "_spawned",
+        "_steered_before",
         "_steps",
         "_surroundings",
         "_thread",
-        "_tool_calls",
+        "_used",
         "agent",
         "attempt",
         "messages",
         "principal",
+        "replaced_history",
         "root_id",
         "run_id",
         "scope",
@@ -189,14 +156,15 @@ class Run:
         surroundings: Surroundings,
         limits: RunLimits,
         branch: Branch,
-        depth: int = 0,
+        parent: Run | None = None,
     ) -> None:
         self.run_id = run_id
         self.root_id = root_id
         self.agent = agent
         self.principal = principal
         self.session_key = session_key
-        self.messages = messages
+        steered = journal.steered_ids if parent is None else frozenset[str]()
+        self.messages = tuple(m for m in messages if m.message_id not in steered) if steered else messages
         self.attempt = attempt
         self.scope = scope
         self.transcript = RunTranscript(run_id, messages)
@@ -205,7 +173,13 @@ class Run:
         self._surroundings = surroundings
         self._limits = limits
         self._branch = branch
-        self._depth = depth
+        self._parent = parent
+        self._steered_before = {m.message_id: m for m in messages if m.message_id in steered}
+        self._lines: Lines = Lines(surroundings.at_rest) if parent is None else parent._lines
+        allowed = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
+        self._depth_left: int = allowed if parent is None else min(parent._depth_left - 1, allowed)
+        self._children = 0
+        self._for_room: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._handed: deque[Written] = deque()
@@ -213,7 +187,9 @@ class Run:
         self._spawned: list[Handle[Any]] = []
         self._closed = False
         self._steps = 0
-        self._tool_calls = 0
+        self._used = Usage()
+        self.replaced_history: tuple[Entry, ...] | None = None
+        """What stands in the place of the transcript before this run, once it was summed up; None: as it was."""
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,12 +211,46 @@ class Run:
 
     @property
     def usage(self) -> Usage:
-        """What the run used so far."""
-        return Usage(steps=self._steps, tool_calls=self._tool_calls) if self._steps or self._tool_calls else _NOTHING
+        """What the run and its children used so far, in earlier attempts too."""
+        return self._used
+
+    def _charge(self, used: Usage) -> None:
+        """Count what was used, here and in the runs above; one above whose budget is used up is interrupted."""
+        self._used += used
+        above = self._parent
+        while above is not None:
+            above._used += used
+            if above.agent.model is not None and (problem := above.agent.limits.exceeded(above._used)):
+                above.interrupt.trigger(problem, kind="budget")
+            above = above._parent
+
+    async def steered(self) -> list[Message]:
+        """Messages that were sent with the policy ``steer`` since the run began or this was last called, in order.
+
+        They are taken for good: it is durable that this run got them, and they are settled with it. An agent with a
+        model looks for them before each step. A child gets none.
+        """
+        self._check_open()
+        return await self._steered(self._steps + 1)
+
+    async def _steered(self, step: int, *, more: bool = True) -> list[Message]:
+        if self._parent is not None:
+            return []
+        known = [self._steered_before.pop(i) for i in self._journal.steered(step) if i in self._steered_before]
+        if more and self._surroundings.steering:
+            known += await self._surroundings.steer(step)
+        self.transcript.know(known)
+        for message in known:
+            self.transcript.feed(MessageSteered(run_id=self.run_id, message_id=message.message_id, step=step))
+        return known
 
     async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run."""
-        return await self._surroundings.history()
+        """The session's transcript before this run. A child has none."""
+        return await self._surroundings.history() if self._parent is None else ()
+
+    async def attachment(self, digest: str) -> bytes:
+        """The bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
+        return await self._surroundings.attachment(digest)
 
     def now(self) -> float:
         """Seconds since the epoch. Not the same in another attempt: a replayable agent reads it in a `call`."""
@@ -272,12 +282,14 @@ class Run:
         """Begin a step, shown to readers; returns its number, from 1."""
         _check_text(label, "step()")
         self._steps += 1
+        self._charge(Usage(steps=1))
         self._write(StepStarted(run_id=self.run_id, step=self._steps, label=label, at=self.now()))
         await Emission(self._recorder)
         return self._steps
 
     def _check_open(self) -> None:
         if self._closed:
+            self._recorder.late()
             raise RunClosed(f"run {self.run_id} has ended")
 
     def _write(self, event: Written) -> None:
@@ -305,7 +317,9 @@ class Run:
         self._hop_pending = False
         while self._handed:
             event = self._handed.popleft()
-            if not self._closed:
+            if self._closed:
+                self._recorder.late()
+            else:
                 self._take(event)
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -341,29 +355,16 @@ class Run:
             TypeError: arguments or result that JSON cannot hold.
         """
         self._check_open()
-        label = name or _name(work)
+        label = name or name_of(work)
         _check_text(label, "call(name=)")
         branch = current_branch.get() or self._branch
         call_id = branch.next_id()
         arguments = self._plain({**({"args": args} if args else {}), **kwargs}, f"the arguments of {label}") or None
-        past = self._journal.past(call_id, label, arguments)
-        started = ToolStarted(
-            run_id=self.root_id,
-            call_id=call_id,
-            name=label,
-            arguments=arguments,
-            idempotent=bool(idempotent),
-            at=self.now(),
-        )
+        past = self._begin_call(call_id, label, arguments, idempotent=bool(idempotent))
         if past is not None:
-            self.transcript.feed(started)
-            self.transcript.feed(past)
             if past.status == "error":
                 raise CallFailed(past.error or f"{label} failed")
             return past.result
-        self._tool_calls += 1
-        self._write(started)
-        self._journal.begun(started)
         await self._recorder.written()
         status: Literal["ok", "error", "interrupted"] = "interrupted"
         result: Any = None
@@ -376,13 +377,47 @@ class Run:
             status, error = "error", told(problem)
             raise
         finally:
-            if not self._closed:
-                finished = ToolFinished(
-                    run_id=self.root_id, call_id=call_id, status=status, result=result, error=error, at=self.now()
-                )
-                self._write(finished)
-                self._journal.ended(finished)
+            self._end_call(call_id, status, result, error)
         return result
+
+    def _begin_call(self, call_id: str, name: str, arguments: Any, *, idempotent: bool) -> ToolFinished | None:
+        """Note that a call is made; what it came to in an earlier attempt, if it did."""
+        past = self._journal.past(call_id, name, arguments)
+        started = ToolStarted(
+            run_id=self.root_id,
+            call_id=call_id,
+            name=name,
+            arguments=arguments,
+            idempotent=idempotent,
+            at=self.now(),
+        )
+        self._charge(_ONE_CALL)
+        if past is not None:
+            self.transcript.feed(started)
+            self.transcript.feed(past)
+            return past
+        self._write(started)
+        self._journal.begun(started)
+        return None
+
+    def _end_call(
+        self, call_id: str, status: Literal["ok", "error", "interrupted"], result: Any, error: str | None
+    ) -> ToolFinished:
+        """Note what a call came to, if that still counts."""
+        finished = ToolFinished(
+            run_id=self.root_id, call_id=call_id, status=status, result=result, error=error, at=self.now()
+        )
+        if not self._closed:
+            self._write(finished)
+            self._journal.ended(finished)
+        return finished
+
+    def _around(self) -> Scope:
+        """The innermost scope of this run that the code runs in."""
+        here = scope = current_scope()
+        while scope is not None and scope is not self.scope:
+            scope = scope.parent
+        return self.scope if scope is None or here is None else here
 
     async def _in_scope(
         self,
@@ -394,20 +429,34 @@ class Run:
         timeout_s: float | None,
         on: Placement | None,
     ) -> Any:
-        if wants_call(work):
-            args = (Call(self, call_id), *args)
-        where: Placement = on or _placement(work)
+        call = Call(self, call_id) if wants_call(work) else None
+        where: Placement = on or placement_of(work)
         deadline_s = self._limits.call_s if timeout_s is None else timeout_s
-        scope = self.scope.child(name, deadline_s=deadline_s)
-        bound = functools.partial(work, *args, **kwargs)
+        around = self._around()
+        scope = around.child(name, deadline_s=deadline_s if deadline_s < math.inf else None)
+        bound = (
+            functools.partial(work, *args, **kwargs) if call is None else functools.partial(work, call, *args, **kwargs)
+        )
         try:
             async with scope:
-                outcome = await scope.spawn(_placed(bound, Branch(call_id), where), on=where, name=name)
+                outcome = await scope.spawn(self._placed(bound, Branch(call_id), where, scope), on=where, name=name)
         except Interrupted as interrupted:
-            if interrupted.cause.kind == "deadline" and not self.interrupt.triggered:
+            if interrupted.cause.kind == "deadline" and not around.interrupt.triggered:
                 raise TimeoutError(f"{name} did not end within {deadline_s:g} s") from None
             raise
+        finally:
+            if call is not None:
+                call._over = True
         return outcome
+
+    def _placed(self, bound: Callable[[], Any], branch: Branch, where: Placement, scope: Scope) -> Callable[[], Any]:
+        """The work of a call; when it ends after its scope it was given up, and its result comes too late."""
+
+        def ended() -> None:
+            if scope.closed:
+                self._recorder.late()
+
+        return placed(bound, branch, where, ended)
 
     def _plain(self, value: Any, what: str) -> Any:
         try:
@@ -434,62 +483,122 @@ class Run:
         """
         self._check_open()
         parent = current_branch.get() or self._branch
-        where: Placement = on or _placement(work)
-        label = name or _name(work)
+        where: Placement = on or placement_of(work)
+        label = name or name_of(work)
         bound = functools.partial(work, *args)
-        handle: Handle[Any] = self.scope.spawn(_placed(bound, Branch(parent.next_id()), where), on=where, name=label)
+        ended = self._lines.remove if where == "loop" else functools.partial(self._soon, self._lines.remove)
+        handle: Handle[Any] = self.scope.spawn(
+            placed(bound, Branch(parent.next_id()), where, ended), on=where, name=label
+        )
+        if where != "process":
+            self._lines.add()
         self._spawned.append(handle)
         return handle
+
+    def _soon(self, fn: Callable[[], object]) -> None:
+        """Call it on the run's loop. From any thread; a loop that is closed needs it no more."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(fn)
 
     async def parallel(self, *branches: Callable[[], Any]) -> list[Any]:
         """Run branches at the same time; results in order. The first error stops the others and is raised."""
         self._check_open()
         parent = current_branch.get() or self._branch
-        lines = [Branch(parent.next_id()) for _ in branches]
-        async with self.scope.child("parallel") as scope:
-            handles: list[Handle[Any]] = []
-            for number, (work, line) in enumerate(zip(branches, lines, strict=True), 1):
-                where = _placement(work)
-                handles.append(scope.spawn(_placed(work, line, where), on=where, name=f"{_name(work)} {number}"))
-            return [await handle for handle in handles]
+        numbered = [Branch(parent.next_id()) for _ in branches]
+        busy = len(branches)
+
+        def ended() -> None:
+            nonlocal busy
+            busy -= 1
+            if busy > 0:  # the last one's place is this line's again
+                self._lines.remove()
+
+        if branches:
+            self._lines.add(busy - 1)
+        try:
+            async with self._around().child("parallel") as scope:
+                handles: list[Handle[Any]] = []
+                for number, (work, branch) in enumerate(zip(branches, numbered, strict=True), 1):
+                    where = placement_of(work)
+                    done = ended if where == "loop" else functools.partial(self._soon, ended)
+                    label = f"{name_of(work)} {number}"
+                    handles.append(scope.spawn(placed(work, branch, where, done), on=where, name=label))
+                return [await handle for handle in handles]
+        finally:
+            left, busy = busy, 0
+            if left > 1:
+                self._lines.remove(left - 1)
 
     async def delegate(self, agent: AgentLike | str, text: str, *, timeout_s: float | None = None) -> str:
         """Run a child agent inside this run and return its answer.
 
-        Its calls are in this run's journal; it is stopped with this run, with a cause that names it.
+        Its calls are in this run's journal; it is stopped with this run, with a cause that names it. What it uses
+        counts for this run too. In a later attempt a child that has ended is not run again.
+
+        Parameters:
+            agent: an agent, or the name of one that the host has.
+            text: what it is asked.
+            timeout_s: deadline, in seconds.
 
         Raises:
             RunFailed: the child raised an error (chained).
-            RunInterrupted: the child's deadline was over.
+            RunInterrupted: the child's deadline was over, or its budget used up.
             LimitExceeded: children nested too deep.
+            UnknownAgent.
         """
         self._check_open()
-        if self._depth >= self._limits.depth:
+        if self._depth_left < 1:
             raise LimitExceeded(
-                f"agents are nested {self._depth} deep", hint="a child may not go on delegating for ever"
+                "agents are nested too deep", hint="a child may not go on delegating for ever: do it here"
             )
         definition = self._surroundings.find_agent(agent) if isinstance(agent, str) else as_agent(agent)
         _check_text(text, "delegate()")
-        line = Branch((current_branch.get() or self._branch).next_id())
-        scope = self.scope.child(definition.name, deadline_s=timeout_s)
+        branch = Branch((current_branch.get() or self._branch).next_id())
+        past = self._journal.outcome(branch.path, definition.name)
+        if past is not None:
+            self._journal.replayed += 1
+            self._charge(self._journal.used_inside(branch.path))
+            if past.status == "completed":
+                return past.text
+            ending = RunFailed if past.status == "failed" else RunInterrupted
+            raise ending(past.error or f"child {definition.name} {past.status}")
+        await self._room_for_child()
+        try:
+            return await self._run_child(definition, text, branch, timeout_s)
+        finally:
+            self._children -= 1
+            while self._for_room:  # all of them: one that is being interrupted would not pass it on
+                release(self._for_room.popleft())
+
+    async def _room_for_child(self) -> None:
+        """Wait while as many children are at work as the agent's limits allow."""
+        while self.agent.model is not None and self._children >= self.agent.limits.children:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._for_room.append(waiter)
+            await waiter
+        self._children += 1
+
+    async def _run_child(self, definition: Agent, text: str, branch: Branch, timeout_s: float | None) -> str:
+        around = self._around()
+        scope = around.child(definition.name, deadline_s=timeout_s)
         child = Run(
-            run_id=line.path,
+            run_id=branch.path,
             root_id=self.root_id,
             agent=definition,
             principal=self.principal,
             session_key=self.session_key,
-            messages=(Message(message_id=line.path, seq=0, content=text),),
+            messages=(Message(message_id=branch.path, seq=0, content=text),),
             attempt=self.attempt,
             scope=scope,
             recorder=self._recorder,
             journal=self._journal,
             surroundings=self._surroundings,
             limits=self._limits,
-            branch=line,
-            depth=self._depth + 1,
+            branch=branch,
+            parent=self,
         )
-        self._recorder.write(
-            ChildStarted(run_id=self.run_id, child_id=line.path, agent=definition.name, text=text, at=self.now())
+        self._write(
+            ChildStarted(run_id=self.run_id, child_id=branch.path, agent=definition.name, text=text, at=self.now())
         )
         status: Literal["completed", "failed", "interrupted"] = "interrupted"
         error: str | None = None
@@ -498,31 +607,59 @@ class Run:
                 await scope.spawn(child.work(), name=definition.name)
             status = "completed"
         except Interrupted as interrupted:
-            if self.interrupt.triggered:
+            if around.interrupt.triggered:
                 raise
-            raise RunInterrupted(f"child {definition.name} was interrupted: {interrupted.cause.kind}") from None
+            cause = interrupted.cause
+            error = f"child {definition.name} was interrupted ({cause.kind}): {cause.reason}"
+            raise RunInterrupted(error, hint=_partly(child.transcript.text)) from None
         except Exception as problem:
-            status, error = "failed", told(problem)
-            raise RunFailed(f"child {definition.name} failed: {error}") from problem
+            status, error = "failed", f"child {definition.name} failed: {told(problem)}"
+            raise RunFailed(error, hint=_partly(child.transcript.text)) from problem
         finally:
             child.close()
             if not self._closed:
-                self._recorder.write(
-                    ChildFinished(
-                        run_id=self.run_id,
-                        child_id=line.path,
-                        status=status,
-                        text=child.transcript.text,
-                        error=error,
-                        at=self.now(),
-                    )
+                finished = ChildFinished(
+                    run_id=self.run_id,
+                    child_id=branch.path,
+                    status=status,
+                    text=child.transcript.text,
+                    error=error,
+                    at=self.now(),
                 )
+                self._write(finished)
+                self._journal.child_ended(finished)
         return child.transcript.text
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
         """Start a program in the run's scope; see `Scope.process`. Its whole tree dies with the run."""
         self._check_open()
         return await self.scope.process(argv, **options)
+
+    # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def suspend(self, text: str) -> Answer:
+        """Ask a person, and wait for the answer: ``answered`` with a text, or ``expired``.
+
+        The question is durable before it is shown. A replayable agent may leave the memory meanwhile and goes on in a
+        later attempt, from its journal; any other one waits here, and is interrupted when the host ends.
+
+        Raises:
+            Interrupted: the run is being stopped.
+        """
+        self._check_open()
+        _check_text(text, "suspend()")
+        question_id = (current_branch.get() or self._branch).next_id()
+        known = self._journal.answer(question_id)
+        if known is not None:
+            return known
+        await self._surroundings.suspend(Question(question_id=question_id, kind="question", text=text))
+        self._lines.remove()
+        try:
+            return await self._surroundings.answered(question_id)
+        finally:
+            self._lines.add()
+
+    # ── beside the run ───────────────────────────────────────────────────────────────────────────────────────────
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start work that an interrupt of this run leaves alone; it dies with the session's `stop`.
@@ -552,7 +689,13 @@ class Run:
         self._closed = True
 
 
-_NOTHING = Usage()
+_ONE_CALL = Usage(tool_calls=1)
+_PARTLY_LIMIT = 2000
+
+
+def _partly(text: str) -> str:
+    """What a child said before it ended early, for whoever asked it."""
+    return f"it had said: {text[-_PARTLY_LIMIT:]}" if text else ""
 
 
 def _check_text(text: object, what: str) -> None:
@@ -564,35 +707,3 @@ def _check_text(text: object, what: str) -> None:
 
 def _function(work: Callable[..., Any]) -> Callable[..., Any]:
     return work.func if isinstance(work, functools.partial) else work
-
-
-def _name(work: Callable[..., Any]) -> str:
-    function = _function(work)
-    return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _placement(work: Callable[..., Any]) -> Placement:
-    return "loop" if inspect.iscoroutinefunction(_function(work)) else "thread"
-
-
-def _placed(work: Callable[[], Any], branch: Branch, where: Placement) -> Callable[[], Any]:
-    """`work` with its own numbering of calls; in another process it makes none."""
-    match where:
-        case "process":
-            return work
-        case "loop":
-
-            async def on_loop() -> Any:
-                current_branch.set(branch)
-                return await work()
-
-            return on_loop
-        case "thread":
-
-            def in_thread() -> Any:
-                current_branch.set(branch)
-                return work()
-
-            return in_thread
-        case _:
-            assert_never(where)

@@ -6,8 +6,9 @@ result before anything else is said.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import msgspec
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.messages import Entry
 
 __all__ = [
+    "NO_RESULT",
     "AssistantMessage",
     "CallPart",
     "EndPart",
@@ -30,6 +32,9 @@ __all__ = [
     "ToolSpec",
     "UserMessage",
     "conversation",
+    "read_arguments",
+    "tool_name",
+    "with_user",
 ]
 
 
@@ -131,6 +136,100 @@ class EndPart(Value, frozen=True, kw_only=True, tag="end"):
 Part = TextPart | ReasoningPart | CallPart | EndPart
 
 
+SUMMARY = "What was said before, in short:\n\n"
+BEGINNING = "(The conversation begins here.)"
+NOTHING = "(nothing)"
+NO_RESULT = "interrupted: this call has no result"
+
+_NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
+
+
+def tool_name(name: str) -> str:
+    """A tool's name in letters that every provider takes; a model may have asked for a tool of any name."""
+    return _NOT_IN_A_NAME.sub("_", name)[:64] or "unnamed"
+
+
 def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
-    """The messages of a transcript. A call without a result gets one that says so; a stray result is left out."""
-    raise NotImplementedError
+    """The messages of a transcript. A call without a result gets one that says so; a stray result is left out.
+
+    The first message is a user's, user and assistant take turns, and each assistant message with calls is followed by
+    exactly their results. No message is empty.
+    """
+    results = {e.call_id: e for e in reversed(entries) if e.role == "tool_result"}
+    messages: list[ModelMessage] = []
+    seen: set[str] = set()
+    text, partial, answered = "", False, False
+    calls: list[ToolCall] = []
+
+    def close() -> None:
+        nonlocal text, partial, answered
+        if text.strip() or calls:
+            _add(messages, AssistantMessage(text=text if text.strip() else "", calls=tuple(calls), partial=partial))
+            messages.extend(_result_of(call, results.get(call.call_id)) for call in calls)
+        text, partial, answered = "", False, False
+        calls.clear()
+
+    for entry in entries:
+        match entry.role:
+            case "user" | "summary":
+                close()
+                said = SUMMARY + entry.content if entry.role == "summary" else entry.content
+                _add(messages, UserMessage(content=said, attachments=entry.attachments))
+            case "assistant":
+                if calls:
+                    close()
+                text = f"{text}\n\n{entry.content}" if text else entry.content
+                partial = entry.partial
+            case "tool_call":
+                if answered:
+                    close()
+                call_id = entry.call_id or ""
+                if call_id and call_id not in seen:
+                    seen.add(call_id)
+                    name = tool_name(entry.name or "")
+                    calls.append(ToolCall(call_id=call_id, name=name, arguments=read_arguments(entry.content)))
+            case "tool_result":
+                answered = bool(calls)
+            case _:
+                assert_never(entry.role)
+    close()
+    return tuple(messages)
+
+
+def read_arguments(text: str) -> dict[str, Any] | str:
+    """The object that a model wrote as arguments, or the text as it is where that is none."""
+    try:
+        value = msgspec.json.decode(text) if text.strip() else {}
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) else text
+
+
+def with_user(messages: Sequence[ModelMessage], message: UserMessage) -> list[ModelMessage]:
+    """Valid messages with one more of a user, valid again."""
+    added = list(messages)
+    _add(added, message)
+    return added
+
+
+def _add(messages: list[ModelMessage], message: UserMessage | AssistantMessage) -> None:
+    """Add a message so that user and assistant take turns, and that none is empty."""
+    last = messages[-1] if messages else None
+    if isinstance(message, UserMessage):
+        if isinstance(last, UserMessage):
+            said = "\n\n".join(text for text in (last.content, message.content) if text != NOTHING and text.strip())
+            messages[-1] = UserMessage(content=said or NOTHING, attachments=last.attachments + message.attachments)
+            return
+        if not message.content.strip() and not message.attachments:
+            message = UserMessage(content=NOTHING, attachments=message.attachments)
+    elif last is None:
+        messages.append(UserMessage(content=BEGINNING))
+    messages.append(message)
+
+
+def _result_of(call: ToolCall, result: Entry | None) -> ToolMessage:
+    if result is None:
+        return ToolMessage(call_id=call.call_id, name=call.name, content=NO_RESULT, status="interrupted")
+    return ToolMessage(call_id=call.call_id, name=call.name, content=result.content or NOTHING, status=result.status)

@@ -1,6 +1,12 @@
 """Folds the events of a run into transcript entries that are always valid: each tool call has exactly one result.
 
 The running host feeds it what the run emits; recovery after a crash feeds it what the log holds. Both get the same.
+
+Invariants
+- The text of a step stands once: what its ``step.finished`` says replaces the pieces that came before.
+- A call is open from the ``step.finished`` or ``tool.started`` that names it until its ``tool.finished``; `entries`
+  gives a result to each that is still open.
+- What a call or a child does inside is no part of it: the ids of nested calls begin with the id of the outer one.
 """
 
 from __future__ import annotations
@@ -10,12 +16,28 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.protocol.events import Event, RunRestarted, TextDelta, ToolFinished, ToolStarted
+from holdfast.protocol.events import (
+    ChildStarted,
+    Event,
+    MessageSteered,
+    RunRestarted,
+    StepFinished,
+    TextDelta,
+    ToolFinished,
+    ToolStarted,
+)
 from holdfast.protocol.messages import Entry, Message
+from holdfast.protocol.model import NO_RESULT
 
-__all__ = ["RunTranscript"]
+__all__ = ["STEP_BREAK", "RunTranscript", "result_text"]
 
-INTERRUPTED_RESULT = "interrupted: this call has no result"
+STEP_BREAK = "\n\n"
+"""Stands in a run's text between what it said in one step and in the next."""
+
+
+def result_text(result: ToolFinished) -> str:
+    """What a call came to, as the model reads it."""
+    return _json(result.result) if result.status == "ok" else result.error or NO_RESULT
 
 
 def _json(value: object) -> str:
@@ -27,20 +49,36 @@ class RunTranscript:
 
     Parameters:
         run_id: events of other runs (children) are left out.
-        messages: what the run took; they come first.
+        messages: what the run took; they come first, but those that were steered stand where they were given to it.
     """
 
-    __slots__ = ("_called", "_entries", "_interrupted", "_messages", "_open", "_parts", "_run_id", "_text", "size")
+    __slots__ = (
+        "_called",
+        "_entries",
+        "_inner",
+        "_interrupted",
+        "_messages",
+        "_open",
+        "_parts",
+        "_run_id",
+        "_steered",
+        "_stepped",
+        "_text",
+        "size",
+    )
 
     def __init__(self, run_id: str, messages: Iterable[Message]) -> None:
         self._run_id = run_id
-        self._messages = tuple(messages)
+        self._messages = {message.message_id: message for message in messages}
         self._entries: list[Entry] = []
         self._parts: list[str] = []
         self._text: list[str] = []
         self._open: dict[str, str] = {}
         self._called: set[str] = set()
+        self._inner: set[str] = set()
         self._interrupted: dict[str, str] = {}
+        self._steered: set[str] = set()
+        self._stepped = False
         self.size = 0
         """Characters of text so far."""
 
@@ -49,37 +87,88 @@ class RunTranscript:
         self._parts.append(text)
         self.size += len(text)
 
+    def know(self, messages: Iterable[Message]) -> None:
+        """Messages that the run took while it was on; their ``message.steered`` says where each stands."""
+        for message in messages:
+            self._messages.setdefault(message.message_id, message)
+            self._steered.add(message.message_id)
+
     def feed(self, event: Event) -> None:
         """Add one event; kinds that are no part of a transcript are passed over."""
         match event:
             case TextDelta(run_id=self._run_id, text=text):
                 self.say(text)
-            case ToolStarted(call_id=call_id, name=name, arguments=arguments) if call_id not in self._called:
-                self._flush(partial=False)
-                self._called.add(call_id)
-                self._open[call_id] = name
-                self._entries.append(
-                    Entry(role="tool_call", content=_json(arguments), call_id=call_id, name=name, run_id=self._run_id)
-                )
-            case ToolFinished(call_id=call_id, status=status, result=result, error=error) if call_id in self._open:
-                content = _json(result) if status == "ok" else error or INTERRUPTED_RESULT
+            case ToolStarted(call_id=call_id, name=name, arguments=arguments):
+                if call_id not in self._called and not self._is_inner(call_id):
+                    self._flush(partial=False)
+                    self._begin(call_id, name, _json(arguments))
+            case ToolFinished(call_id=call_id, status=status) if call_id in self._open:
                 if status == "interrupted":
                     self._interrupted[call_id] = self._open[call_id]
-                self._result(call_id, content)
-            case RunRestarted():
+                self._result(call_id, result_text(event), status)
+            case StepFinished(run_id=self._run_id):
+                self._close_step(event)
+            case MessageSteered(run_id=self._run_id, message_id=message_id):
+                self._steer(message_id)
+            case ChildStarted(child_id=child_id):
+                self._inner.add(child_id)
+            case RunRestarted(run_id=self._run_id):
                 self._restart()
             case _:
                 pass
 
-    def _restart(self) -> None:
-        """A new attempt says everything again, and makes again only the calls that were interrupted."""
+    def _is_inner(self, call_id: str) -> bool:
+        end = call_id.rfind(".")
+        while end > len(self._run_id):
+            outer = call_id[:end]
+            if outer in self._called or outer in self._inner:
+                return True
+            end = call_id.rfind(".", 0, end)
+        return False
+
+    def _begin(self, call_id: str, name: str, arguments: str) -> None:
+        self._called.add(call_id)
+        self._open[call_id] = name
+        self._entries.append(
+            Entry(role="tool_call", content=arguments, call_id=call_id, name=name, run_id=self._run_id)
+        )
+
+    def _close_step(self, step: StepFinished) -> None:
+        if not step.step:
+            return  # a summary of what was before the run
+        self._stepped = True
         self._parts.clear()
-        self._text.clear()
-        self.size = 0
+        if step.text:
+            self._text.append(STEP_BREAK + step.text if self._text else step.text)
+            self._entries.append(Entry(role="assistant", content=step.text, run_id=self._run_id))
+        self.size = sum(map(len, self._text))
+        for call in step.calls:
+            if call.call_id not in self._called:
+                self._begin(call.call_id, call.name, _json(call.arguments))
+
+    def _steer(self, message_id: str) -> None:
+        message = self._messages.get(message_id)
+        if message is None:
+            return
+        self._steered.add(message_id)
+        if not any(entry.message_id == message_id for entry in self._entries):
+            self._flush(partial=False)
+            self._entries.append(self._user(message))
+
+    def _restart(self) -> None:
+        """A new attempt goes on after the last whole step, or says everything again if it takes no steps.
+
+        It makes again only the calls that were interrupted.
+        """
+        self._parts.clear()
+        if not self._stepped:
+            self._text.clear()
+        self.size = sum(map(len, self._text))
         self._entries = [
             entry
             for entry in self._entries
-            if entry.role != "assistant" and not (entry.role == "tool_result" and entry.call_id in self._interrupted)
+            if (entry.role != "assistant" or self._stepped)
+            and not (entry.role == "tool_result" and entry.call_id in self._interrupted)
         ]
         self._open.update(self._interrupted)
         self._interrupted.clear()
@@ -93,24 +182,32 @@ class RunTranscript:
         """All entries of the run, for its commit: the messages, then what it said and did; open calls get a result."""
         self._flush(partial=status != "completed")
         for call_id in list(self._open):
-            self._result(call_id, INTERRUPTED_RESULT)
-        return [
-            *(
-                Entry(role="user", content=m.content, message_id=m.message_id, run_id=self._run_id)
-                for m in self._messages
-            ),
-            *self._entries,
-        ]
+            self._result(call_id, NO_RESULT, "interrupted")
+        placed = {entry.message_id for entry in self._entries if entry.role == "user"}
+        first = [self._user(m) for m in self._messages.values() if m.message_id not in self._steered]
+        late = [self._user(self._messages[m]) for m in self._messages if m in self._steered and m not in placed]
+        return [*first, *self._entries, *late]
+
+    def _user(self, message: Message) -> Entry:
+        return Entry(
+            role="user",
+            content=message.content,
+            message_id=message.message_id,
+            run_id=self._run_id,
+            attachments=message.attachments,
+        )
 
     def _flush(self, *, partial: bool) -> None:
         if self._parts:
             text = "".join(self._parts)
             self._text.append(text)
             self._parts.clear()
-            self._entries.append(Entry(role="assistant", content=text, run_id=self._run_id, partial=partial))
+            said = text.removeprefix(STEP_BREAK) if self._stepped else text
+            if said:
+                self._entries.append(Entry(role="assistant", content=said, run_id=self._run_id, partial=partial))
 
-    def _result(self, call_id: str, content: str) -> None:
+    def _result(self, call_id: str, content: str, status: Literal["ok", "error", "interrupted"]) -> None:
         name = self._open.pop(call_id)
         self._entries.append(
-            Entry(role="tool_result", content=content, call_id=call_id, name=name, run_id=self._run_id)
+            Entry(role="tool_result", content=content, call_id=call_id, name=name, run_id=self._run_id, status=status)
         )

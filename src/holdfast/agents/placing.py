@@ -1,0 +1,71 @@
+"""Where a function of a run is run, what it is called, and what it carries along there."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, assert_never
+
+from holdfast.agents.journal import Branch, current_branch
+
+__all__ = ["Placement", "name_of", "placed", "placement_of"]
+
+Placement = Literal["loop", "thread", "process"]
+
+
+def name_of(work: Callable[..., Any]) -> str:
+    """A function's name, for people."""
+    function = _function(work)
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def placement_of(work: Callable[..., Any]) -> Placement:
+    """``loop`` for what is async, ``thread`` for what may block."""
+    function = _function(work)
+    if not inspect.isroutine(function):
+        function = type(function).__call__
+    return "loop" if inspect.iscoroutinefunction(function) else "thread"
+
+
+def placed(
+    work: Callable[[], Any], branch: Branch, where: Placement, ended: Callable[[], object] | None = None
+) -> Callable[[], Any]:
+    """`work` with its own numbering of calls; in another process it makes none.
+
+    Parameters:
+        ended: called where the work ran, when it has ended, however that was; never for a process.
+    """
+    match where:
+        case "process":
+            return work
+        case "loop":
+
+            async def on_loop() -> Any:
+                current_branch.set(branch)
+                try:
+                    return await work()
+                finally:
+                    if ended is not None:
+                        ended()
+
+            return on_loop
+        case "thread":
+
+            def in_thread() -> Any:
+                current_branch.set(branch)
+                try:
+                    return work()
+                finally:
+                    if ended is not None:
+                        ended()
+
+            return in_thread
+        case _:
+            assert_never(where)
+
+
+def _function(work: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(work, functools.partial):
+        work = work.func
+    return work

@@ -1,0 +1,54 @@
+"""What a model gets to see of what a tool returned: text of bounded size, whatever it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.errors import ToolFailed
+from holdfast.protocol.events import encode_json, plain
+
+__all__ = ["cut", "shown"]
+
+
+def shown(result: Any, *, limit_bytes: int) -> Any:
+    """The result as it is written down and as the model sees it: at most so many bytes of text, or of JSON.
+
+    Raises:
+        ToolFailed: binary data, or an object that JSON cannot hold.
+    """
+    if result is None or isinstance(result, (bool, int, float)):
+        return result
+    if isinstance(result, str):
+        return cut(result, limit_bytes)
+    if isinstance(result, (bytes, bytearray, memoryview)):
+        raise ToolFailed(
+            f"the tool returned {len(result):,} bytes of binary data, which cannot be shown",
+            hint="have it write them to a file and return the name",
+        )
+    try:
+        encoded = encode_json(result)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ToolFailed(
+            f"the tool returned a {type(result).__name__}, which cannot be shown: {error}",
+            hint="have it return text, numbers, lists or dicts",
+        ) from None
+    if len(encoded) <= limit_bytes:
+        return msgspec.json.decode(encoded)
+    return cut(encoded.decode(), limit_bytes)
+
+
+def cut(text: str, limit_bytes: int) -> str:
+    """The text, or its beginning and end with a note between them of what was left out."""
+    if len(text) <= limit_bytes:
+        text = plain(text)
+        encoded = text.encode()
+        if len(encoded) <= limit_bytes:
+            return text
+    half = limit_bytes // 2
+    # Slices first: a text of 100 MB is not encoded as a whole.
+    head = plain(text[:half]).encode()[:half].decode(errors="ignore")
+    tail = plain(text[-half:]).encode()[-half:].decode(errors="ignore")
+    left_out = len(text) - len(head) - len(tail)
+    return f"{head}\n[… {left_out:,} characters left out: the result is longer than {limit_bytes:,} bytes …]\n{tail}"

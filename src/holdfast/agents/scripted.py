@@ -1,0 +1,130 @@
+"""A model that follows a script: needs no key and no network, for demos and tests, faults and delays included."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from holdfast.errors import ModelFailed
+from holdfast.protocol.messages import Usage
+from holdfast.protocol.model import AssistantMessage, CallPart, EndPart, ModelRequest, Part, TextPart
+from holdfast.runtime import current_interrupt
+
+__all__ = ["Pause", "ScriptedModel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Wait so long, in seconds, before the next part; an interrupt ends it."""
+
+    seconds: float
+
+
+Piece: TypeAlias = "str | Part | Pause | BaseException"
+"""A text, a part, a pause, or an error to be raised at this place."""
+ScriptedAnswer: TypeAlias = "Piece | Sequence[Piece]"
+Script: TypeAlias = "str | Sequence[ScriptedAnswer] | Callable[[ModelRequest], ScriptedAnswer]"
+
+
+class ScriptedModel:
+    """A model whose answers are written down.
+
+    Parameters:
+        script: one text for every answer; or a sequence of answers, the nth of which is given where the request has n-1
+            messages of the assistant; or a function of the request. An answer is a text, a call (`CallPart`), or a
+            sequence of texts, parts, pauses and errors. An `EndPart` is added where the answer has none.
+        name: for people.
+        chunk: texts come in pieces of so many characters.
+        delay_s: a pause before each piece, in seconds.
+        context_tokens: as in `Model`.
+
+    Its counters are for tests; it may be used by any number of runs on one loop.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        name: str = "scripted",
+        chunk: int = 24,
+        delay_s: float = 0.0,
+        context_tokens: int | None = None,
+    ) -> None:
+        self._script = script
+        self._chunk = chunk
+        self._delay_s = delay_s
+        self.name = name
+        self.context_tokens = context_tokens
+        self.requests: list[ModelRequest] = []
+        """Every request that was made, oldest first."""
+        self.open = 0
+        """Requests that are on."""
+
+    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
+        """See `Model.stream`."""
+        return self._stream(request)
+
+    @contextlib.asynccontextmanager
+    async def _stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[Part]]:
+        self.requests.append(request)
+        self.open += 1
+        parts = self._parts(self._answer(request))
+        try:
+            yield parts
+        finally:
+            self.open -= 1
+            await parts.aclose()
+
+    def _answer(self, request: ModelRequest) -> Sequence[Piece]:
+        script = self._script
+        if callable(script):
+            answer = script(request)
+        elif isinstance(script, str):
+            answer = script
+        else:
+            said = sum(isinstance(message, AssistantMessage) for message in request.messages)
+            if said >= len(script):
+                raise ModelFailed(f"the script has {len(script)} answers, and one more is asked for")
+            answer = script[said]
+        return answer if isinstance(answer, Sequence) and not isinstance(answer, str) else (answer,)
+
+    async def _parts(self, answer: Sequence[Piece]) -> AsyncGenerator[Part, None]:
+        said = 0
+        called = False
+        for piece in answer:
+            match piece:
+                case BaseException():
+                    raise piece
+                case Pause(seconds=seconds):
+                    await _sleep(seconds)
+                case str():
+                    for at in range(0, len(piece), self._chunk):
+                        await _sleep(self._delay_s)
+                        yield TextPart(text=piece[at : at + self._chunk])
+                    said += len(piece)
+                case EndPart():
+                    yield piece
+                    return
+                case _:
+                    called = called or isinstance(piece, CallPart)
+                    await _sleep(self._delay_s)
+                    yield piece
+        yield EndPart(
+            usage=Usage(input_tokens=1, output_tokens=1 + said // 4),
+            reason="calls" if called else "stop",
+            model=self.name,
+        )
+
+
+async def _sleep(seconds: float) -> None:
+    if seconds <= 0:
+        return
+    interrupt = current_interrupt()
+    if interrupt is None:
+        await asyncio.sleep(seconds)
+    else:
+        await interrupt.sleep(seconds)
