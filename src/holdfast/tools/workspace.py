@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
@@ -26,12 +27,16 @@ from typing import IO, Literal
 from holdfast import ids
 from holdfast.errors import ConfigurationError, ToolFailed
 
-__all__ = ["Place", "Version", "Workspace", "refusal"]
+__all__ = ["Entry", "FileChanged", "Place", "Version", "Workspace", "is_binary", "version"]
 
 _LINKS_LIMIT = 40
 _CHUNK_BYTES = 1 << 20
 _LOCK_S = 10.0
+_DEPTH_LIMIT = 64
+_NAMES_LIMIT = 100_000
+_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
+_LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -62,6 +67,46 @@ class Place:
             return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
             return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a walk found; for use until the walk goes on.
+
+    Parameters:
+        folder: descriptor of the folder that it is in.
+        name: in that folder.
+        path: from the root, for people.
+        status: of itself, not of what a link points to.
+    """
+
+    folder: int
+    name: str
+    path: str
+    status: os.stat_result
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return stat.S_ISREG(self.status.st_mode)
+
+    def read(self, limit_bytes: int) -> bytes:
+        """The beginning of the file. Raises `OSError`, `ToolFailed`."""
+        with os.fdopen(_open_regular(Place(folder=self.folder, name=self.name, path=self.path)), "rb", 0) as file:
+            parts = []
+            while limit_bytes > 0 and (data := file.read(min(limit_bytes, _CHUNK_BYTES))):
+                parts.append(data)
+                limit_bytes -= len(data)
+            return b"".join(parts)
+
+    def line(self) -> str:
+        """One line for people."""
+        mode = self.status.st_mode
+        if stat.S_ISDIR(mode):
+            return f"{self.path}/"
+        if stat.S_ISLNK(mode):
+            return f"{self.path} -> {printable(_link_target(self.name, self.folder) or '?')}"
+        return f"{self.path}  {self.status.st_size:,} bytes" if self.is_file else f"{self.path}  ({kind(mode)})"
 
 
 class Workspace:
@@ -105,8 +150,8 @@ class Workspace:
         Raises:
             ToolFailed: it is absolute and not below the root, or no path at all.
         """
-        if "\0" in path:
-            raise ToolFailed(f"{path!r} is no path: it has a NUL character")
+        if _UNFIT.search(path):
+            raise ToolFailed(f"{path!r} is no path that can be used: it has control characters or lone surrogates")
         if os.path.isabs(path):
             try:
                 relative = Path(path).relative_to(self.root)
@@ -126,12 +171,13 @@ class Workspace:
         Raises:
             ToolFailed: the path leads out of the root, through something that is no folder, or round in a circle.
         """
-        folders = [_open_folder(os.fspath(self.root), None)]
-        names: list[str] = []
         parts = deque(self._parts(path)[1])
+        folders: list[int] = []
+        names: list[str] = []
         last = "."
         links = 0
         try:
+            folders.append(_open_folder(os.fspath(self.root), None))
             while parts:
                 part = parts.popleft()
                 if part == "..":
@@ -145,7 +191,10 @@ class Workspace:
                     links += 1
                     if links > _LINKS_LIMIT:
                         raise ToolFailed(f"{path}: the symbolic links on the way lead round in a circle")
-                    from_root, more = self._parts(target)
+                    try:
+                        from_root, more = self._parts(target)
+                    except ToolFailed:
+                        raise _outside(path) from None
                     if from_root:
                         names.clear()
                         while len(folders) > 1:
@@ -185,20 +234,6 @@ class Workspace:
             return self.root / place.path
 
     # ── files ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    @contextlib.contextmanager
-    def open_folder(self, path: str) -> Iterator[tuple[int, str]]:
-        """A descriptor of a folder that can be listed, and its path from the root.
-
-        Raises:
-            ToolFailed: there is no such folder inside the root, or it cannot be read.
-        """
-        with self.place(path) as place:
-            fd = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place.folder)
-            try:
-                yield fd, place.path
-            finally:
-                os.close(fd)
 
     @contextlib.contextmanager
     def open_file(self, path: str) -> Iterator[tuple[IO[bytes], Place]]:
@@ -260,6 +295,55 @@ class Workspace:
                 raise
             return place.path
 
+    def walk(
+        self, path: str, *, depth: int | None = None, unsearched: Collection[str] = ()
+    ) -> Generator[Entry, None, None]:
+        """What is in a folder and below, sorted by name, links not followed; or the one file that `path` names.
+
+        What cannot be read and what goes away meanwhile is left out.
+
+        Parameters:
+            depth: how many folders deep; None for all.
+            unsearched: names of folders that are not gone into.
+
+        Raises:
+            ToolFailed: there is no such file or folder inside the root.
+        """
+        with self.place(path) as place:
+            status = place.status()
+            if status is None:
+                raise ToolFailed(f"there is no {place.path}")
+            if stat.S_ISREG(status.st_mode):
+                yield Entry(folder=place.folder, name=place.name, path=place.path, status=status)
+            elif stat.S_ISDIR(status.st_mode):
+                folder = os.open(place.name, _LIST_FOLDER, dir_fd=place.folder)
+                above = "" if place.path == "." else f"{place.path}/"
+                yield from _walk(folder, above, _DEPTH_LIMIT if depth is None else depth, unsearched)
+            else:
+                raise ToolFailed(f"{place.path} is {kind(status.st_mode)}")
+
+
+def _walk(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[Entry]:
+    """Owns and closes the descriptor."""
+    try:
+        with os.scandir(folder) as listed:
+            names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT))
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:
+                continue
+            path = above + printable(name)
+            yield Entry(folder=folder, name=name, path=path, status=status)
+            if stat.S_ISDIR(status.st_mode) and depth > 1 and name not in unsearched:
+                try:
+                    below = os.open(name, _LIST_FOLDER, dir_fd=folder)
+                except OSError:
+                    continue
+                yield from _walk(below, f"{path}/", depth - 1, unsearched)
+    finally:
+        os.close(folder)
+
 
 class FileChanged(ToolFailed):
     """A file is not as it was when it was read; nothing was written."""
@@ -268,6 +352,18 @@ class FileChanged(ToolFailed):
 def version(status: os.stat_result | None) -> Version:
     """Which content a file has now."""
     return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def is_binary(data: bytes) -> bool:
+    """Whether this is no text."""
+    return b"\0" in data
+
+
+def printable(name: str) -> str:
+    """A file's name on one line, U+FFFD for what cannot be shown."""
+    if _UNFIT.search(name):
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return _UNFIT.sub("\ufffd", name)
 
 
 def kind(mode: int) -> str:
