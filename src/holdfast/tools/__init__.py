@@ -9,19 +9,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.tools.mcp import McpServer
     from holdfast.tools.files import Files
     from holdfast.tools.processes import Processes
     from holdfast.tools.terminal import Terminal
     from holdfast.tools.workspace import Workspace
 
 _HOMES = {
+    "McpServer": "mcp",
     "Files": "files",
     "Processes": "processes",
     "Terminal": "terminal",
     "Workspace": "workspace",
 }
 
-__all__ = ["Files", "Processes", "Terminal", "Workspace"]
+__all__ = ["McpServer", "Files", "Processes", "Terminal", "Workspace"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,250 @@
+"""The tools of an MCP server as tools of an agent (extra ``mcp``).
+
+One connection serves the runs of all sessions; see `holdfast.tools.mcp_link` for what keeps them apart. A server that
+is a program dies with the host. When a call is interrupted, or its deadline is over, the server is told to cancel it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agents.run import Call
+from holdfast.agents.tool import Home, Tool, Toolset
+from holdfast.errors import ConfigurationError, MissingExtra, RunClosed, ToolFailed
+from holdfast.runtime import Scope
+from holdfast.tools.mcp_http import open_http
+from holdfast.tools.mcp_link import Link, LinkDown, Opener
+from holdfast.tools.mcp_stdio import open_stdio
+
+if TYPE_CHECKING:
+    from mcp_types import CallToolResult
+    from mcp_types import Tool as ServerTool
+
+__all__ = ["McpServer"]
+
+_log = logging.getLogger("holdfast.tools.mcp")
+_CLOSE_S = 2.0
+_TOOLS = 1000
+_NAME_LENGTH = 64
+
+Approval = bool | Callable[[str, dict[str, Any]], bool]
+
+
+class McpServer(Toolset):
+    """A server of the Model Context Protocol, and its tools.
+
+    It is connected when the host starts and stays connected; while it cannot be reached, calls wait for it and then
+    tell the model why. A run has the tools that the server had when the run began.
+
+    Parameters:
+        name: names the server in logs and errors, and begins the names of its tools: ``<name>_<tool>``.
+        command: start this program and speak over its pipes. Either this or `url`.
+        url: speak HTTP with the server at this address.
+        env: what the program's environment has besides the usual; the keys of this process are not passed on.
+        cwd: where the program starts.
+        headers: sent with each HTTP request, such as ``authorization``.
+        timeout_s: deadline of a call; None: the run's own.
+        connect_s: how long connecting may take, and a call wait for it.
+        approval: ask a person before a call: always, or when this says so of the server's tool and the arguments.
+        prefix: begins the names of the tools in place of ``<name>_``.
+
+    Raises:
+        ConfigurationError: neither or both of `command` and `url`, or a `name` that no tool name can begin with.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: Sequence[str] | None = None,
+        url: str | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        connect_s: float = 10.0,
+        approval: Approval = False,
+        prefix: str | None = None,
+    ) -> None:
+        if (not command) == (not url) or isinstance(command, str):
+            raise ConfigurationError(
+                f"the MCP server {name!r} needs a command (a list of the program and its arguments) or a url",
+                hint='McpServer("files", command=["npx", "…"]) or McpServer("search", url="https://…/mcp")',
+            )
+        if url and not url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"{url!r} is not the address of an MCP server", hint="it begins with https://")
+        self.name = name
+        self.prefix = f"{name}_" if prefix is None else prefix
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{0,40}", self.prefix):
+            raise ConfigurationError(
+                f"the tools of an MCP server cannot be named {self.prefix!r} and so on",
+                hint="use at most 40 letters, digits, _ and -",
+            )
+        self.executes = command is not None
+        self._command = tuple(command or ())
+        self._url = url or ""
+        self._env = env
+        self._cwd = cwd
+        self._headers = dict(headers or {})
+        self._timeout_s = timeout_s
+        self._connect_s = connect_s
+        self._approval = approval
+        self._tools: tuple[Tool, ...] = ()
+        self._link: Link | None = None
+
+    def __repr__(self) -> str:
+        return f"<McpServer {self.name!r} {'connected' if self.connected else 'not connected'}>"
+
+    @property
+    def connected(self) -> bool:
+        """Whether calls can be made now."""
+        return self._link is not None and self._link.connected
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no connection, in a sentence."""
+        return self._link.problem if self._link is not None else None
+
+    def tools(self) -> Sequence[Tool]:
+        """The server's tools as it listed them last; none before it was reached for the first time."""
+        return self._tools
+
+    @asynccontextmanager
+    async def lifespan(self, home: Home) -> AsyncGenerator[None, None]:
+        """Connect, and stay connected until the block is left.
+
+        Raises:
+            MissingExtra: the package ``mcp`` is not installed.
+            ConfigurationError: the program cannot be started. A server that only does not answer yet is waited for in
+                the background.
+        """
+        try:
+            import mcp  # noqa: F401
+        except ImportError:
+            raise MissingExtra("MCP servers", extra="mcp") from None
+        scope = Scope(f"mcp {self.name}", detached=True, grace_s=_CLOSE_S).open()
+        link = Link(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=self._listed)
+        try:
+            link.start(scope)
+            await link.settled()
+            if isinstance(link.error, (FileNotFoundError, PermissionError, NotADirectoryError)) and self._command:
+                raise ConfigurationError(
+                    f"the program of the MCP server {self.name!r} cannot be started: {link.error}",
+                    hint="check its command and cwd, and that it is installed",
+                )
+            self._link = link
+            yield
+        finally:
+            self._link = None
+            await scope.stop("the host closes")
+
+    def _opener(self, scope: Scope) -> Opener:
+        def open_streams(on_end: Callable[[str], None]) -> AbstractAsyncContextManager[Any]:
+            if self._url:
+                return open_http(self._url, headers=self._headers)
+            return open_stdio(scope, self._command, name=self.name, env=self._env, cwd=self._cwd, on_end=on_end)
+
+        return open_streams
+
+    def _listed(self, found: Sequence[ServerTool]) -> None:
+        """Take over the list; what cannot be a tool of ours is left out, and said."""
+        if len(found) > _TOOLS:
+            _log.warning("%s has %d tools; the first %d are used", self.name, len(found), _TOOLS)
+        tools: dict[str, Tool] = {}
+        for tool in found[:_TOOLS]:
+            name = _tool_name(self.prefix, tool.name)
+            if name in tools:
+                _log.warning("%s has two tools that would be named %s; the second is left out", self.name, name)
+            else:
+                tools[name] = self._tool(name, tool)
+        self._tools = tuple(tools.values())
+
+    def _tool(self, name: str, tool: ServerTool) -> Tool:
+        hints = tool.annotations
+        approval = self._approval
+        return Tool(
+            name=name,
+            description=tool.description or tool.title or "",
+            parameters={**tool.input_schema, "type": "object"},
+            work=functools.partial(self._call, tool.name),
+            timeout_s=self._timeout_s,
+            isolation="loop",
+            idempotent=hints is not None and bool(hints.read_only_hint or hints.idempotent_hint),
+            approval=functools.partial(approval, tool.name) if callable(approval) else approval,
+        )
+
+    async def _call(self, tool: str, call: Call, /, **arguments: Any) -> Any:
+        """Make a call; its result, or an error that the model can use."""
+        from mcp import MCPError
+
+        async def tell(progress: float, total: float | None, message: str | None) -> None:
+            share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
+            try:
+                _ = call.output(f"[{share}] {message}\n" if message else f"[{share}]\n")
+            except RunClosed:
+                pass  # it came after the end of the run
+
+        if self._link is None:
+            raise ToolFailed(f"the MCP server {self.name!r} is not connected: its host is not open")
+        try:
+            result = await self._link.call(tool, arguments, tell)
+        except (LinkDown, MCPError) as error:
+            raise ToolFailed(str(error)) from None
+        content = _content(result)
+        if result.is_error:
+            raise ToolFailed(content if isinstance(content, str) else json.dumps(content))
+        return content
+
+
+def _tool_name(prefix: str, name: str) -> str:
+    """A name that models take: cut where it is too long, with a mark that keeps it unlike others."""
+    plain = prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+    if len(plain) <= _NAME_LENGTH:
+        return plain
+    mark = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return f"{plain[: _NAME_LENGTH - 9]}_{mark}"
+
+
+def _content(result: CallToolResult) -> Any:
+    """What a call gave, as text or a JSON value; for pictures and sounds a note stands in the text."""
+    text = "\n".join(filter(None, map(_block, result.content)))
+    structured = result.structured_content
+    if structured is None:
+        return text
+    if isinstance(structured, dict) and structured.keys() == {"result"}:
+        structured = structured["result"]  # so do servers wrap what is no object
+    if not text or text == structured or _same(text, structured):
+        return structured
+    return {"text": text, "structured": structured}
+
+
+def _same(text: str, structured: Any) -> bool:
+    try:
+        return bool(json.loads(text) == structured)
+    except ValueError:
+        return False
+
+
+def _block(block: Any) -> str:
+    match block.type:
+        case "text":
+            return str(block.text)
+        case "image" | "audio":
+            return f"[{block.type} {block.mime_type}, {len(block.data) * 3 // 4:,} bytes, not shown]"
+        case "resource_link":
+            return f"[resource {block.uri} {block.name}{f': {block.description}' if block.description else ''}]"
+        case "resource":
+            resource = block.resource
+            if (text := getattr(resource, "text", None)) is not None:
+                return f"[resource {resource.uri}]\n{text}"
+            size = len(resource.blob) * 3 // 4
+            return f"[resource {resource.uri} {resource.mime_type or 'of unknown type'}, {size:,} bytes, not shown]"
+        case kind:
+            return f"[content of an unknown kind: {kind}]"

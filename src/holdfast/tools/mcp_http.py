@@ -1,0 +1,91 @@
+"""MCP over HTTP: a transport in which what goes wrong with one request stays with that request.
+
+The protocol's own client ends the whole connection, with the calls of everybody on it, when one request cannot be
+sent. Here that request is answered with an error in its place, and no answer may be longer than its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httpx2
+import msgspec
+
+from holdfast.errors import told
+
+if TYPE_CHECKING:
+    from mcp.client._transport import TransportStreams
+
+__all__ = ["open_http"]
+
+_CONNECT_S = 10.0
+_MESSAGE_BYTES = 16_000_000
+_INTERNAL_ERROR = -32603
+_TOLD = frozenset((401, 403, 407, 429))
+
+
+class _Bounded(httpx2.AsyncByteStream):
+    """The body of an answer, cut with an error when it grows over the limit."""
+
+    def __init__(self, inner: httpx2.AsyncByteStream) -> None:
+        self._inner = inner
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in self._inner:
+            size += len(chunk)
+            if size > _MESSAGE_BYTES:
+                raise httpx2.StreamError(f"the answer has more than {_MESSAGE_BYTES:,} bytes")
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Contained(httpx2.AsyncBaseTransport):
+    """Sends requests, and answers those that fail with an error that only their caller gets."""
+
+    def __init__(self) -> None:
+        self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as error:
+            return _failure(request, f"no connection to {request.url.host}: {told(error)}")
+        if response.status_code >= 500 or response.status_code in _TOLD:
+            await response.aclose()
+            return _failure(request, f"{request.url.host} answered {response.status_code} {response.reason_phrase}")
+        kind = response.headers.get("content-type", "").lower()
+        if not kind.startswith("text/event-stream"):  # the events of a stream have their own bound
+            assert isinstance(response.stream, httpx2.AsyncByteStream)
+            response.stream = _Bounded(response.stream)
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def _failure(request: httpx2.Request, text: str) -> httpx2.Response:
+    """An error answer as JSON-RPC has it; its id is put in by the session."""
+    body = {"jsonrpc": "2.0", "id": None, "error": {"code": _INTERNAL_ERROR, "message": text}}
+    headers = {"content-type": "application/json"}
+    return httpx2.Response(502, headers=headers, content=msgspec.json.encode(body), request=request)
+
+
+@asynccontextmanager
+async def open_http(url: str, *, headers: Mapping[str, str]) -> AsyncGenerator[TransportStreams, None]:
+    """Give the streams of the messages to and from a server. Nothing is sent yet.
+
+    Parameters:
+        url: the endpoint.
+        headers: sent with every request, such as ``authorization``.
+    """
+    from mcp.client.streamable_http import streamable_http_client
+
+    timeout = httpx2.Timeout(None, connect=_CONNECT_S)  # the deadlines of calls are the caller's
+    async with httpx2.AsyncClient(headers=dict(headers), timeout=timeout, transport=_Contained()) as http:
+        async with streamable_http_client(url, http_client=http, max_sse_event_size=_MESSAGE_BYTES) as streams:
+            yield streams

@@ -1,0 +1,290 @@
+"""A connection to an MCP server that is made again when it breaks, shared by the runs of all sessions.
+
+- Everything of the connection runs in a scope of its own: what a run's interrupt cancels is that run's call, never the
+  connection or the call of another run. (The protocol's client starts tasks in the context of whoever sends; in a run's
+  context they would belong to the run, and its end would take the connection with it.)
+- A call whose waiter is cancelled is cancelled too, and the server is told. A call is never made twice by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import Interrupted, told
+from holdfast.runtime import Handle, Scope
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client._transport import TransportStreams
+    from mcp.shared.dispatcher import ProgressFnT as Progress
+    from mcp_types import CallToolResult, Tool
+
+__all__ = ["Link", "LinkDown", "Opener"]
+
+_log = logging.getLogger("holdfast.tools.mcp")
+_FIRST_DELAY_S = 0.2
+_MOST_DELAY_S = 30.0
+_STEADY_S = 30.0
+_CANCEL_S = 0.5
+_PAGES = 100
+_INVALID_REQUEST = -32600
+
+Opener = Callable[[Callable[[str], None]], AbstractAsyncContextManager["TransportStreams"]]
+
+
+class LinkDown(Exception):
+    """There is no connection; its text says why."""
+
+
+class Link:
+    """The connection. Of one loop; `start` it in a scope that outlives all runs.
+
+    Parameters:
+        name: of the server, for people.
+        open_streams: makes the streams of a connection; gets what to call when the other side ends by itself.
+        connect_s: how long connecting, or a call's wait for a connection, may take, in seconds.
+        on_tools: called with the server's tools after each listing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_streams: Opener,
+        *,
+        connect_s: float,
+        on_tools: Callable[[Sequence[Tool]], None],
+    ) -> None:
+        self.name = name
+        self.problem: str | None = None
+        self.error: Exception | None = None
+        self.connections = 0
+        self._open_streams = open_streams
+        self._connect_s = connect_s
+        self._on_tools = on_tools
+        self._scope: Scope | None = None
+        self._client: Client | None = None
+        self._changed: asyncio.Future[None] | None = None
+        self._woken: asyncio.Future[None] | None = None
+        self._ended: str | None = None
+        self._stale = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether calls can be made now."""
+        return self._client is not None
+
+    def start(self, scope: Scope) -> None:
+        """Connect, and stay connected until `scope` ends."""
+        self._scope = scope
+        self._changed = asyncio.get_running_loop().create_future()
+        _ = scope.spawn(self._keep(), name=f"mcp {self.name}")
+
+    async def settled(self) -> None:
+        """Wait until the first attempt to connect has succeeded or failed."""
+        while self._client is None and self.problem is None:
+            await self._change()
+
+    async def call(self, tool: str, arguments: dict[str, Any], progress: Progress) -> CallToolResult:
+        """Call a tool of the server. When the waiting task is cancelled, the server is told to cancel the call.
+
+        Raises:
+            LinkDown: there is no connection, or it broke during the call.
+            mcp.MCPError: the server refused the call.
+        """
+        client = await self._connected()
+        assert self._scope is not None
+        handle = self._scope.spawn(self._call(client, tool, arguments, progress), name=f"mcp {self.name} {tool}")
+        try:
+            outcome = await handle
+        except Interrupted:
+            raise LinkDown(self._why()) from None
+        finally:
+            if not handle.done():
+                await _cancel(handle)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _call(
+        self, client: Client, tool: str, arguments: dict[str, Any], progress: Progress
+    ) -> CallToolResult | Exception:
+        """The outcome as a value: an error must not end the scope that everybody shares."""
+        from mcp import MCPError
+        from mcp_types import CONNECTION_CLOSED
+
+        try:
+            return await client.call_tool(tool, arguments, progress_callback=progress)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                why = self.problem or f"the MCP server {self.name!r} did not answer: {error.message}"
+                return LinkDown(f"{why}; whether the call took effect is not known")
+            if error.code == _INVALID_REQUEST and error.message == "Session terminated":
+                self._broken(client, f"the MCP server {self.name!r} has forgotten the session")
+                return LinkDown(self._why())
+            return error
+        except Exception as error:
+            return error
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _connected(self) -> Client:
+        """The connection, once there is one."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                while self._client is None:
+                    await self._change()
+        except TimeoutError:
+            raise LinkDown(self._why()) from None
+        return self._client
+
+    def _why(self) -> str:
+        return self.problem or f"the MCP server {self.name!r} is not connected"
+
+    async def _change(self) -> None:
+        """Wait for the next change of what is known about the connection."""
+        assert self._changed is not None
+        await asyncio.shield(self._changed)
+
+    def _note(self, client: Client | None, problem: str | None) -> None:
+        self._client, self.problem = client, problem
+        assert self._changed is not None
+        self._changed.set_result(None)
+        self._changed = asyncio.get_running_loop().create_future()
+
+    async def _keep(self) -> None:
+        """Connect again and again; later, the more often it fails."""
+        loop = asyncio.get_running_loop()
+        delay_s = _FIRST_DELAY_S
+        while True:
+            began = loop.time()
+            try:
+                why = await self._connection()
+                self.error = None
+            except Exception as error:  # whatever a server answers, or a library makes of it
+                self.error = _first(error)
+                why = self._ended or f"the MCP server {self.name!r} cannot be reached: {_said(self.error)}"
+            if loop.time() - began > _STEADY_S:
+                delay_s = _FIRST_DELAY_S
+            _log.warning("%s; next attempt in %.1f s", why, delay_s)
+            self._note(None, why)
+            await asyncio.sleep(delay_s)
+            delay_s = min(_MOST_DELAY_S, delay_s * 2)
+
+    async def _connection(self) -> str:
+        """One connection, from its beginning to its end; why it ended."""
+        from mcp import Client
+
+        self._ended, self._stale = None, True
+        client = Client(
+            self._open_streams(self._other_side_ended),
+            cache=None,
+            read_timeout_seconds=None,
+            message_handler=self._heard,
+        )
+        async with asyncio.timeout(self._connect_s) as deadline, client:
+            await self._list(client)
+            deadline.reschedule(None)
+            self.connections += 1
+            self._note(client, None)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    listening = group.create_task(self._listen(client))
+                    while self._ended is None:
+                        if self._stale:
+                            await self._list(client)
+                            continue
+                        self._woken = asyncio.get_running_loop().create_future()
+                        await self._woken
+                    listening.cancel()
+            finally:
+                self._client = None
+        return self._ended
+
+    def _wake(self) -> None:
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def _other_side_ended(self, why: str) -> None:
+        if self._ended is None:
+            self._ended = self.problem = why
+            self._client = None
+            self._wake()
+
+    def _broken(self, client: Client, why: str) -> None:
+        """A call found that the connection is no good any more."""
+        if client is self._client:
+            self._other_side_ended(why)
+
+    # ── the list of tools ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _list(self, client: Client) -> None:
+        self._stale = False
+        found: list[Tool] = []
+        cursor: str | None = None
+        for _ in range(_PAGES):
+            page = await client.list_tools(cursor=cursor)
+            found += page.tools
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        self._on_tools(found)
+
+    def _outdated(self) -> None:
+        self._stale = True
+        self._wake()
+
+    async def _heard(self, message: object) -> None:
+        """Servers that keep a session tell of changes by themselves."""
+        from mcp_types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self._outdated()
+
+    async def _listen(self, client: Client) -> None:
+        """Newer servers tell of changes on a stream that is asked for; it is asked for again when it is cut."""
+        from mcp import MCPError
+        from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
+
+        listened = False
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                async with client.listen(tools_list_changed=True) as changes:
+                    self._outdated()  # it may have changed since it was listed
+                    listened, delay_s = True, _FIRST_DELAY_S
+                    async for _ in changes:
+                        self._outdated()
+            except ListenNotSupportedError:
+                return
+            except (MCPError, SubscriptionLost):
+                if not listened:
+                    return  # it does not tell
+            await asyncio.sleep(delay_s)
+            delay_s = min(_MOST_DELAY_S, delay_s * 2)
+
+
+async def _cancel(handle: Handle[Any]) -> None:
+    """Cancel a call; bounded: a server that reads nothing is told in the background, or never."""
+    handle.interrupt.trigger("nobody waits for the call any more", kind="stop")
+    try:
+        async with asyncio.timeout(_CANCEL_S):
+            await handle
+    except (Interrupted, TimeoutError):
+        pass
+
+
+def _first(error: Exception) -> Exception:
+    """The first error of a group."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, TimeoutError) and not str(error):
+        return "it did not answer in time"
+    return str(error) if isinstance(error, OSError) else told(error)

@@ -1,0 +1,312 @@
+"""The tools of a real MCP server, over its pipes and over HTTP: what stops stops there too, and harms nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mcp")
+
+from holdfast import Host, Run, Settings, agent
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, ToolFailed
+from holdfast.host import Session
+from holdfast.protocol.events import ToolFinished, ToolOutput
+from holdfast.tools.mcp import McpServer
+
+SERVER = Path(__file__).with_name("mcp_everything.py")
+BOUND_S = 15.0
+
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+class Here:
+    """What the host offers; these servers need none of it."""
+
+    clock = system_clock
+    data_dir = None
+
+    async def tell(self, principal: str, session_key: str, text: str) -> None:
+        raise AssertionError("an MCP server tells nobody anything")
+
+
+@asynccontextmanager
+async def served(folder: Path, kind: str) -> AsyncIterator[dict[str, Any]]:
+    """How the server of the test is reached."""
+    if kind == "stdio":
+        yield {"command": [sys.executable, str(SERVER), str(folder)]}
+        return
+    port = free_port()
+    with start_http(folder, port):
+        yield {"url": f"http://127.0.0.1:{port}/mcp"}
+
+
+def start_http(folder: Path, port: int) -> subprocess.Popen[bytes]:
+    """The server over HTTP; it ends when the test does."""
+    return subprocess.Popen([sys.executable, str(SERVER), str(folder), str(port)], stdin=subprocess.PIPE)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def seen(what: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(BOUND_S):
+        while not what():
+            await asyncio.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@asynccontextmanager
+async def opened(tmp_path: Path, kind: str, **options: Any) -> AsyncIterator[tuple[McpServer, Host]]:
+    """A connected server, and a host whose agent makes the calls that its messages name: ``tool {arguments}``."""
+    async with served(tmp_path, kind) as where, asyncio.timeout(60):
+        server = McpServer("m", **where, **options)
+        async with server.lifespan(Here()):
+            await seen(lambda: server.connected)
+
+            @agent
+            async def caller(run: Run) -> str:
+                name, _, arguments = run.text.partition(" ")
+                tools = {tool.name: tool for tool in server.tools()}
+                tool = tools[f"m_{name}"]
+                given = tool.check(eval(arguments or "{}"))
+                bound = functools.partial(tool.work, **given)
+                return repr(await run.call(bound, name=tool.name, timeout_s=tool.timeout_s, on="loop"))
+
+            async with Host(caller, store="memory://", settings=Settings(drain_s=0)) as host:
+                yield server, host
+
+
+async def outcome(session: Session, text: str) -> str:
+    """What the call gave the agent, or the error that it raised."""
+    receipt = await session.send(text)
+    settled = await session.wait(receipt.message_id, timeout_s=BOUND_S)
+    return settled.text or settled.error or str(settled.cause)
+
+
+def both(work: Callable[[Path, str], Any]) -> Any:
+    """The test over the pipes of a program, and over HTTP."""
+
+    @pytest.mark.parametrize("kind", ["stdio", "http"])
+    def test(tmp_path: Path, kind: str) -> None:
+        asyncio.run(work(tmp_path, kind))
+
+    return test
+
+
+@both
+async def _results(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path, kind) as (server, host):
+        add = next(tool for tool in server.tools() if tool.name == "m_add")
+        assert add.description == "Add two numbers."
+        assert add.parameters["properties"].keys() == {"a", "b"}
+        session = host.session("s")
+        assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
+        assert await outcome(session, "echo {'call': 'x', 'then': {'y': 1}}") == repr("x {'y': 1}")
+        assert await outcome(session, "person {'name': 'Ada'}") == repr({"name": "Ada", "age": 7})
+        assert "here\\n[image image/png, 300 bytes, not shown]" in await outcome(session, "picture")
+        assert "the printer is on fire" in await outcome(session, "fail")
+        assert "the parameter 'b' is missing" in await outcome(session, "add {'a': 1}")
+        assert await outcome(session, "count {'upto': 3}") == repr("counted")
+        said = [e.text async for e in session.events(follow=await last(session)) if isinstance(e, ToolOutput)]
+        assert said == ["[1/3] at 1\n", "[2/3] at 2\n", "[3/3] at 3\n"]
+
+
+test_tools_are_listed_and_their_results_and_errors_come_back = _results
+
+
+async def last(session: Session) -> str:
+    return (await session.runs())[0].messages[0]
+
+
+@both
+async def _interrupted(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path, kind) as (_, host):
+        ours, other = host.session("ours"), host.session("other", principal="somebody else")
+        await other.send("wait {'name': 'theirs'}")
+        await ours.send("wait {'name': 'ours'}")
+        for name in ("ours", "theirs"):
+            await seen((tmp_path / f"{name}.started").exists)
+        receipt = await ours.interrupt("enough")
+        assert receipt.outcome == "gone"
+        await seen((tmp_path / "ours.cancelled").exists)
+        assert await outcome(host.session("third"), "add {'a': 1, 'b': 2}") == "3"
+        assert not (tmp_path / "theirs.cancelled").exists()
+        assert (await other.info()).state == "running"
+        assert len((tmp_path / "starts").read_text().split()) == 1, "the server was started again"
+
+
+test_an_interrupt_cancels_the_call_at_the_server_and_no_other = _interrupted
+
+
+@both
+async def _deadline(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path, kind, timeout_s=0.5) as (_, host):
+        assert "did not end within 0.5 s" in await outcome(host.session("s"), "wait {'name': 'w'}")
+        await seen((tmp_path / "w.cancelled").exists)
+        assert await outcome(host.session("s"), "add {'a': 1, 'b': 2}") == "3"
+
+
+test_a_call_over_its_deadline_is_cancelled_at_the_server = _deadline
+
+
+@both
+async def _grown(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path, kind) as (server, host):
+        assert await outcome(host.session("s"), "grow") == repr("grown")
+        await seen(lambda: "m_grown_tool" in [tool.name for tool in server.tools()])
+        assert await outcome(host.session("s"), "grown_tool") == repr("new")
+
+
+test_a_tool_that_the_server_gets_later_is_there_for_the_next_run = _grown
+
+
+@both
+async def _too_big(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path, kind) as (_, host):
+        await host.session("other").send("wait {'name': 'theirs'}")
+        await seen((tmp_path / "theirs.started").exists)
+        said = await outcome(host.session("s"), "big {'size': 20_000_000}")
+        assert "16,000,000" in said or "exceed" in said.lower(), said
+        assert await outcome(host.session("s"), "add {'a': 1, 'b': 2}") == "3"
+        assert not (tmp_path / "theirs.cancelled").exists()
+
+
+test_an_answer_that_is_too_long_costs_that_call_and_no_other = _too_big
+
+
+@both
+async def _closed(tmp_path: Path, kind: str) -> None:
+    async with opened(tmp_path, kind) as (server, host):
+        await host.session("s").send("wait {'name': 'w'}")
+        await seen((tmp_path / "w.started").exists)
+        pid = int((tmp_path / "pid").read_text())
+    assert not server.connected
+    if kind == "stdio":
+        assert not alive(pid)
+    with pytest.raises(ToolFailed, match="not connected"):
+        await server.tools()[0].work(None, a=1, b=2)
+
+
+test_at_the_end_nothing_of_the_server_is_left = _closed
+
+
+def test_a_server_that_dies_fails_the_call_in_words_and_is_started_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(tmp_path, "stdio") as (_, host):
+            session = host.session("s")
+            said = await outcome(session, "die")
+            assert "ended with exit code 3; whether the call took effect is not known" in said
+            assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+            said = await outcome(session, "add {'a': 1, 'b': 2}")
+            assert said == "3" or "ended with exit code -9" in said
+            assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
+            calls = [e async for e in session.events(follow=await last(session)) if isinstance(e, ToolFinished)]
+            assert [e.status for e in calls][:2] == ["error", "ok"]
+
+    asyncio.run(main())
+
+
+def test_a_server_dies_with_its_host(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, os, signal, sys\n"
+        "from tests.tools.test_mcp import Here, McpServer\n"
+        "async def main():\n"
+        f"    server = McpServer('m', command=[sys.executable, {str(SERVER)!r}, {str(tmp_path)!r}])\n"
+        "    async with server.lifespan(Here()):\n"
+        "        print(server.connected, flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, timeout=60, check=False)
+    assert done.stdout == b"True\n"
+    pid = int((tmp_path / "pid").read_text())
+    asyncio.run(seen(lambda: not alive(pid)))
+
+
+def test_a_program_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = McpServer("m", command=[str(tmp_path / "nothing")])
+        with pytest.raises(ConfigurationError, match=r"of the MCP server 'm' cannot be started.*nothing"):
+            async with server.lifespan(Here()):
+                pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["print('hello')", "import time; print('{', flush=True); time.sleep(600)", "import sys; sys.exit('no key given')"],
+    ids=["no protocol", "silent", "fails"],
+)
+def test_a_program_that_speaks_no_protocol_delays_the_host_for_a_bounded_time(program: str) -> None:
+    async def main() -> None:
+        server = McpServer("m", command=[sys.executable, "-c", program], connect_s=1.0)
+        async with asyncio.timeout(10), server.lifespan(Here()):
+            assert not server.connected
+            assert server.problem is not None and "'m'" in server.problem
+            assert server.tools() == ()
+            if "no key" in program:
+                assert "exit code 1; it wrote: no key given" in server.problem
+
+    asyncio.run(main())
+
+
+def test_a_server_that_comes_later_is_found(tmp_path: Path) -> None:
+    async def main() -> None:
+        port = free_port()
+        server = McpServer("m", url=f"http://127.0.0.1:{port}/mcp", prefix="", connect_s=0.3)
+        async with asyncio.timeout(60), server.lifespan(Here()):
+            assert not server.connected
+            assert server.problem is not None and "127.0.0.1" in server.problem
+            with start_http(tmp_path, port):
+                await seen(lambda: server.connected)
+                assert "add" in [tool.name for tool in server.tools()]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"command": ["x"], "url": "http://x"},
+        {"command": "x y"},
+        {"url": "ftp://x"},
+        {"command": ["x"], "prefix": "é"},
+    ],
+)
+def test_a_server_that_cannot_be_is_refused_where_it_is_written(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        McpServer("m", **arguments)
+
+
+def test_the_servers_own_keys_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.tools.mcp_stdio import inherited
+
+    monkeypatch.setenv("SOME_API_KEY", "secret")
+    given = inherited({"MORE": "1"})
+    assert "SOME_API_KEY" not in given and given["MORE"] == "1" and "PATH" in given
