@@ -2,33 +2,34 @@
 
 import asyncio
 import os
+import random
 import shutil
 import tempfile
+from collections import Counter
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import TextDelta, encode_event
 from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, SqliteStore
-from holdfast.storage.port import Claim, EditHistory, Interrupt, Lease, RunCommit, Send
+from holdfast.storage.port import Claim, Committed, EditHistory, Interrupt, Lease, Parked, RunCommit, Send
 from tests.storage.audit import audit, recover
 
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Thousands of transactions: this test is about answers, not about what a disk keeps."""
 
 KEYS = st.sampled_from(["a", "b"])
+PICKS = st.integers(0, 11)
 PRINCIPALS = st.sampled_from(["p", "p", "q"])
 
 
 class StoresAgree(RuleBasedStateMachine):
     """The same verbs on both stores, compared answer by answer."""
-
-    leases = Bundle("leases")
 
     @initialize(yielding=st.booleans())
     def begin(self, yielding):
@@ -38,7 +39,12 @@ class StoresAgree(RuleBasedStateMachine):
         self.sqlite = SqliteStore(f"{self.folder}/store.db")
         self.at = 0.0
         self.ids = 0
+        self.live = {}
+        self.done = Counter()
+        self.old = []
         self.open()
+        for principal, key in (("p", "a"), ("q", "b")):
+            self.send_one(principal, key, content="hello", policy="queue", run_id=self.fresh("r"))
 
     def open(self):
         for store in (self.memory, self.sqlite):
@@ -71,10 +77,22 @@ class StoresAgree(RuleBasedStateMachine):
         expected = self.do(answer(self.memory))
         actual = self.do(answer(self.sqlite))
         assert actual == expected
+        if not (isinstance(expected, tuple) and expected and isinstance(expected[0], type)):
+            self.done[type(expected).__name__] += 1
         return expected
 
+    def claimed(self, claim):
+        """A lease to write with from now on."""
+        if isinstance(claim, Claim):
+            self.old.append(self.live.get(claim.lease.session))
+            self.live[claim.lease.session] = claim.lease
+
+    def lease(self, pick):
+        """The newest lease of a session, or sometimes one that is old."""
+        leases = [lease for lease in self.old if lease is not None] if pick >= 9 else list(self.live.values())
+        return leases[pick % len(leases)] if leases else None
+
     @rule(
-        target=leases,
         principal=PRINCIPALS,
         key=KEYS,
         policy=st.sampled_from(
@@ -84,23 +102,20 @@ class StoresAgree(RuleBasedStateMachine):
         idempotency=st.sampled_from([None, None, None, "i", "j"]),
         body=st.sampled_from([b"x", b"x", b"x", b"y"]),
         agent=st.sampled_from([None, None, "other"]),
-        limits=st.sampled_from([(100, 100), (2, 100), (0, 1)]),
+        limits=st.sampled_from([(100, 100), (100, 100), (100, 100), (2, 100), (0, 1)]),
         content=st.text(st.characters(exclude_categories=["Cs"]), max_size=8),
-        digests=st.sampled_from([(), (), (), ("d1",), ("d1", "d2", "d1")]),
-        retry_of=st.sampled_from([None, None, None, "last", "last", "r1"]),
+        digests=st.sampled_from([(), (), (), (), ("d1",), ("d1", "d2", "d1")]),
+        retry_of=st.sampled_from([None, None, None, None, None, None, "last", "last", "r1"]),
     )
     def send(self, principal, key, policy, room, idempotency, body, agent, limits, content, digests, retry_of):
         if retry_of == "last":
             retry_of = self.last_run(principal, key)
-        request = Send(
-            principal=principal,
-            key=key,
+        self.send_one(
+            principal,
+            key,
             agent=agent,
-            default_agent="demo",
-            message_id=self.fresh("m"),
             content=content,
             policy=policy,
-            at=self.now(),
             idempotency_key=idempotency,
             body_hash=body,
             run_id=self.fresh("r") if room else None,
@@ -111,8 +126,19 @@ class StoresAgree(RuleBasedStateMachine):
             attachments=tuple(Attachment(digest=digest, media_type="text/plain") for digest in digests),
             retry_of=retry_of,
         )
+
+    def send_one(self, principal, key, *, agent=None, **more):
+        request = Send(
+            principal=principal,
+            key=key,
+            agent=agent,
+            default_agent="demo",
+            message_id=self.fresh("m"),
+            at=self.now(),
+            **more,
+        )
         result = self.both(lambda store: store.send(request))
-        return getattr(getattr(result, "claim", None), "lease", None)
+        self.claimed(getattr(result, "claim", None))
 
     def last_run(self, principal, key):
         """The id of the run that ended last, if there is any."""
@@ -124,19 +150,23 @@ class StoresAgree(RuleBasedStateMachine):
 
         return self.do(ask(self.memory))
 
-    @rule(lease=leases, step=st.integers(1, 5))
-    def steer(self, lease, step):
+    @precondition(lambda self: self.live)
+    @rule(pick=PICKS, step=st.integers(1, 5))
+    def steer(self, pick, step):
+        lease = self.lease(pick)
         if lease is not None:
             at = self.now()
             self.both(lambda store: store.steer(lease, step=step, at=at))
 
+    @precondition(lambda self: self.live)
     @rule(
-        lease=leases,
+        pick=PICKS,
         question=st.sampled_from(["q1", "q2", "q3"]),
         kind=st.sampled_from(["approval", "question"]),
         wait=st.sampled_from([0.0, 5.0, 1000.0]),
     )
-    def suspend(self, lease, question, kind, wait):
+    def suspend(self, pick, question, kind, wait):
+        lease = self.lease(pick)
         if lease is not None:
             at = self.now()
             asked = Question(
@@ -145,30 +175,38 @@ class StoresAgree(RuleBasedStateMachine):
             self.both(lambda store: store.suspend(lease, asked))
 
     @rule(
+        pick=PICKS,
         principal=PRINCIPALS,
         key=KEYS,
         question=st.sampled_from(["q1", "q2", "q3"]),
-        decision=st.sampled_from(["approved", "denied", "answered", "answered", "expired"]),
+        decision=st.sampled_from(["approved", "denied", "answered", "answered", "expired", "expired"]),
         text=st.sampled_from(["", "yes"]),
     )
-    def answer(self, principal, key, question, decision, text):
+    def answer(self, pick, principal, key, question, decision, text):
+        due = self.do(self.memory.due_questions(before=1e9, limit=9))
+        if due and pick < 9:
+            asked = due[pick % len(due)]
+            principal, key, question = asked.principal, asked.key, asked.question.question_id
         given = Answer(question_id=question, decision=decision, text=text, by=principal, at=self.now())
         self.both(lambda store: store.answer(principal, key, given))
 
-    @rule(lease=leases)
-    def park(self, lease):
+    @precondition(lambda self: self.live)
+    @rule(pick=PICKS)
+    def park(self, pick):
+        lease = self.lease(pick)
         if lease is not None:
             at = self.now()
-            self.both(lambda store: store.park(lease, at=at))
+            if isinstance(self.both(lambda store: store.park(lease, at=at)), Parked):
+                self.old.append(self.live.pop(lease.session, None))
 
     @rule(
         principal=PRINCIPALS,
         key=KEYS,
-        edit=st.sampled_from(["undo", "undo", "compact", "branch", "import", "retry"]),
+        edit=st.sampled_from(["undo", "undo", "undo", "compact", "compact", "branch", "import", "retry"]),
         entries=st.integers(0, 3),
         digest=st.sampled_from([None, None, "d1"]),
-        expected_n=st.sampled_from([None, None, 0, 1, 2, 3, 4]),
-        session_limit=st.sampled_from([100, 1]),
+        expected_n=st.sampled_from([None, None, None, None, 0, 2, 3]),
+        session_limit=st.sampled_from([100, 100, 1]),
     )
     def edit(self, principal, key, edit, entries, digest, expected_n, session_limit):
         attachments = (Attachment(digest=digest, media_type="text/plain"),) if digest else ()
@@ -195,25 +233,27 @@ class StoresAgree(RuleBasedStateMachine):
         attachment = Attachment(digest=digest, media_type="text/plain", name=f"at {at}")
         self.both(lambda store: store.add_attachment(principal, attachment, b"\0" * size, at=at, limit_bytes=limit))
 
-    @rule(target=leases, session=st.integers(1, 4), again=st.booleans())
+    @rule(session=st.integers(1, 4), again=st.booleans())
     def claim(self, session, again):
         at, run_id = self.now(), f"r{self.ids}" if again else self.fresh("r")
         claim = self.both(lambda store: store.claim(session, run_id=run_id, at=at))
-        return claim.lease if isinstance(claim, Claim) else None
+        self.claimed(claim)
 
+    @precondition(lambda self: self.live)
     @rule(
-        lease=leases,
+        pick=PICKS,
         texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=5), max_size=4),
         nth=st.integers(0, 3),
     )
-    def append(self, lease, texts, nth):
+    def append(self, pick, texts, nth):
+        lease = self.lease(pick)
         if lease is not None:
             events = [encode_event(TextDelta(run_id=lease.run_id, text=text)) for text in texts]
             self.both(lambda store: store.append(lease, events, nth=nth))
 
+    @precondition(lambda self: self.live)
     @rule(
-        target=leases,
-        lease=leases,
+        pick=PICKS,
         status=st.sampled_from(["completed", "failed", "interrupted"]),
         entries=st.integers(0, 3),
         events=st.integers(0, 2),
@@ -221,9 +261,10 @@ class StoresAgree(RuleBasedStateMachine):
         fence=st.sampled_from([0, 0, 0, 1]),
         replaces=st.sampled_from([False, False, True]),
     )
-    def commit(self, lease, status, entries, events, more, fence, replaces):
+    def commit(self, pick, status, entries, events, more, fence, replaces):
+        lease = self.lease(pick)
         if lease is None:
-            return None
+            return
         commit = RunCommit(
             lease=Lease(lease.session, lease.run_id, lease.fence + fence),
             status=status,
@@ -238,7 +279,9 @@ class StoresAgree(RuleBasedStateMachine):
             replaces_history=replaces,
         )
         done = self.both(lambda store: store.commit_run(commit))
-        return getattr(getattr(done, "claim", None), "lease", None)
+        if isinstance(done, Committed):
+            self.old.append(self.live.pop(lease.session, None))
+            self.claimed(done.claim)
 
     @rule(principal=PRINCIPALS, key=KEYS, run=st.one_of(st.none(), st.integers(1, 20)), stop=st.booleans())
     def interrupt(self, principal, key, run, stop):
@@ -257,18 +300,21 @@ class StoresAgree(RuleBasedStateMachine):
         at = self.now()
         self.both(lambda store: store.withdraw(principal, key, f"m{message}", at=at))
 
-    @rule(principal=PRINCIPALS, key=KEYS)
-    def delete(self, principal, key):
+    @rule(principal=PRINCIPALS, key=KEYS, sure=st.sampled_from([False, False, True]))
+    def delete(self, principal, key, sure):
+        if not sure:
+            return
         at = self.now()
         cause = Cause(kind="stop", reason="deleted")
         self.both(lambda store: store.delete_session(principal, key, at=at, cause=cause))
 
-    @rule(target=leases, lease=leases, discard_from=st.sampled_from([None, 3]))
-    def restart(self, lease, discard_from):
+    @precondition(lambda self: self.live)
+    @rule(pick=PICKS, discard_from=st.sampled_from([None, 3]))
+    def restart(self, pick, discard_from):
+        lease = self.lease(pick)
         if lease is not None:
             at = self.now()
             self.both(lambda store: store.restart(lease, at=at, discard_from=discard_from))
-        return lease
 
     @rule(
         events=st.integers(0, 40),
@@ -286,14 +332,15 @@ class StoresAgree(RuleBasedStateMachine):
             )
         )
 
-    @rule(target=leases)
+    @rule()
     def crash_and_rescue(self):
         for store in (self.memory, self.sqlite):
             self.do(store.close())
         self.open()
         at = self.now()
         claims = self.both(lambda store: store.rescue(at=at))
-        return claims[0].lease if claims else None
+        for claim in claims:
+            self.claimed(claim)
 
     @rule()
     def forget_what_is_kept(self):
@@ -353,6 +400,117 @@ class StoresAgree(RuleBasedStateMachine):
                 self.do(store.close())
             self.loop.close()
             shutil.rmtree(self.folder)
+
+
+STEPS = {
+    "send": (
+        12,
+        lambda pick: {
+            "policy": pick("queue", "queue", "collect", "interrupt", "reject", "steer", "steer", "rollback"),
+            "room": pick(True, True, True, False),
+            "idempotency": pick(None, None, None, "i", "j"),
+            "body": pick(b"x", b"x", b"x", b"y"),
+            "agent": pick(None, None, "other"),
+            "limits": pick((100, 100), (100, 100), (3, 100)),
+            "content": pick("", "hello", "\0"),
+            "digests": pick((), (), (), ("d1",), ("d1", "d2", "d1")),
+            "retry_of": pick(None, None, None, "last"),
+        },
+    ),
+    "steer": (5, lambda pick: {"step": pick(1, 2, 3)}),
+    "suspend": (
+        8,
+        lambda pick: {
+            "question": pick("q1", "q2", "q3"),
+            "kind": pick("approval", "question", "question"),
+            "wait": pick(0.0, 5.0, 1000.0, 1000.0, 1000.0),
+        },
+    ),
+    "answer": (
+        9,
+        lambda pick: {
+            "question": pick("q1", "q2", "q3"),
+            "decision": pick("approved", "answered", "answered", "expired", "expired"),
+            "text": pick("", "yes"),
+        },
+    ),
+    "park": (3, lambda pick: {}),
+    "edit": (
+        4,
+        lambda pick: {
+            "edit": pick("undo", "undo", "undo", "compact", "compact", "branch", "import"),
+            "entries": pick(0, 1, 2, 3),
+            "digest": pick(None, None, "d1"),
+            "expected_n": pick(None, None, 3),
+            "session_limit": 100,
+        },
+    ),
+    "attach": (2, lambda pick: {"digest": pick("d1", "d2"), "size": pick(0, 3), "limit": pick(5, 100)}),
+    "claim": (6, lambda pick: {"session": pick(1, 2, 3, 4, 5, 6), "again": pick(False, False, True)}),
+    "append": (4, lambda pick: {"texts": pick(["a"], ["a", "b"]), "nth": pick(0, 1, 2)}),
+    "commit": (
+        10,
+        lambda pick: {
+            "status": pick("completed", "completed", "failed", "interrupted"),
+            "entries": pick(0, 1, 2, 3),
+            "events": pick(0, 1),
+            "more": pick(True, False),
+            "fence": pick(0, 0, 0, 0, 0, 1),
+            "replaces": pick(False, False, False, True),
+        },
+    ),
+    "interrupt": (2, lambda pick: {"run": None, "stop": pick(False, False, True)}),
+    "withdraw": (1, lambda pick: {"message": pick(*range(1, 60))}),
+    "delete": (1, lambda pick: {"sure": pick(True, False, False, False)}),
+    "restart": (2, lambda pick: {"discard_from": pick(None, 3)}),
+    "prune": (
+        1,
+        lambda pick: {name: pick(0, 40, 200, 400) for name in ("events", "tombstones", "keys", "attachments")},
+    ),
+    "crash_and_rescue": (1, lambda pick: {}),
+    "forget_what_is_kept": (2, lambda pick: {}),
+    "read": (
+        4,
+        lambda pick: {"session": pick(1, 2, 3, 4), "after": pick(0, 7, 50), "limit": pick(1, 5), "run": pick(1, 9)},
+    ),
+}
+"""How often each step is taken in a long walk, and with what."""
+OF_A_SESSION = ("send", "answer", "edit", "interrupt", "withdraw", "delete")
+OF_A_RUN = ("steer", "suspend", "answer", "park", "append", "commit", "restart")
+
+
+def walk(seed, steps):
+    """A walk of the machine that goes on for long, where Hypothesis begins anew after a few steps."""
+    rng = random.Random(seed)
+    machine = StoresAgree()
+    machine.begin(yielding=bool(seed % 2))
+    try:
+        for _ in range(steps):
+            (name,) = rng.choices(list(STEPS), [weight for weight, _ in STEPS.values()])
+            arguments = STEPS[name][1](lambda *choices: rng.choice(choices))
+            if name in OF_A_SESSION:
+                arguments |= {"principal": rng.choice("ppq"), "key": rng.choice("abc" if name == "edit" else "ab")}
+            elif name == "attach":
+                arguments["principal"] = rng.choice("ppq")
+            if name in OF_A_RUN:
+                arguments["pick"] = rng.randrange(10)
+            getattr(machine, name)(**arguments)
+            machine.views_agree()
+    finally:
+        machine.teardown()
+    return machine.done
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stores_agree_on_a_long_walk(seed):
+    done = walk(seed, 600)
+    assert min(done[name] for name in ("Claim", "Committed", "Steered", "Answered", "Parked", "Edited")) > 0, done
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_stores_agree_on_a_longer_walk(seed):
+    walk(seed, 1000)
 
 
 StoresAgree.TestCase.settings = settings(max_examples=30, stateful_step_count=40)
