@@ -1,113 +1,338 @@
 """Runs one function in a Python process of its own, so that it can be killed whatever it does.
 
 Invariants
-- The function and its values are pickled before the program is started: what cannot be carried fails in the caller.
-- The answer travels on a descriptor that no program started by the function inherits; what the function prints goes
-  to standard error. An answer is taken whole or not at all.
-- When the call ends, for whatever reason, its process tree is dead.
+- The function and its values are pickled before a process is used: what cannot be carried fails in the caller.
+- The process (`holdfast.runtime.cell`) is a member of the call's scope while it has the call. A process that was kept
+  from an earlier call of the same owner is used where there is one; only one that has not begun the function may be
+  replaced by another, so a function is never called twice.
+- An interrupt of the call raises `Interrupted` in the function; when the grace is over, its process tree is killed.
+- When the call ends, its process is idle and clean, or its whole tree is dead.
+
+What is carried: the function and its values, the name and the trigger of the interrupt, ``sys.path``, and those context
+variables that are globals of a module which the function's process has imported and hold plain data.
 """
 
 from __future__ import annotations
 
 import asyncio
+import codecs
+import contextlib
+import contextvars
+import functools
+import inspect
+import logging
+import marshal
+import os
 import pickle
-import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import ProcessEnded
-from holdfast.runtime.processes import PIPE
+from holdfast.clock import system_clock
+from holdfast.errors import Interrupted, ProcessEnded
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime.cell import ANSWER, ANSWER_LIMIT_BYTES, BEGUN, CALL, HEADER, Head, frame
+from holdfast.runtime.interrupt import current_interrupt
+from holdfast.runtime.owned_processes import ProcessHandle
 
 if TYPE_CHECKING:
+    from holdfast.runtime.cells import Cell, Cells
     from holdfast.runtime.scope import Scope
 
-__all__ = ["run_isolated"]
+__all__ = ["Output", "run_isolated"]
+
+Answer = tuple[str, bytes, list[str]]
+"""What happened, the pickled value, and what was left behind."""
+
+Output = Callable[[str], Awaitable[object] | None]
+"""Takes what an isolated function prints, piece by piece."""
+
+_log = logging.getLogger("holdfast.runtime")
 
 _LAST_WORDS_S = 1.0
-_LENGTH = struct.Struct("!Q")
-
-_BOOT = """\
-import os, pickle, struct, sys, traceback
-answers = os.fdopen(os.dup(1), "wb")
-os.dup2(2, 1)
-def answer(kind, value):
-    try:
-        data = pickle.dumps((kind, value))
-        pickle.loads(data)
-    except Exception as error:
-        text = f"what it {kind} cannot be carried between processes: {type(error).__name__}: {error}"
-        if kind == "raised":
-            text = f"{text}\\n{''.join(traceback.format_exception(value))}"
-        data = pickle.dumps(("failed", text))
-    answers.write(struct.pack("!Q", len(data)) + data)
-    answers.flush()
-sys.path[:] = pickle.load(sys.stdin.buffer)
-try:
-    fn, values = pickle.load(sys.stdin.buffer)
-    result = fn(*values)
-except (SystemExit, KeyboardInterrupt):
-    raise  # they end this process, and must not end the one that waits for it
-except BaseException as error:
-    answer("raised", error)
-else:
-    answer("returned", result)
-"""
+_CHUNK_BYTES = 1 << 16
+_PIPE_CHUNKS = 16  # as many as a pipe can hold
+_VARIABLES_LIMIT = 1_000
 
 
-async def run_isolated(scope: Scope, fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> Any:
-    """Call ``fn(*values)`` in a fresh Python process that the scope owns, and return what it returns.
+async def run_isolated(
+    scope: Scope, fn: Callable[..., Any], values: tuple[Any, ...], name: str, output: Output | None = None
+) -> Any:
+    """Call ``fn(*values)`` in a Python process that the scope owns meanwhile, and return what it returns.
+
+    Parameters:
+        scope: owns the process; its `owner` is whose processes may be used again.
+        fn, values: what to call; pickled.
+        name: for people.
+        output: takes what the function prints; see `Scope.spawn`.
 
     Raises:
-        BaseException: what the function raised; without its traceback.
+        BaseException: what the function or `output` raised; the former without its traceback.
         ProcessEnded: the process ended before it answered, or its answer cannot be carried.
         TypeError: the function or a value cannot be carried to another process.
         ScopeClosed, OSError: as `Scope.process`.
     """
-    request = _request(fn, values, name)
-    process = await scope.process([sys.executable, "-c", _BOOT], stdin=PIPE, stdout=PIPE, name=name)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    ended = scope._make_own_task(process.wait(), f"end of {name}")
-    answered = scope._make_own_task(_exchange(process.stdin, process.stdout, request), f"answer of {name}")
-    try:
-        # Not until the end of the pipe: a process that the function forked may hold it for ever.
-        await asyncio.wait((ended, answered), return_when=asyncio.FIRST_COMPLETED)
-        if not answered.done():
-            await asyncio.wait((answered,), timeout=_LAST_WORDS_S)
-        data = answered.result() if answered.done() else None
-    finally:
-        ended.cancel()
-        answered.cancel()
-        await asyncio.shield(scope._make_own_task(process.kill_tree(), f"kill {name}"))
-    if data is None:
-        raise ProcessEnded(f"{name!r} ended with exit code {process.returncode} before it answered")
-    kind, value = pickle.loads(data)
-    if kind == "raised":
-        raise value
-    if kind == "failed":
-        raise ProcessEnded(f"{name!r} did not answer: {value}")
+    head = Head(interrupt=name, streamed=output is not None, variables=_plain_variables())
+    request = frame(CALL, marshal.dumps((dict(head), _packed(fn, values, name))))
+    cells = scope.process_host.cells
+    answer = None
+    while answer is None:
+        lease = await _Lease.begin(scope, cells, name)
+        try:
+            answer = await lease.exchange(request, output)
+            returncode = await lease.last_word() if answer is None else None
+        except BaseException:
+            await lease.end(grace_s=scope.grace_s if scope._stopping is None else scope._grace_left())
+            raise
+        if answer is None:
+            await lease.end()
+            if lease.fresh or lease.cell.begun is not None:
+                how = "closed its connection" if returncode is None else f"ended with exit code {returncode}"
+                raise ProcessEnded(f"{name!r} {how} before it answered")
+    what, data, left = answer
+    if left:
+        _log.info("%r left behind in its process, which is not used again: %s", name, ", ".join(left))
+    if left or not lease.keep():
+        await lease.end()
+    value = pickle.loads(data)
+    match what:
+        case "raised":
+            raise value
+        case "interrupted":
+            raise Interrupted(value)
+        case "failed":
+            raise ProcessEnded(f"{name!r} did not answer: {value}")
     return value
 
 
-def _request(fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> bytes:
-    if getattr(fn, "__module__", None) == "__main__":
+def _packed(fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> bytes:
+    function = fn
+    while isinstance(function, functools.partial):
+        function = function.func
+    if getattr(function, "__module__", None) == "__main__":
         raise TypeError(
             f"{name!r} is defined in the program itself; put it into a module, so that a process can import it"
         )
     try:
-        return pickle.dumps(sys.path) + pickle.dumps((fn, values))
+        return pickle.dumps((fn, values))
     except Exception as error:
         raise TypeError(f"{name!r} or its arguments cannot be carried to another process: {error}") from error
 
 
-async def _exchange(requests: asyncio.StreamWriter, answers: asyncio.StreamReader, request: bytes) -> bytes | None:
-    """Send the request and read the answer; None when there is none."""
-    try:
-        requests.write(request)
-        await requests.drain()
-        requests.close()
-        (length,) = _LENGTH.unpack(await answers.readexactly(_LENGTH.size))
-        return await answers.readexactly(length)
-    except (asyncio.IncompleteReadError, ConnectionError):
+class _Lent(ProcessHandle):
+    """A member that is a cell while it has a call."""
+
+    __slots__ = ("cell",)
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        super().__init__(scope, name)
+        self.cell: Cell | None = None
+
+    def _ask(self) -> None:
+        if self.cell is not None:
+            self.cell.tell(self.scope.interrupt.cause)
+        super()._ask()
+
+
+class _Lease:
+    """A cell for the time of one call. On the loop of the scope."""
+
+    def __init__(self, scope: Scope, cells: Cells, member: _Lent, cell: Cell, fresh: bool) -> None:
+        self.scope = scope
+        self.cells = cells
+        self.member = member
+        self.cell = cell
+        self.fresh = fresh
+
+    @classmethod
+    async def begin(cls, scope: Scope, cells: Cells, name: str) -> _Lease:
+        """Have an idle cell, or start one, as a member of the scope."""
+        member = _Lent(scope, name)
+        scope._enter(member)
+        cell = cells.take(scope.owner)
+        if cell is not None:
+            member.cell, member.process = cell, cell.process
+            member._attend()
+            return cls(scope, cells, member, cell, fresh=False)
+        try:
+            cell = await cells.start(scope.owner, name, member._on_cut)
+        except BaseException:
+            if not member.cut:
+                scope._discard(member, None)
+            raise
+        member.cell = cell
+        try:
+            await member._take(cell.process)
+        except BaseException:
+            cells.throw_away(cell)
+            raise
+        return cls(scope, cells, member, cell, fresh=True)
+
+    async def exchange(self, request: bytes, output: Output | None) -> Answer | None:
+        """Send the call and wait for the answer; None when there will be none. Raises what ``output`` raises."""
+        if output is None:
+            return await self._converse(request)
+        outlet = _Outlet(self.scope, self.cell, output)
+        try:
+            answer = await self._converse(request)
+            if answer is not None:
+                await outlet.finish()
+        finally:
+            outlet.close()
+        if outlet.error is not None:
+            raise outlet.error
+        return answer
+
+    async def _converse(self, request: bytes) -> Answer | None:
+        loop = asyncio.get_running_loop()
+        buffer = bytearray()
+        try:
+            await loop.sock_sendall(self.cell.control, request)
+            while data := await loop.sock_recv(self.cell.control, _CHUNK_BYTES):
+                buffer += data
+                while (received := _first_frame(buffer)) is not None:
+                    kind, payload = received
+                    if kind == BEGUN:
+                        self.cell.begun = marshal.loads(payload)
+                    elif kind == ANSWER:
+                        what, answer, left = marshal.loads(payload)
+                        return what, answer, left
+        except (ConnectionError, ValueError, EOFError, TypeError):
+            return None  # it has ended, or does not keep to the protocol
         return None
+
+    async def last_word(self) -> int | None:
+        """The exit code, if the process ends now."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_WORDS_S):
+                return await self.cell.process.wait()
+        return None
+
+    def keep(self) -> bool:
+        """Have the process taken back for other calls, if it is fit for them."""
+        if self.scope.interrupt.triggered or not self.cells.keep(self.cell):
+            return False
+        self.member._release()
+        return True
+
+    async def end(self, grace_s: float = 0.0) -> None:
+        """End the process and its tree: asked first, if there is a grace."""
+        if grace_s > 0:
+            own = current_interrupt()
+            cause = None if own is None else own.cause
+            self.cell.tell(
+                cause or Cause(kind="stop", reason="the call was cancelled", origin="", at=system_clock.now())
+            )
+        killing = self.cell.process.kill_tree(term_first_s=grace_s)
+        try:
+            await asyncio.shield(self.scope._make_own_task(killing, f"kill {self.member.name}"))
+        finally:
+            self.cells.throw_away(self.cell)
+
+
+def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
+    """Take the first whole frame out of the buffer. Raises ValueError for one that is too long."""
+    if len(buffer) < HEADER.size:
+        return None
+    kind, length = HEADER.unpack_from(buffer)
+    if length > ANSWER_LIMIT_BYTES * 2:
+        raise ValueError("a frame that no answer needs")
+    end = HEADER.size + length
+    if len(buffer) < end:
+        return None
+    payload = bytes(buffer[HEADER.size : end])
+    del buffer[:end]
+    return kind, payload
+
+
+class _Outlet:
+    """Gives what the function prints to whoever wants it, in order, and no faster than that one takes it."""
+
+    def __init__(self, scope: Scope, cell: Cell, output: Output) -> None:
+        self.error: BaseException | None = None
+        self._scope = scope
+        self._cell = cell
+        self._output = output
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._loop = asyncio.get_running_loop()
+        self._giving: asyncio.Task[None] | None = None
+        self._loop.add_reader(cell.output, self._ready)
+
+    def _ready(self) -> None:
+        data = self._read()
+        if data is None:
+            return
+        self._loop.remove_reader(self._cell.output)
+        if data:
+            self._giving = self._scope._make_own_task(self._pass_on(data), f"output of {self._cell.process.name}")
+
+    def _read(self) -> bytes | None:
+        try:
+            return os.read(self._cell.output, _CHUNK_BYTES)
+        except BlockingIOError:
+            return None
+
+    async def _pass_on(self, data: bytes) -> None:
+        await self._give(data)
+        self._giving = None
+        if self.error is None:
+            self._loop.add_reader(self._cell.output, self._ready)
+
+    async def _give(self, data: bytes, *, last: bool = False) -> None:
+        try:
+            text = self._decoder.decode(data, last)
+            taken = self._output(text) if text else None
+            if inspect.isawaitable(taken):
+                await taken
+        except Exception as error:
+            self.error = error
+            self._cell._hang_up()  # whoever waits for the answer need not wait any longer
+
+    async def finish(self) -> None:
+        """Give what was printed before the answer."""
+        if self._giving is not None:
+            await self._giving
+        self._loop.remove_reader(self._cell.output)
+        for _ in range(_PIPE_CHUNKS):
+            data = None if self.error is not None else self._read()
+            if not data:
+                break
+            await self._give(data)
+        if self.error is None:
+            await self._give(b"", last=True)
+
+    def close(self) -> None:
+        """Give nothing any more."""
+        self._loop.remove_reader(self._cell.output)
+        if self._giving is not None:
+            self._giving.cancel()
+
+
+_homes: dict[contextvars.ContextVar[Any], tuple[str, str] | None] = {}
+
+
+def _plain_variables() -> list[tuple[str, str, Any]]:
+    """Module, name and value of the variables of this context that another process can have."""
+    found = []
+    for variable, value in contextvars.copy_context().items():
+        if variable not in _homes:
+            _find_homes(variable)
+        home = _homes.get(variable)
+        if home is None:
+            continue
+        try:
+            marshal.dumps(value)
+        except ValueError:
+            continue
+        found.append((*home, value))
+    return found
+
+
+def _find_homes(variable: contextvars.ContextVar[Any]) -> None:
+    if len(_homes) >= _VARIABLES_LIMIT:
+        _homes.clear()
+    _homes[variable] = None
+    for module_name, module in sys.modules.copy().items():
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if type(value) is contextvars.ContextVar:
+                _homes[value] = (module_name, name)

@@ -62,6 +62,12 @@ class ProcessHandle(Handle[int]):
             raise ScopeClosed(f"scope {self.scope.name!r} was closed while {process.name!r} was started")
         self.scope._on_loop(self._attend)
 
+    def _release(self) -> None:
+        """The program goes on, but not for this scope. On the loop."""
+        if self._attending is not None:
+            self._attending.cancel()
+        self._end(None)
+
     def _on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
         """The start failed or was cancelled; ``ending`` kills what was begun of it. From the loop that started it."""
         self.cut = True

@@ -29,7 +29,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from holdfast.runtime.once import Once
 from holdfast.runtime.orphans import Orphan, orphans
@@ -56,6 +56,9 @@ from holdfast.runtime.trees import (
     end_tree_blocking,
 )
 from holdfast.runtime.zygote_link import ZygoteLink, identity, supported
+
+if TYPE_CHECKING:
+    from holdfast.runtime.cells import Cells
 
 __all__ = [
     "DEVNULL",
@@ -164,6 +167,7 @@ class ProcessHost:
         self._poll: select.epoll | None = None
         self._live: set[Held] = set()
         self._endings: set[asyncio.Task[TreeResult]] = set()
+        self._cells: Cells | None = None
         self._watched: dict[int, Callable[[], object]] = {}
         self._tick: Callable[[], object] | None = None
         self._thread: threading.Thread | None = None
@@ -184,7 +188,19 @@ class ProcessHost:
                 os.close(link.pidfd)
         if self._poll is not None:
             self._poll.close()
+        if self._cells is not None:
+            self._cells.leave_to_parent()
         self._reset()
+
+    @property
+    def cells(self) -> Cells:
+        """The processes that are kept for isolated calls."""
+        with self._lock:
+            if self._cells is None:
+                from holdfast.runtime.cells import Cells
+
+                self._cells = Cells(self)
+            return self._cells
 
     def start(self) -> None:
         """Start the zygote now, so that the first program need not wait for it. Idempotent.
@@ -519,6 +535,8 @@ class ProcessHost:
 
         The host may be used again afterwards.
         """
+        if self._cells is not None:
+            self._cells.close()
         for held in list(self._live):
             held.ask_kill(0.0, KILL_BOUND_S)
         deadline = time.monotonic() + KILL_BOUND_S

@@ -29,6 +29,7 @@ from holdfast.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
     from holdfast.runtime.adoption_processes import ForeignProcess
+    from holdfast.runtime.isolated import Output
     from holdfast.runtime.processes import Process, ProcessHost, Stream
 
 __all__ = ["Closer", "Scope", "ScopeStatistics", "current_scope", "detached"]
@@ -360,7 +361,17 @@ class Scope(Membership):
     ) -> Handle[T]: ...
     @overload
     def spawn(
-        self, work: Callable[..., T], /, *values: Any, on: Literal["thread", "process"], name: str | None = None
+        self, work: Callable[..., T], /, *values: Any, on: Literal["thread"], name: str | None = None
+    ) -> Handle[T]: ...
+    @overload
+    def spawn(
+        self,
+        work: Callable[..., T],
+        /,
+        *values: Any,
+        on: Literal["process"],
+        name: str | None = None,
+        output: Output | None = None,
     ) -> Handle[T]: ...
     def spawn(
         self,
@@ -369,6 +380,7 @@ class Scope(Membership):
         *values: Any,
         on: Literal["loop", "thread", "process"] = "loop",
         name: str | None = None,
+        output: Output | None = None,
     ) -> Handle[Any]:
         """Start something that the scope owns; from any thread. Its context is a copy of the caller's.
 
@@ -378,9 +390,11 @@ class Scope(Membership):
         Parameters:
             work: a coroutine, a coroutine function, or for ``thread`` and ``process`` a function.
             values: arguments for a function.
-            on: where it runs. A ``process`` is a fresh Python that imports the function's module; it can be killed
-                whatever it does, and what it takes and returns is pickled.
+            on: where it runs. A ``process`` is another Python that imports the function's module; it can be killed
+                whatever it does, and what it takes and returns is pickled; see `holdfast.runtime.isolated`.
             name: for people; default: the name of the function.
+            output: for a ``process``: called on the scope's loop with what the function prints; what it returns is
+                awaited before more is read, and what it raises ends the call. Default: it goes to standard error.
 
         Raises:
             ScopeClosed: the scope is stopping or closed, or was not opened.
@@ -395,7 +409,7 @@ class Scope(Membership):
 
             if not callable(work):
                 raise TypeError("a process runs a function, not a coroutine; leave out on=, or pass the function")
-            work = run_isolated(self, work, values, label)
+            work = run_isolated(self, work, values, label, output)
         if isinstance(work, CoroutineType):
             coroutine = work
         else:
@@ -447,14 +461,10 @@ class Scope(Membership):
             ScopeClosed: the scope is stopping or closed, or was not opened.
             OSError, ValueError: the program cannot be started, as in `ProcessHost.spawn`.
         """
-        if self._processes is None:
-            from holdfast.runtime.processes import process_host
-
-            self._processes = process_host()
         handle = ProcessHandle(self, name or " ".join(map(os.fsdecode, argv[:1])))
         self._enter(handle)
         try:
-            process = await self._processes.spawn(
+            process = await self.process_host.spawn(
                 argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name, on_cut=handle._on_cut
             )
             await handle._take(process)
@@ -463,6 +473,15 @@ class Scope(Membership):
                 self._on_loop(self._discard, handle, None)
             raise
         return process
+
+    @property
+    def process_host(self) -> ProcessHost:
+        """Who starts its programs: its own, its parent's, or the one of this process."""
+        if self._processes is None:
+            from holdfast.runtime.processes import process_host
+
+            self._processes = process_host()
+        return self._processes
 
     def adopt_process(self, process: ForeignProcess, /) -> bool:
         """Take a program that foreign code started inside the scope; False when it comes too late. From any thread."""

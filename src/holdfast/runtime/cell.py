@@ -1,0 +1,326 @@
+"""The process in which isolated functions run: it takes one call after another, and says what each left behind.
+
+`holdfast.runtime.cells` starts it, under a reaper of its own. Invariants
+- One call at a time, in the main thread and in a fresh context. The process ends when no call comes for a while, when
+  its connection ends, and after a call that was interrupted.
+- What a call leaves in modules stays for the next one. Whatever else it leaves (threads, processes, descriptors,
+  signal handlers, the directory, the environment, limits) is named in its answer, and the process takes no other call.
+- An answer is sent whole or not at all, to the host only: not into another file that took over the descriptor, and not
+  by a copy of this process that the function forked.
+- SIGTERM is the interrupt of the call: it triggers the current interrupt and, once, raises `Interrupted` in the
+  function. Between two calls it ends the process.
+
+A frame is a kind, a length and as many bytes. ``CALL`` is a marshalled ``(head, pickled function and values)``,
+``CAUSE`` a pickled `Cause` that precedes a SIGTERM. ``BEGUN`` is a marshalled ``(threads, descriptors, bytes of
+memory)`` as they were before the function was called, ``ANSWER`` a marshalled ``(what happened, pickled value, what was
+left)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import gc
+import marshal
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Final, NoReturn, TypedDict
+
+from holdfast.errors import Interrupted
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import procfs
+from holdfast.runtime.interrupt import Interrupt
+
+__all__ = ["ANSWER", "ANSWER_LIMIT_BYTES", "BEGUN", "CALL", "CAUSE", "HEADER", "Head", "IsolatedCall", "frame", "main"]
+
+HEADER: Final = struct.Struct("!BQ")
+CALL, CAUSE, BEGUN, ANSWER = range(1, 5)
+ANSWER_LIMIT_BYTES = 1 << 26
+"""A larger answer is an error: it would have to fit into the memory of the host."""
+
+_ENDING_S = 0.02
+_ENDING_PAUSE_S = 0.001
+_LIMITS = tuple(sorted({value for name, value in vars(resource).items() if name.startswith("RLIMIT_")}))
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+class Head(TypedDict):
+    """What comes with a call.
+
+    Parameters:
+        interrupt: the name of its interrupt.
+        streamed: whether the host reads what the function prints; else it goes to the host's standard error.
+        variables: module, name and value of the context variables that are carried.
+    """
+
+    interrupt: str
+    streamed: bool
+    variables: list[tuple[str, str, Any]]
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """A frame as it is sent."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+class IsolatedCall:
+    """What an isolated function has of its call; can be pickled.
+
+    Parameters:
+        call_id: the same in every attempt: the idempotency key to give to outside services.
+    """
+
+    __slots__ = ("call_id",)
+
+    def __init__(self, call_id: str) -> None:
+        self.call_id = call_id
+
+    def output(self, text: str) -> None:
+        """Stream a piece of the call's output; waits while the host is behind. From any thread of the process.
+
+        Raises:
+            RuntimeError: not called in the process of an isolated call.
+        """
+        if _cell is None:
+            raise RuntimeError("output() works in the process of an isolated call only")
+        _cell.say(text)
+
+
+class _Traces:
+    """What of this process a call might change."""
+
+    def __init__(self) -> None:
+        self.threads = len(os.listdir("/proc/self/task"))
+        self.descriptors = _descriptors()
+        self.settings: dict[str, object] = {
+            "the directory": os.getcwd(),
+            "the environment": dict(os.environb),
+            "the umask": _umask(),
+            "signal handlers": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
+            "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            "timers": [signal.getitimer(timer)[1] or signal.getitimer(timer)[0] > 0 for timer in _TIMERS],
+            "limits": [resource.getrlimit(limit) for limit in _LIMITS],
+            "sys.path": list(sys.path),
+            "sys.stdout or sys.stderr": (sys.stdin, sys.stdout, sys.stderr),
+        }
+
+    def left(self) -> list[str]:
+        """What is there now and was not there then, for people."""
+        deadline = time.monotonic() + _ENDING_S
+        while True:
+            now = _Traces()
+            children = procfs.children(os.getpid())
+            if now.threads <= self.threads and now.descriptors == self.descriptors and not children:
+                break
+            if time.monotonic() >= deadline:  # a thread that was joined takes a moment to be gone
+                break
+            gc.collect()  # what only waits to be collected is not left behind
+            time.sleep(_ENDING_PAUSE_S)
+        found = [f"process {name}" for name in procfs.names(children)]
+        if now.threads > self.threads:
+            found += [f"thread {one.name}" for one in threading.enumerate() if one is not threading.main_thread()]
+            found = found or [f"{now.threads - self.threads} threads"]
+        for number in sorted(now.descriptors.keys() | self.descriptors.keys()):
+            if now.descriptors.get(number) != self.descriptors.get(number):
+                found.append(f"descriptor {number} ({now.descriptors.get(number, 'closed')})")
+        return found + [name for name, value in now.settings.items() if value != self.settings[name]]
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that the list was read with
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
+def _umask() -> int:
+    now = os.umask(0o77)
+    os.umask(now)
+    return now
+
+
+def _memory_bytes() -> int:
+    pages = (procfs.read_text("/proc/self/statm") or b"0 0").split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+class _Cell:
+    """This process as one in which isolated functions run.
+
+    Parameters:
+        idle_s: how long to wait for a call before it ends, in seconds.
+    """
+
+    def __init__(self, idle_s: float) -> None:
+        self._idle_s = idle_s
+        self._me = os.getpid()
+        self._control = socket.socket(fileno=os.dup(0))
+        self._control.setblocking(True)
+        self._output = os.dup(1)
+        self._errors = os.dup(2)
+        self._inodes = {fd: os.fstat(fd).st_ino for fd in (self._control.fileno(), self._output)}
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._interrupt: Interrupt | None = None
+        self._raises = False
+        self._before: _Traces | None = None
+        self._saying = threading.Lock()
+
+    def run(self) -> NoReturn:
+        """Take calls until there is none."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+        signal.signal(signal.SIGTERM, self._asked)
+        while True:
+            kind, payload = self._receive()
+            if kind == CALL:
+                self._serve(*marshal.loads(payload))
+
+    def say(self, text: str) -> None:
+        """Write text where the host reads what the function prints."""
+        data = text.encode("utf-8", "backslashreplace")
+        with self._saying:
+            sys.stdout.flush()
+            self._check(self._output)
+            target = self._output if self._streamed else self._errors
+            while data:
+                data = data[os.write(target, data) :]
+
+    def _serve(self, head: Head, work: bytes) -> None:
+        self._streamed = head["streamed"]
+        for standard in (1, 2):
+            os.dup2(self._output if self._streamed else self._errors, standard)
+        self._before = None
+        self._interrupt = interrupt = Interrupt(name=head["interrupt"])
+        context = contextvars.Context()
+        context.run(interrupt.make_current)
+        what, value = context.run(self._perform, work, head["variables"])
+        self._raises = False
+        if os.getpid() != self._me:
+            os._exit(0)  # a copy of this process, forked by the function: it comes back, but answers nobody
+        self._answer(what, value)
+        if interrupt.triggered:
+            os._exit(0)
+        self._interrupt = None
+
+    def _perform(self, work: bytes, variables: Sequence[tuple[str, str, Any]]) -> tuple[str, object]:
+        try:
+            self._raises = True
+            fn, values = pickle.loads(work)
+            for module, name, value in variables:
+                variable = getattr(sys.modules.get(module), name, None)
+                if isinstance(variable, contextvars.ContextVar):
+                    variable.set(value)
+            self._before = _Traces()
+            counts = (self._before.threads, len(self._before.descriptors), _memory_bytes())
+            self._send(BEGUN, marshal.dumps(counts))
+            result = fn(*values)
+            self._raises = False
+        except (SystemExit, KeyboardInterrupt):
+            raise  # they end this process, and must not end the one that waits for it
+        except Interrupted as interrupted:
+            return "interrupted", interrupted.cause
+        except BaseException as error:
+            error.add_note("In its own process:\n" + "".join(traceback.format_exception(error)))
+            return "raised", error
+        return "returned", result
+
+    def _answer(self, what: str, value: object) -> None:
+        try:
+            data = pickle.dumps(value)
+            if len(data) > ANSWER_LIMIT_BYTES:
+                raise ValueError(f"it takes {len(data):,} bytes, more than {ANSWER_LIMIT_BYTES:,}")
+            pickle.loads(data)
+        except Exception as error:
+            text = f"what it {what} cannot be carried between processes: {type(error).__name__}: {error}"
+            if isinstance(value, BaseException):
+                text = f"{text}\n{''.join(traceback.format_exception(value))}"
+            what, data = "failed", pickle.dumps(text)
+        del value
+        left = []
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError) as error:
+                left.append(f"a broken stream ({error})")
+        self._send(ANSWER, marshal.dumps((what, data, left + (self._before.left() if self._before else []))))
+
+    # -- the interrupt
+
+    def _asked(self, signum: int, _: FrameType | None) -> None:
+        interrupt = self._interrupt
+        if interrupt is None or os.getpid() != self._me:
+            signal.signal(signum, signal.SIG_DFL)
+            signal.raise_signal(signum)
+            return
+        cause = self._cause()
+        if interrupt.trigger(cause=cause) and self._raises:
+            raise Interrupted(cause)
+
+    def _cause(self) -> Cause:
+        with contextlib.suppress(OSError, EOFError, pickle.UnpicklingError, struct.error):
+            data = self._control.recv(1 << 16, socket.MSG_DONTWAIT)
+            kind, length = HEADER.unpack_from(data)
+            if kind == CAUSE:
+                cause = pickle.loads(data[HEADER.size : HEADER.size + length])
+                assert isinstance(cause, Cause)
+                return cause
+        return Cause(kind="stop", reason="its process was sent SIGTERM", origin="")
+
+    # -- the connection
+
+    def _receive(self) -> tuple[int, bytes]:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not poll.poll(self._idle_s * 1000):
+            os._exit(0)
+        kind, length = HEADER.unpack(self._read(HEADER.size))
+        return kind, self._read(length)
+
+    def _read(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            data = self._control.recv(min(1 << 20, size - len(parts)))
+            if not data:
+                os._exit(0)
+            parts += data
+        return bytes(parts)
+
+    def _send(self, kind: int, payload: bytes) -> None:
+        self._check(self._control.fileno())
+        try:
+            self._control.sendall(frame(kind, payload))
+        except OSError:  # the host is gone, or the call closed this: nobody can be told
+            os._exit(1)
+
+    def _check(self, fd: int) -> None:
+        """End this process if the number belongs to another file by now."""
+        try:
+            same = os.fstat(fd).st_ino == self._inodes[fd]
+        except OSError:
+            same = False
+        if not same:
+            os._exit(1)
+
+
+_cell: _Cell | None = None
+
+
+def main(idle_s: float) -> NoReturn:
+    """Be a cell: the connection is descriptor 0, what is said goes to descriptor 1."""
+    global _cell
+    _cell = _Cell(idle_s)
+    _cell.run()

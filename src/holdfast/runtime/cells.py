@@ -1,0 +1,277 @@
+"""Python processes that are kept for isolated calls: who has one lent, which are idle, and when one is thrown away.
+
+Invariants
+- A cell is in exactly one place: lent to one call, which then owns its descriptors and its death, or idle here.
+- It serves one owner, in the surroundings (environment, directory, path, user) that it was started in.
+- It is kept only when it said that its last call left nothing, and ``/proc`` says the same from outside: no other
+  process in its tree, no more threads and the same number of descriptors as before the function was called.
+- Idle ones are bounded in number here; in time they end themselves, so no timer of the host is needed.
+- Its process tree dies with the host, as every tree under a reaper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import resource
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import procfs
+from holdfast.runtime.cell import CAUSE, frame
+from holdfast.runtime.trees import KILL_BOUND_S, ReaperTree, TreeResult
+from holdfast.runtime.zygote_link import identity
+
+if TYPE_CHECKING:
+    from holdfast.runtime.processes import Process, ProcessHost
+
+__all__ = ["Cell", "Cells", "CellsStatistics"]
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from holdfast.runtime.cell import main; main({idle_s!r})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellsStatistics:
+    """A snapshot of the cells of a process.
+
+    Parameters:
+        idle: cells that wait for a call.
+        lent: cells that run one.
+        started: cells started so far.
+        calls: calls that were given to a cell so far.
+        thrown_away: cells that were not kept after a call, so far.
+    """
+
+    idle: int
+    lent: int
+    started: int
+    calls: int
+    thrown_away: int
+
+
+class Cell:
+    """One process for isolated calls, seen from the host.
+
+    Attributes:
+        process: its process, under a reaper.
+        control: the connection; of whoever has the cell.
+        output: what it prints while it is streamed; of whoever has the cell.
+        begun: threads, descriptors and bytes of memory before the function of the last call was called.
+    """
+
+    def __init__(self, process: Process, control: socket.socket, output: int, owner: str, surroundings: object) -> None:
+        self.process = process
+        self.control = control
+        self.output = output
+        self.owner = owner
+        self.surroundings = surroundings
+        self.calls = 0
+        self.begun: tuple[int, int, int] | None = None
+        self._first_bytes: int | None = None
+        self._lock = threading.Lock()
+        self._open = True
+        if not process._held.exited.add(self._hang_up):
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """It has ended: what it said is still read, but a child of it that holds the connection says nothing more."""
+        with self._lock:
+            if self._open:
+                with contextlib.suppress(OSError):
+                    self.control.shutdown(socket.SHUT_RD)
+
+    def tell(self, cause: Cause | None) -> None:
+        """Say why it will be asked to end; it is asked by the signal that follows."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._open and cause is not None:
+                self.control.send(frame(CAUSE, pickle.dumps(cause)))
+
+    def is_clean(self, growth_bytes: int) -> bool:
+        """Whether it looks from outside as before its last call."""
+        held, pid = self.process._held, self.process.pid
+        if self.begun is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
+            return False
+        threads, descriptors, began_bytes = self.begun
+        if self._first_bytes is None:
+            self._first_bytes = began_bytes
+        stat = procfs.read_text(f"/proc/{pid}/stat")
+        if not stat:
+            return False
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        try:
+            now = len(os.listdir(f"/proc/{pid}/fd"))
+        except OSError:
+            return False
+        grown = int(fields[21]) * resource.getpagesize() - self._first_bytes
+        alone = procfs.descendants(held.reaper) == [pid]
+        return alone and int(fields[17]) <= threads and now == descriptors and grown <= growth_bytes
+
+    def close(self) -> None:
+        """Give the descriptors back. The process ends by that, if it lives; see also `kill`."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                self.control.close()
+                os.close(self.output)
+
+    def kill(self) -> None:
+        """Have its tree killed, without waiting for that."""
+        self.process._held.ask_kill(0.0, KILL_BOUND_S)
+        self.close()
+
+
+class Cells:
+    """Lends cells to calls. All methods from any thread; made by `ProcessHost.cells`.
+
+    Parameters:
+        processes: starts them.
+        idle_limit: how many may wait for a call; the one that waits longest goes first.
+        owner_limit: how many of one owner may.
+        idle_s: how long one waits for a call, in seconds.
+        calls_limit: how many calls one serves.
+        growth_bytes: by how much its memory may have grown since before its first call.
+    """
+
+    def __init__(
+        self,
+        processes: ProcessHost,
+        *,
+        idle_limit: int = 16,
+        owner_limit: int = 8,
+        idle_s: float = 60.0,
+        calls_limit: int = 1000,
+        growth_bytes: int = 1 << 28,
+    ) -> None:
+        self.idle_limit = idle_limit
+        self.owner_limit = owner_limit
+        self.idle_s = idle_s
+        self.calls_limit = calls_limit
+        self.growth_bytes = growth_bytes
+        self._processes = processes
+        self._lock = threading.Lock()
+        self._idle: dict[Cell, None] = {}  # the one that waits longest first
+        self._lent: set[Cell] = set()
+        self._counts: Counter[str] = Counter()
+
+    def take(self, owner: str) -> Cell | None:
+        """An idle cell of this owner for one call, or None. Give it back with `keep` or `throw_away`."""
+        surroundings = _surroundings()
+        stale = []
+        found = None
+        with self._lock:
+            for cell in reversed(list(self._idle)):  # the warmest first
+                if cell.owner != owner:
+                    continue
+                del self._idle[cell]
+                if cell.surroundings == surroundings:
+                    found = cell
+                    self._lend(cell)
+                    break
+                stale.append(cell)
+        for cell in stale:
+            cell.kill()
+        return found
+
+    async def start(
+        self, owner: str, name: str, on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None
+    ) -> Cell:
+        """A new cell for one call; parameters and errors as `ProcessHost.spawn`."""
+        surroundings = _surroundings()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(write, True)
+        boot = _BOOT.format(path=list(sys.path), idle_s=self.idle_s)
+        try:
+            process = await self._processes.spawn(
+                [sys.executable, "-c", boot], stdin=theirs.fileno(), stdout=write, name=name, on_cut=on_cut
+            )
+        except BaseException:
+            ours.close()
+            os.close(read)
+            raise
+        finally:
+            theirs.close()
+            os.close(write)
+        cell = Cell(process, ours, read, owner, surroundings)
+        with self._lock:
+            self._counts["started"] += 1
+            self._lend(cell)
+        process._held.gone.add(lambda: self._forget(cell))
+        return cell
+
+    def _lend(self, cell: Cell) -> None:
+        cell.calls += 1
+        cell.begun = None
+        self._lent.add(cell)
+        self._counts["calls"] += 1
+
+    def keep(self, cell: Cell) -> bool:
+        """Take a cell back for later calls. False: it is not fit for one, and still the caller's."""
+        if cell.calls >= self.calls_limit or not cell.is_clean(self.growth_bytes):
+            return False
+        surplus = []
+        with self._lock:
+            self._lent.discard(cell)
+            self._idle[cell] = None
+            of_owner = [other for other in self._idle if other.owner == cell.owner]
+            if len(of_owner) > self.owner_limit or len(self._idle) > self.idle_limit:
+                surplus.append(of_owner[0] if len(of_owner) > self.owner_limit else next(iter(self._idle)))
+                del self._idle[surplus[0]]
+        for other in surplus:
+            other.kill()
+        if cell.process.gone:  # meanwhile; nobody else would see
+            self._forget(cell)
+        return True
+
+    def throw_away(self, cell: Cell) -> None:
+        """Its call has seen to its death: forget it."""
+        with self._lock:
+            self._lent.discard(cell)
+            self._counts["thrown_away"] += 1
+        cell.close()
+
+    def _forget(self, cell: Cell) -> None:
+        """It has ended. When it is lent, the call will see."""
+        with self._lock:
+            idle = self._idle.pop(cell, cell) is None
+        if idle:
+            cell.close()
+
+    def close(self) -> None:
+        """End the idle cells; lent ones end with their calls. Usable again afterwards."""
+        with self._lock:
+            idle, self._idle = list(self._idle), {}
+        for cell in idle:
+            cell.kill()
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the cells are the parent's."""
+        for cell in (*self._idle, *self._lent):
+            cell._lock = threading.Lock()
+            cell.close()
+
+    def statistics(self) -> CellsStatistics:
+        """A snapshot."""
+        with self._lock:
+            counts = self._counts
+            return CellsStatistics(
+                idle=len(self._idle),
+                lent=len(self._lent),
+                started=counts["started"],
+                calls=counts["calls"],
+                thrown_away=counts["thrown_away"],
+            )
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """What a new process would inherit; a cell that has something else is of no use."""
+    return (list(sys.path), os.getcwd(), dict(os.environb), identity())
