@@ -10,7 +10,22 @@ from holdfast.errors import StorageError, StoreFull
 from holdfast.storage import MemoryStore
 
 WRITES = frozenset(
-    ("send", "claim", "append", "commit_run", "interrupt", "stop_session", "withdraw", "delete_session", "restart")
+    (
+        "send",
+        "claim",
+        "append",
+        "commit_run",
+        "interrupt",
+        "stop_session",
+        "withdraw",
+        "delete_session",
+        "restart",
+        "steer",
+        "suspend",
+        "answer",
+        "park",
+        "edit_history",
+    )
 )
 
 Fate = Literal["done", "refused", "lost"]

@@ -400,6 +400,8 @@ class ActiveRun:
             self._flush_timer = None
         transcript = self.run.transcript
         entries = transcript.entries(status=status)
+        if self.run.replaced_history is not None:
+            entries = [*self.run.replaced_history, *entries]
         self._host.transcript_made(entries)
         self._commit_fields = {
             "lease": self._claim.lease,
@@ -411,6 +413,7 @@ class ActiveRun:
             "receipt": receipt,
             "usage": self.run.usage,
             "entries": entries,
+            "replaces_history": self.run.replaced_history is not None,
             "not_undone": self._journal.begun_names,
         }
         self._go_on()

@@ -81,7 +81,7 @@ class Host:
         chosen = self.settings.store if store is None else store
         self.store: Store = open_store(chosen) if isinstance(chosen, str) else chosen
         self.node_id = ids.node_id()
-        self.run_limits = RunLimits(call_s=self.settings.tool_s)
+        self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
         self.incidents = Incidents()
         self.settlements = Settlements()
         self.actors: dict[int, SessionActor] = {}

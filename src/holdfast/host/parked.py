@@ -4,19 +4,21 @@ Invariants
 - A run is held again only by a claim; whoever made the claim, every claim that comes back is brought on or ended here.
 - From the claim until the run is live or has ended it stands in `_taken_up`: an interrupt in that time is noted there
   and ends it. Before, the interrupt's own claim ends it; after, the live run gets it.
+- A claim is heard of in its callback, before anything that the store did later: so a claim that is given twice is known
+  to be of a run that is taken up or live.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StorageError
 from holdfast.host.past import Past, read_past
-from holdfast.host.patience import patiently
+from holdfast.host.patience import patiently, retry_after_s
+from holdfast.protocol.events import RunResumed, decode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
-from holdfast.storage.port import Answered, Claim
+from holdfast.storage.port import Answered, Claim, NotReady
 
 if TYPE_CHECKING:
     from holdfast.host.active import ActiveRun
@@ -45,21 +47,46 @@ class ParkedRuns:
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def answered(self, principal: str, done: asyncio.Future[Answered]) -> None:
+    def answered(self, principal: str, key: str, question_id: str, done: asyncio.Future[Answered]) -> None:
         """A question has its answer: tell the live run, or line the session up once nothing is open."""
-        if done.exception() is not None:
+        host, error = self._host, done.exception()
+        if error is not None:
+            if isinstance(error, StorageError) and not host.draining:
+                host.start_task(self._look_after(principal, key, question_id), "look after an answer")
             return
-        host, result = self._host, done.result()
+        result = done.result()
         actor = host.actors.get(result.session)
         if actor is not None:
             actor.publish(result.events)
         if result.events:
             host.incidents.counts["questions_expired"] += result.answer.decision == "expired"
             host.incidents.counts["resumed"] += not result.waiting
-        if actor is not None and actor.active is not None and actor.active.run_id == result.run_id:
-            actor.active.surroundings.take_answer(result.answer)
+        run = host.live.get(result.run_id)
+        if run is not None:
+            run.surroundings.take_answer(result.answer)
         elif result.parked and not result.waiting:
             host.dispatch.later(result.session, principal, 0.0)
+
+    async def _look_after(self, principal: str, key: str, question_id: str) -> None:
+        """An answer failed, and the store may have it all the same: then the run gets it."""
+        host = self._host
+        try:
+            found = await patiently(host, "read", lambda: host.store.find_session(principal, key))
+            if found is None or found[1].run_id is None:
+                return
+            session, run_id = found[0], found[1].run_id
+            stored = await patiently(host, "read", lambda: host.store.run_events(session, run_id))
+        except StorageError:
+            return  # whoever answered was told that it failed, and answers again
+        run = host.live.get(run_id)
+        if run is None:
+            host.dispatch.later(session, principal, 0.0)
+            return
+        for row in stored:
+            event = decode_event(row) if row.kind == "run.resumed" else None
+            if isinstance(event, RunResumed) and event.answer.question_id == question_id:
+                run.actor.publish([row])
+                run.surroundings.take_answer(event.answer)
 
     def left(self, run: ActiveRun, *, ready: bool) -> None:
         """A run has left the memory; `ready`: it waits for nothing any more."""
@@ -69,7 +96,13 @@ class ParkedRuns:
     # ── taking up ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take_up(self, claim: Claim) -> None:
-        """A parked run was claimed: bring it on, or end it. Its place is reserved."""
+        """A parked run was claimed: bring it on, or end it. Its place is reserved.
+
+        Two may claim it at the same time, to resume and to end it, and both get the same claim: the first counts.
+        """
+        if claim.lease.run_id in self._taken_up or claim.lease.run_id in self._host.live:
+            self._host.dispatch.release(claim.principal)
+            return
         taken = self._taken_up[claim.lease.run_id] = _TakenUp(self._host.loop.create_future())
         taken.cause = claim.interrupt
         self._host.start_task(self._bring_on(claim, taken), "take up")
@@ -85,14 +118,16 @@ class ParkedRuns:
                 await self._restart(past)
         except HoldfastError as error:
             obstacle = error
-        del self._taken_up[run_id]  # from here on without an await: an interrupt meets the run, or was noted above
+        # From here on without an await: an interrupt meets the live run, or was noted above.
         if obstacle is None and taken.cause is None:
+            del self._taken_up[run_id]
             host.dispatch.start(claim, past=past)
             taken.ended.set_result(None)
             return
         status: Literal["failed", "interrupted"] = "failed" if taken.cause is None else "interrupted"
-        ended = host.dispatch.finish_unstarted(claim, status, cause=taken.cause, error=obstacle, past=past)
-        ended.add_done_callback(lambda _: taken.ended.set_result(None))
+        await host.dispatch.finish_unstarted(claim, status, cause=taken.cause, error=obstacle, past=past)
+        del self._taken_up[run_id]
+        taken.ended.set_result(None)
 
     async def _restart(self, past: Past) -> None:
         """Have readers drop what the run says once more."""
@@ -120,23 +155,45 @@ class ParkedRuns:
         taken = self._taken_up.get(run_id)
         if taken is not None and taken.cause is None:
             taken.cause = cause
-        return self._host.start_task(self._stop(session, principal, run_id, cause), "stop parked")
+        claiming = self._claim(session, principal, run_id) if taken is None else None
+        return self._host.start_task(self._stop(session, principal, run_id, cause, claiming), "stop parked")
 
-    async def _stop(self, session: int, principal: str, run_id: str, cause: Cause) -> StopReceipt:
+    def _claim(self, session: int, principal: str, run_id: str) -> asyncio.Future[Claim | NotReady]:
         host = self._host
-        if run_id not in self._taken_up:
-            claimed = await patiently(
-                host, "claim", functools.partial(host.store.claim, session, run_id=run_id, at=host.now())
-            )
-            if isinstance(claimed, Claim) and not self._is_known(claimed.lease.run_id):
+
+        def claimed(done: asyncio.Future[Claim | NotReady]) -> None:
+            if done.exception() is None and isinstance(claim := done.result(), Claim):
                 host.dispatch.admission.occupy(principal)
-                self.take_up(claimed)
+                self.take_up(claim)
+
+        done = host.store.claim(session, run_id=run_id, at=host.now())
+        done.add_done_callback(claimed, context=host.context)
+        return done
+
+    async def _stop(
+        self,
+        session: int,
+        principal: str,
+        run_id: str,
+        cause: Cause,
+        claiming: asyncio.Future[Claim | NotReady] | None,
+    ) -> StopReceipt:
+        host = self._host
+        tries = 0
+        while claiming is not None:
+            try:
+                await claiming
+                claiming = None
+            except StorageError as error:
+                host.store_failed(None, run_id, "claim", error)
+                if host.draining:
+                    raise  # the interrupt is recorded: the next start ends the run
+                await asyncio.sleep(retry_after_s(tries))
+                tries += 1
+                claiming = self._claim(session, principal, run_id)
         taken = self._taken_up.get(run_id)
         if taken is not None:
             await asyncio.shield(taken.ended)
         elif run_id in host.live:
             return await host.live[run_id].stop(cause)
         return StopReceipt(scope=run_id, cause=cause)
-
-    def _is_known(self, run_id: str) -> bool:
-        return run_id in self._taken_up or run_id in self._host.live

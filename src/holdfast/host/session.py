@@ -342,7 +342,8 @@ class Session:
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the answer")
         given = Answer(question_id=question_id, decision=decision, text=text, by=self.principal, at=host.now())
         done = host.store.answer(self.principal, self.key, given)
-        done.add_done_callback(functools.partial(host.dispatch.parked.answered, self.principal), context=host.context)
+        told = functools.partial(host.dispatch.parked.answered, self.principal, self.key, question_id)
+        done.add_done_callback(told, context=host.context)
         return (await asyncio.shield(done)).answer
 
     # ── the transcript by hand ───────────────────────────────────────────────────────────────────────────────────

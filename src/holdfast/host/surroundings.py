@@ -2,8 +2,8 @@
 
 Invariants
 - What a person decided is given to the run once, or kept until the run asks; it is in the log before either.
-- The run rests while all of it waits for people, and no answer is on its way to any part of it. Only then does its
-  deadline stand still, and only then may it leave the memory.
+- The run rests while all of it waits for people, and no answer is there or on its way to any part of it. Only then
+  does its deadline stand still, and only then may it leave the memory.
 - What the store was asked in the run's name is noted when the store answers, whatever became of who asked: a steered
   message belongs to the run that took it, also when the run was interrupted meanwhile.
 """
@@ -46,6 +46,7 @@ class RunSurroundings:
 
     __slots__ = (
         "_answers",
+        "_asked",
         "_expected",
         "_host",
         "_on_the_way",
@@ -62,6 +63,7 @@ class RunSurroundings:
         self._host = host
         self._run = run
         self._answers: dict[str, Answer] | None = None
+        self._asked: set[str] = set()  # by lines that have still to wait for the answer
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0
         self._still: AbstractContextManager[None] | None = None
@@ -150,6 +152,7 @@ class RunSurroundings:
             question, asked_at=question.asked_at or now, due_at=question.due_at or now + host.settings.suspend_s
         )
         await run.written()
+        self._asked.add(question.question_id)
         try:
             await self._insist(
                 "suspend",
@@ -168,6 +171,7 @@ class RunSurroundings:
 
     async def answered(self, question_id: str) -> Answer:
         """Wait for what a person decided."""
+        self._asked.discard(question_id)
         if self._answers is not None and question_id in self._answers:
             return self._answers[question_id]
         self._run.scope.interrupt.check()
@@ -201,7 +205,7 @@ class RunSurroundings:
 
     def at_rest(self, resting: bool) -> None:
         """The whole run waits for people only, or no longer."""
-        resting = resting and not self._on_the_way
+        resting = resting and not self._on_the_way and not any(known in self._asked for known in self._answers or ())
         if resting == self.resting:
             return
         self.resting = resting

@@ -138,9 +138,7 @@ class Toolsets:
         host = self._host
         toolsets: list[Toolset] = []
         for agent in host.agents.values():
-            toolsets += (
-                toolset for toolset in getattr(agent, "toolsets", ()) if not any(known is toolset for known in toolsets)
-            )
+            toolsets += (toolset for toolset in agent.toolsets if not any(known is toolset for known in toolsets))
         if not toolsets:
             return
         info = await host.store.info()

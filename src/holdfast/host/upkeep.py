@@ -131,9 +131,8 @@ class Upkeep:
             for due in await host.store.due_questions(before=host.now(), limit=EXPIRE_LIMIT):
                 answer = Answer(question_id=due.question.question_id, decision="expired", at=host.now())
                 done = host.store.answer(due.principal, due.key, answer)
-                done.add_done_callback(
-                    functools.partial(host.dispatch.parked.answered, due.principal), context=host.context
-                )
+                told = functools.partial(host.dispatch.parked.answered, due.principal, due.key, answer.question_id)
+                done.add_done_callback(told, context=host.context)
                 try:
                     await done
                 except StorageError:
