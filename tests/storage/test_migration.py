@@ -1,0 +1,130 @@
+"""A file of an older schema opens with all its data, and a crash on the way leaves it as it was.
+
+``version_1.sql`` is the dump of a file that Holdfast wrote when its schema had version 1.
+"""
+
+import asyncio
+import pathlib
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from holdfast import failpoints
+from holdfast.errors import HoldfastError
+from holdfast.storage import SqliteStore
+from holdfast.storage.port import Claim, EditHistory, RunCommit, Send
+from tests.storage.audit import audit, recover
+
+OLD = pathlib.Path(__file__).with_name("version_1.sql").read_text("utf-8")
+
+
+def run(coroutine):
+    async def bounded():
+        async with asyncio.timeout(30):
+            return await coroutine
+
+    return asyncio.run(bounded())
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(OLD)
+    return path
+
+
+def shape(path):
+    """The tables with their columns, and the indexes."""
+    with closing(sqlite3.connect(path)) as connection:
+        tables = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall()
+        columns = {
+            table: sorted(
+                row[1:] for row in connection.execute(f"SELECT 0, name, type, pk FROM pragma_table_info('{table}')")
+            )
+            for (table,) in tables
+        }
+        indexes = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'index' AND sql IS NOT NULL")
+        return columns, dict(indexes.fetchall()), connection.execute("PRAGMA user_version").fetchone()
+
+
+async def begin(path):
+    store = SqliteStore(str(path))
+    await store.open(node_id="n", at=100.0)
+    return store
+
+
+def send(key, message_id, **more):
+    return Send(
+        principal="p", key=key, agent=None, default_agent="demo", message_id=message_id, content="x", policy="queue",
+        at=101.0, run_id=f"r_{message_id}", **more,
+    )  # fmt: skip
+
+
+async def number(store, key):
+    return (await store.find_session("p", key))[0]
+
+
+async def contents(store, key):
+    return [entry.content for entry in await store.transcript(await number(store, key))]
+
+
+def test_an_old_file_has_the_shape_of_a_new_one_once_it_was_opened(path, tmp_path):
+    async def main():
+        for file in (path, tmp_path / "new.db"):
+            await (await begin(file)).close()
+
+    run(main())
+    assert shape(path) == shape(tmp_path / "new.db")
+
+
+def test_an_old_file_keeps_its_data_and_goes_on(path):
+    async def main():
+        store = await begin(path)
+        await audit(store)
+        assert await contents(store, "idle") == ["one", "two", "three"]
+        assert await contents(store, "busy") == ["four"]
+        assert await contents(store, "empty") == []
+        assert len(await store.runs(await number(store, "idle"))) == 4
+        settled = await store.settlement(await number(store, "idle"), "m1")
+        assert (settled.state, settled.text) == ("completed", "onetwo")
+        again = await store.send(send("idle", "m_again", idempotency_key="once", body_hash=b"h"))
+        assert (again.disposition, again.message_id) == ("duplicate", "m1")
+        assert [ready.key for ready in await store.ready(limit=9)] == ["waits"]
+        rescued = {claim.key: claim for claim in await store.rescue(at=102.0)}
+        assert set(rescued) == {"busy", "gone"}
+        assert rescued["busy"].interrupt.reason == "enough"
+        done = await store.commit_run(RunCommit(lease=rescued["busy"].lease, status="interrupted", at=103.0))
+        assert done.waiting == 1
+        assert (await store.keys())[0].digest == b"\0\xff"
+        claim = await store.claim(await number(store, "waits"), run_id="r_waits", at=104.0)
+        assert isinstance(claim, Claim)
+        assert [message.message_id for message in claim.messages] == ["m9"]
+        await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=105.0))
+        await store.commit_run(RunCommit(lease=rescued["gone"].lease, status="interrupted", at=105.0))
+        undo = EditHistory(principal="p", key="idle", edit="undo", at=105.0)
+        assert [entry.content for entry in (await store.edit_history(undo)).removed] == ["three"]
+        assert [entry.content for entry in (await store.edit_history(undo)).removed] == ["one", "two"]
+        assert await contents(store, "idle") == []
+        await audit(store)
+        await recover(store, at=200.0)
+        await audit(store)
+        await store.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("point", ["before_write", "between_writes", "before_commit"])
+def test_a_migration_that_breaks_off_has_changed_nothing(path, point):
+    before = shape(path)
+
+    async def main():
+        with failpoints.arm(f"sqlite.open.{point}", error=OSError("now")), pytest.raises((HoldfastError, OSError)):
+            await begin(path)
+        assert shape(path) == before
+        store = await begin(path)
+        assert await contents(store, "idle") == ["one", "two", "three"]
+        await store.close()
+
+    run(main())
