@@ -1,0 +1,210 @@
+"""The tools under a model's agent on a real host: stopped at the worst moment, killed, and told of afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Agent, Host, Session, Settings
+from holdfast.agents.scripted import ScriptedModel
+from holdfast.agents.tool import Toolset
+from holdfast.protocol.messages import Entry
+from holdfast.protocol.model import CallPart, ToolMessage, UserMessage, conversation
+from holdfast.tools import Files, Processes, Terminal, Workspace
+from tests.runtime.processes_zoo import ROLES, await_condition, living, program
+from tests.tools.served_processes import agent_that_starts
+
+
+def token_of(tmp_path: Path, what: str) -> str:
+    return f"{what}-{os.getpid()}-{tmp_path.name}"
+
+
+def on_agent(
+    script: Any,
+    toolsets: Sequence[Toolset],
+    scenario: Callable[[Host], Coroutine[Any, Any, None]],
+    *,
+    store: str = "memory://",
+    grace_s: float = 0.5,
+) -> None:
+    async def main() -> None:
+        agent = Agent(name="a", model=ScriptedModel(script), tools=list(toolsets))
+        async with asyncio.timeout(40):
+            async with Host(agent, store=store, settings=Settings(grace_s=grace_s, drain_s=0.5)) as host:
+                await scenario(host)
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(15):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def entries(session: Session) -> list[Entry]:
+    """The transcript; a model can be given it."""
+    found = await session.transcript()
+    conversation(found)
+    return found
+
+
+def say_after(*calls: CallPart) -> Callable[[Any], Any]:
+    """The calls for the message ``go``, then ``done``; what tools answered is repeated."""
+
+    def script(request: Any) -> Any:
+        match request.messages[-1]:
+            case UserMessage(content="go"):
+                return list(calls)
+            case ToolMessage():
+                results = [one.content for one in request.messages if isinstance(one, ToolMessage)]
+                return f"done: {' | '.join(results)}"
+            case last:
+                return f"heard {last.content}"
+
+    return script
+
+
+def test_a_model_runs_a_command_and_reads_its_result(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        answer = await host.session("s").ask("go")
+        assert answer.endswith("done: hello\n[exit code 3] | data has 5 bytes now"), answer
+
+    call = CallPart(name="terminal", arguments={"command": "echo hello; exit 3", "timeout_s": 20})
+    write = CallPart(name="write_file", arguments={"path": "data", "content": "12345"})
+    workspace = Workspace(tmp_path)
+    on_agent(say_after(call, write), [Terminal(workspace), Files(workspace)], scenario)
+    assert (tmp_path / "data").read_text() == "12345"
+
+
+@pytest.mark.parametrize("how", ["interrupt", "stop", "message", "close"])
+def test_parallel_commands_of_hostile_trees_all_end_with_the_run(tmp_path: Path, how: str) -> None:
+    token = token_of(tmp_path, how)
+    calls = [CallPart(name="terminal", arguments={"command": program(role, token)}) for role in ROLES]
+    expected = sum(ROLES.values())
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        await session.send("go")
+        # One of them ends by itself, and what it left with it: all the others are up.
+        await until(lambda: len(living(token)) >= expected - ROLES["leaves-strays"])
+        match how:
+            case "interrupt":
+                receipt = await session.interrupt("enough")
+                assert receipt.outcome == "gone" and not receipt.survivors
+            case "stop":
+                await session.stop("enough")
+            case "message":
+                assert await session.ask("and now?", policy="interrupt") == "heard and now?"
+            case _:
+                return
+        assert living(token) == []
+        said = repr(await entries(session))
+        assert said.count("interrupted") >= len(ROLES) - 1
+        assert await session.ask("still there?") == "heard still there?"
+
+    on_agent(say_after(*calls), [Terminal(tmp_path)], scenario)
+    assert living(token) == []
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08])
+def test_an_interrupt_at_any_moment_of_a_call_leaves_nothing(tmp_path: Path, moment: float) -> None:
+    token = token_of(tmp_path, f"moment-{moment}")
+    toolset = Processes(tmp_path)
+    calls = [
+        CallPart(name="terminal", arguments={"command": program("double-fork", token)}),
+        CallPart(name="terminal", arguments={"command": program("leaves-strays", token), "pty": True}),
+        CallPart(name="start_process", arguments={"command": program("double-fork", token)}),
+    ]
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        await session.send("go")
+        await asyncio.sleep(moment)
+        await session.interrupt("enough")
+        kept = list(toolset._sessions.get(("local", "s"), {}).values())
+        pids = {one.program.process.pid for one in kept}
+        assert len(kept) <= 1
+        assert len(living(token)) <= 2 * len(pids), "only the background process may live"
+        assert await session.ask("still there?") == "heard still there?"
+        await entries(session)
+        await session.stop("all of it")
+        assert living(token) == []
+
+    on_agent(say_after(*calls), [Terminal(tmp_path), toolset], scenario, grace_s=0.1)
+    assert living(token) == []
+
+
+def heard(found: Sequence[Entry], text: str) -> bool:
+    return any("heard [process p" in repr(entry) and text in repr(entry) for entry in found)
+
+
+def test_the_end_of_a_process_is_told_to_its_session(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        assert "was started" in await session.ask("go")
+        async with asyncio.timeout(15):
+            while not heard(await entries(session), "exit code 5. The end of its output"):
+                await asyncio.sleep(0.01)
+
+    call = CallPart(name="start_process", arguments={"command": "sleep 0.2; echo bye; exit 5"})
+    on_agent(say_after(call), [Processes(tmp_path)], scenario)
+
+
+def test_processes_that_end_with_the_host_are_told_at_the_next_start(tmp_path: Path) -> None:
+    token = token_of(tmp_path, "restart")
+    store = f"sqlite:///{tmp_path / 'hold.db'}"
+    call = CallPart(name="start_process", arguments={"command": program("double-fork", token)})
+
+    async def first(host: Host) -> None:
+        assert "was started" in await host.session("s").ask("go")
+        await until(lambda: len(living(token)) == 2)
+
+    async def second(host: Host) -> None:
+        assert living(token) == []
+        async with asyncio.timeout(15):
+            while not heard(await entries(host.session("s")), "ended when the host that ran it did"):
+                await asyncio.sleep(0.01)
+
+    on_agent(say_after(call), [Processes(tmp_path)], first, store=store)
+    assert living(token) == []
+    on_agent(say_after(call), [Processes(tmp_path)], second, store=store)
+    on_agent(say_after(call), [Processes(tmp_path)], once, store=store)
+
+
+async def once(host: Host) -> None:
+    """Nothing is told twice."""
+    assert len(await host.session("s").runs()) == 2
+
+
+def test_a_killed_host_takes_its_processes_along_and_the_next_one_tells(tmp_path: Path) -> None:
+    token = token_of(tmp_path, "killed")
+    store = f"sqlite:///{tmp_path / 'hold.db'}"
+    command = program("double-fork", token)
+    words = [sys.executable, "-m", "tests.tools.served_processes", store, str(tmp_path), *command]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    try:
+        assert server.stdout is not None
+        assert b"was started" in server.stdout.readline()
+        await_condition(lambda: len(living(token)) >= 2, "the tree is up")
+    finally:
+        os.kill(server.pid, signal.SIGKILL)
+        server.communicate()
+    await_condition(lambda: not living(token), "the tree ended with its host")
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            async with Host(agent_that_starts(str(tmp_path), command), store=store) as host:
+                while not heard(await entries(host.session("s")), "ended when the host that ran it did"):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert living(token) == []
