@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import time
@@ -10,11 +11,22 @@ from typing import Literal
 
 __all__ = ["RedactingFormatter", "configure_logging", "redact"]
 
-_SECRET = re.compile(r"hf_[0-9a-z]{8,}|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9+/=_.\-]{8,}")
+_SECRET = re.compile(r"hft?_[0-9a-z]{8,}|(?i:(?<=bearer )|(?<=basic ))[A-Za-z0-9+/=_.\-]{8,}")
+
+
+_SECRET_NAME = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD)$")
+_SHORTEST = 8
 
 
 def redact(text: str) -> str:
-    """`text` with API keys and the values of Authorization headers replaced by ``***``."""
+    """`text` with secrets replaced by ``***``.
+
+    Those are our keys, the values of Authorization headers, and what this process's environment has under names that
+    end in ``KEY``, ``TOKEN``, ``SECRET`` or ``PASSWORD``, such as the keys of model providers.
+    """
+    for name, value in os.environ.items():
+        if len(value) >= _SHORTEST and _SECRET_NAME.search(name):
+            text = text.replace(value, "***")
     return _SECRET.sub("***", text)
 
 

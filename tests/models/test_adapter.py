@@ -322,10 +322,10 @@ def test_a_key_that_is_refused_names_its_variable_and_is_not_shown(name: str, mo
             await all_parts(pydantic_model(name))
         assert failed.value.provider_status == 401
         assert failed.value.retry_after_s is None
-        monkeypatch.setenv(variable, "Incorrect")
+        monkeypatch.setenv(variable, "Incorrect API")  # the server's answer has these words: as if it told the key
         with pytest.raises(ModelFailed) as failed:
             await all_parts(pydantic_model(name))
-        assert "Incorrect" not in str(failed.value)
+        assert "Incorrect API" not in str(failed.value)
 
     with_server(work, [], name, monkeypatch, key="sk-the-right-one")
 

@@ -11,8 +11,9 @@ import pytest
 from holdfast import Host, Settings
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, InvalidRequest, RateLimited
+from holdfast.local_token import is_loopback
 from holdfast.server import bind, serve_until
-from holdfast.server.auth import Gate, digest_of, is_loopback, make_key
+from holdfast.server.auth import Gate, digest_of, make_key
 from holdfast.server.exchange import Role
 from holdfast.server.limits import RateLimit
 from holdfast.storage import MemoryStore

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import note, say_error
@@ -24,7 +25,7 @@ class Target:
 
     Parameters:
         url: its address; by default ``HOLDFAST_URL``, or this machine with the port of the settings.
-        key: an API key; by default ``HOLDFAST_KEY``.
+        key: an API key; by default ``HOLDFAST_KEY``, or the local token of the store of the settings.
         user: the principal to act for.
         as_json: answer in JSON.
     """
@@ -38,7 +39,16 @@ class Target:
         """A client for it. Raises `ConfigurationError`."""
         from holdfast.client import Client
 
-        return Client(self.address, self.key, user=self.user, retry_s=retry_s, on_cut=on_cut)
+        return Client(self.address, self.key or self._token(), user=self.user, retry_s=retry_s, on_cut=on_cut)
+
+    def _token(self) -> str | None:
+        """The token of a server on this machine that has the store of the settings; None for any other server."""
+        from holdfast.local_token import is_loopback, read_token
+        from holdfast.settings import load_settings
+
+        if not is_loopback(urlsplit(self.address).hostname or ""):
+            return None
+        return read_token(load_settings().store)
 
     @property
     def address(self) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import note, say, say_error, say_json
 from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.local_token import token_path
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import configure_logging
@@ -137,6 +138,7 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
                         "agents": sorted(host.agents),
                         "store": settings.store,
                         "keys_required": running.keys_required,
+                        "token_file": _token_file(running, settings),
                         "recovered": host.recovered,
                     }
                 )
@@ -153,6 +155,11 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
     return await serving(host, listener, ready=ready, note=at_step)  # type: ignore[arg-type]
 
 
+def _token_file(running: Running, settings: Settings) -> str | None:
+    path = None if running.token is None else token_path(settings.store)
+    return None if path is None else str(path)
+
+
 def _say_ready(running: Running, settings: Settings) -> None:
     from holdfast import __version__
     from holdfast.server.page import paste_lines
@@ -164,8 +171,12 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say(f"  agents  {names}")
     kept = " (nothing is kept after the end)" if settings.store == "memory://" else ""
     say(f"  store   {settings.store}{kept}")
-    keys = "every request needs one" if running.keys_required else "none: everybody on this machine is local"
-    say(f"  keys    {keys}")
+    if running.token is not None:
+        say("  keys    the local token, since what the model says is done here; commands on this machine find it:")
+        say(f"          export HOLDFAST_KEY={running.token}")
+    else:
+        keys = "every request needs one" if running.keys_required else "none: everybody on this machine is local"
+        say(f"  keys    {keys}")
     for line in _recovered(host.recovered):
         say(f"  {line}")
     say()

@@ -2,7 +2,8 @@
 
 A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, everybody on
 loopback is the principal ``local`` and may do everything; from the first key on, every request needs one. Any other
-address to listen on needs a key before the server starts.
+address to listen on needs a key before the server starts. Where an agent does what a model says, even loopback needs
+something while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``.
 
 The store is open in this process only, so the keys in memory are the truth: they change through `KeyRing` alone.
 """
@@ -30,6 +31,7 @@ from holdfast.errors import (
     Unauthenticated,
     UnknownKey,
 )
+from holdfast.local_token import is_loopback
 from holdfast.server.exchange import Caller, Role
 from holdfast.settings import Settings
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from holdfast.storage.port import KeyRecord
 
-__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "is_loopback", "make_key", "refuse_repeated"]
+__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "make_key", "refuse_repeated"]
 
 LOCAL = Caller("local", "admin")
 """Everybody on loopback while there are no keys."""
@@ -61,14 +63,6 @@ class KeyStore(Protocol):
     async def revoke_key(self, key_id: str, *, at: float) -> bool:
         """Revoke a key; False if there is none that is valid."""
         ...
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def digest_of(secret: str | bytes) -> bytes:
@@ -102,19 +96,31 @@ def check_principal(principal: str) -> None:
 
 
 class KeyRing:
-    """The API keys of this host. Of one loop."""
+    """The API keys of this host. Of one loop.
 
-    __slots__ = ("_by_digest", "_clock", "_ever", "_store")
+    Parameters:
+        store: keeps the keys.
+        clock: for the time of a change.
+        token: what everybody must show while there are no keys; None: nothing.
+    """
 
-    def __init__(self, store: KeyStore, clock: Clock = system_clock) -> None:
+    __slots__ = ("_by_digest", "_clock", "_ever", "_store", "_token")
+
+    def __init__(self, store: KeyStore, clock: Clock = system_clock, *, token: str | None = None) -> None:
         self._store = store
         self._clock = clock
+        self._token = None if token is None else digest_of(token)
         self._by_digest: dict[bytes, KeyRecord] = {}
         self._ever = False
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key: since the first one was made, even if all are revoked."""
+        """Whether a request needs a key or the token. A key: since the first one was made, even if all are revoked."""
+        return self._ever or self._token is not None
+
+    @property
+    def ever(self) -> bool:
+        """Whether there has ever been a key."""
         return self._ever
 
     @property
@@ -160,10 +166,12 @@ class KeyRing:
             Unauthenticated: a key is needed and there is none, or it is not valid.
             Forbidden: ``X-Holdfast-User`` came with a key that may not act for others.
         """
-        if self.required:
+        if self._ever:
             record = self.find(_secret(headers.get(b"authorization")))
             caller = Caller(record.principal, record.role, record.key_id)
         else:
+            if self._token is not None:
+                self._check_token(self._token, headers.get(b"authorization"))
             caller = LOCAL
         user = headers.get(_USER_HEADER)
         if user is None:
@@ -178,6 +186,15 @@ class KeyRing:
             raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
         check_principal(principal)
         return Caller(principal, caller.role, caller.key_id)
+
+    @staticmethod
+    def _check_token(token: bytes, authorization: bytes | None) -> None:
+        if authorization is None or not hmac.compare_digest(token, digest_of(_secret(authorization))):
+            said = "no token came with the request" if authorization is None else "the token is not valid"
+            raise Unauthenticated(
+                f"agents here do on this machine what a model says, and {said}",
+                hint="send 'Authorization: Bearer <token>'; the token lies beside the store, in a file named …-token",
+            )
 
 
 def refuse_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:

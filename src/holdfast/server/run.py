@@ -21,6 +21,7 @@ import uvicorn
 
 from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
+from holdfast.local_token import keep_token, remove_token
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.server.joining import JoiningProtocol
@@ -40,12 +41,19 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that answers: its address, and what it was made of."""
+    """A server that answers: its address, and what it was made of.
+
+    Parameters:
+        url, host, app: see there.
+        keys_required: whether a request needs a key, or the local token.
+        token: the local token where one is needed.
+    """
 
     url: str
     host: Host
     app: App
     keys_required: bool
+    token: str | None = None
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -179,11 +187,17 @@ async def serve_until(
             keys = KeyRing(host.store)
             await keys.load()
             Gate.require_keys(settings, any_valid=keys.any_valid)
+            token = None
+            if not keys.ever and any(getattr(agent, "executes", False) for agent in host.agents.values()):
+                token = keep_token(settings.store)
+                keys = KeyRing(host.store, token=token)
+            else:
+                remove_token(settings.store)
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
                 server = _Server(_config(app))
                 serving = group.create_task(server.serve(sockets=[listener]))
                 await server.listening
-                ready(Running(url=_url(listener), host=host, app=app, keys_required=keys.required))
+                ready(Running(url=_url(listener), host=host, app=app, keys_required=keys.required, token=token))
                 why = await asked
                 note(f"{why}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
                 report = await host.drain(deadline_s=settings.drain_s)

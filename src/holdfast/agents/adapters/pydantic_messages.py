@@ -162,9 +162,9 @@ def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
     calls = iter(message.calls)
     for part in message.state["parts"]:
         if part["part_kind"] == "text":
-            text = message.text[at : at + part["content"]]
-            at += part["content"]
-            parts.append({**part, "content": text})
+            if message.text:  # a text of spaces was left out, which no provider wants back
+                parts.append({**part, "content": message.text[at : at + part["content"]]})
+                at += part["content"]
         elif part["part_kind"] == "tool-call":
             call = next(calls, None)
             if call is None:

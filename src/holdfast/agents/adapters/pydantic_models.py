@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, told
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart
+from holdfast.telemetry import redact
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
@@ -346,9 +347,6 @@ def _message_of(error: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line of bounded length, without any key of this process."""
-    for name, value in os.environ.items():
-        if len(value) >= 8 and name.endswith(("_KEY", "_TOKEN", "_SECRET")):
-            text = text.replace(value, f"[{name}]")
-    line = " ".join(text.split())
+    """One line of bounded length, without secrets."""
+    line = " ".join(redact(text).split())
     return line if len(line) <= 300 else f"{line[:300]}…"

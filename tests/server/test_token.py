@@ -1,0 +1,142 @@
+"""Where agents do what a model says, nobody gets in without the local token, and only its owner can read it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Agent
+from holdfast.cli.connection import Target
+from holdfast.errors import ConfigurationError
+from holdfast.local_token import keep_token, read_token, remove_token, token_path
+from tests.server.live import Live, echo, live
+from tests.server.test_bad_input import refused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executing(Agent):
+    """Stands for an agent whose tools do what a model says."""
+
+    executes: bool = True
+
+
+HAND = Executing(name="hand", work=echo)
+
+
+def run_live(scenario: Callable[[Live], Awaitable[None]], store: str, *agents: Agent | Callable[..., Any]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), live(*(agents or (HAND,)), store=store) as server:
+            await scenario(server)
+
+    asyncio.run(main())
+
+
+def test_a_token_stays_the_same_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    token = keep_token(store)
+    path = token_path(store)
+    assert path == tmp_path / "a.db-token"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert keep_token(store) == token == read_token(store)
+    assert [file.name for file in tmp_path.iterdir()] == ["a.db-token"]
+    remove_token(store)
+    assert read_token(store) is None
+
+
+@pytest.mark.parametrize("spoiled", ["readable by others", "a link", "no token", "a pipe"])
+def test_a_token_that_others_could_know_is_not_used(spoiled: str, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    token = keep_token(store)
+    path = tmp_path / "a.db-token"
+    if spoiled == "readable by others":
+        path.chmod(0o640)
+    elif spoiled == "a link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to(tmp_path / "elsewhere")
+    elif spoiled == "no token":
+        path.write_text("hft_x\n")
+    else:
+        path.unlink()
+        os.mkfifo(path, 0o600)
+    assert read_token(store) is None
+    fresh = keep_token(store)
+    assert fresh != token
+    assert read_token(store) == fresh
+
+
+def test_a_store_without_a_file_has_a_token_for_one_start() -> None:
+    assert token_path("memory://") is None
+    assert read_token("memory://") is None
+    assert keep_token("memory://") != keep_token("memory://")
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake_with_a_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="local token cannot be kept"):
+        keep_token(f"sqlite:///{tmp_path}/none/a.db")
+
+
+def test_even_on_loopback_nothing_but_health_answers_without_the_token(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+
+    async def scenario(server: Live) -> None:
+        token = read_token(store)
+        assert token is not None
+        for headers in ({}, {"authorization": "Bearer hft_" + "0" * 32}, {"authorization": "Basic OmhmdF8w"}):
+            refused(await server.http.get("/v1/sessions", headers=headers), 401, "unauthenticated")
+            refused(await server.post_as("alice", headers), 401, "unauthenticated")
+            refused(await server.http.get("/metrics", headers=headers), 401, "unauthenticated")
+        assert (await server.http.get("/healthz")).status_code == 200
+        right = {"authorization": f"Bearer {token}"}
+        assert (await server.post_as("alice", right)).status_code == 202
+
+    run_live(scenario, store)
+
+
+def test_commands_on_this_machine_find_the_token_and_send_it_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    monkeypatch.setenv("HOLDFAST_STORE", store)
+
+    async def scenario(server: Live) -> None:
+        async with Target(url=server.url).client() as client:
+            assert "alice" not in [view.key for view in await client.sessions()]
+            assert await client.session("alice").ask("hello") == "echo hello"
+        elsewhere = Target(url="http://holdfast.example:8420").client()
+        assert "authorization" not in elsewhere.http.headers
+        await elsewhere.http.aclose()
+
+    run_live(scenario, store)
+
+
+def test_the_first_key_takes_the_tokens_place(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+
+    async def scenario(server: Live) -> None:
+        token = {"authorization": f"Bearer {read_token(store)}"}
+        made = await server.http.post("/v1/keys", json={"principal": "ops", "role": "admin"}, headers=token)
+        assert made.status_code in (200, 201), made.text
+        refused(await server.http.get("/v1/sessions", headers=token), 401, "unauthenticated")
+        key = {"authorization": f"Bearer {made.json()['secret']}"}
+        assert (await server.http.get("/v1/sessions", headers=key)).status_code == 200
+
+    run_live(scenario, store)
+
+    async def again(server: Live) -> None:
+        assert read_token(store) is None
+
+    run_live(again, store)
+
+
+def test_agents_that_do_only_what_their_code_says_need_no_token(tmp_path: Path) -> None:
+    async def scenario(server: Live) -> None:
+        assert read_token(f"sqlite:///{tmp_path}/a.db") is None
+        assert (await server.post("alice")).status_code == 202
+
+    run_live(scenario, f"sqlite:///{tmp_path}/a.db", echo)
