@@ -1,0 +1,376 @@
+"""The tool that runs a Python script in a confined interpreter of its own; the script can call the agent's tools.
+
+Invariants
+- Script and host talk over a socket pair that the script inherits: there is no path that others could open.
+- What the script sends is bounded: the size of a frame, calls at once (then its socket is not read), calls in all.
+- The script's calls are calls of the run: in its journal and log, under its limits and approvals. When the script has
+  ended, however, those that are still on are stopped before the tool returns.
+- The script's process tree is dead when the tool returns or its cancellation goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.agents.run import Call
+from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.errors import Interrupted, NotSupported, ToolFailed, told
+from holdfast.runtime import Handle, Scope, current_scope
+from holdfast.tools.environment import clean_environment
+from holdfast.tools.output import LiveOutput, Recording
+from holdfast.tools.programs import Program, ending
+from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
+from holdfast.tools.workspace import Workspace
+
+__all__ = ["Python"]
+
+_CHILD = str(Path(__file__).with_name("python_child.py"))
+_LIVE_BYTES = 200_000
+_FRAME_BYTES = 1_100_000
+"""A little over what a run takes as arguments or result of a call."""
+_LAST_WORDS_S = 1.0
+_CALLS_GRACE_S = 1.0
+_LENGTH = struct.Struct("!I")
+
+
+class _Hello(msgspec.Struct, tag_field="kind", tag="hello"):
+    pass
+
+
+class _Use(msgspec.Struct, tag_field="kind", tag="use"):
+    id: int
+    tool: str
+    arguments: dict[str, Any]
+
+
+class _Value(msgspec.Struct, tag_field="kind", tag="value"):
+    text: str
+    cut: bool
+
+
+_decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
+
+
+class Python(Toolset):
+    """Gives a model the tool ``python``: a script in a fresh interpreter, in the workspace, with the agent's tools.
+
+    How far it is confined depends on `sandbox` and on this machine, see `holdfast.tools.sandbox`; the tool's
+    description says which holds. Where the network is to be denied and cannot be, each call is refused.
+
+    Parameters:
+        workspace: where scripts start, and the only folder that a confined one can change.
+        sandbox: network and limits.
+        tools: what scripts may call; None: the tools of the agent.
+        timeout_s: deadline of a script that names none, in seconds; the time in which it waits for tools is not
+            counted.
+        timeout_limit_s: the longest deadline that the model may ask for.
+        output_bytes: how much of the output the result has, and as much of the value.
+        calls_at_once: how many calls of tools a script may have under way; it waits with more.
+        calls: how many calls of tools it may make in all.
+        interpreter: the Python that runs scripts, with its packages; at least 3.9.
+        pass_environment, environment: as for `Terminal`.
+
+    Raises:
+        ConfigurationError: as `Workspace` and `clean_environment`.
+    """
+
+    executes = True
+
+    def __init__(
+        self,
+        workspace: Workspace | str | os.PathLike[str] = ".",
+        *,
+        sandbox: Sandbox | None = None,
+        tools: Sequence[Tool] | None = None,
+        timeout_s: float = 60.0,
+        timeout_limit_s: float = 600.0,
+        output_bytes: int = 32_000,
+        calls_at_once: int = 8,
+        calls: int = 200,
+        interpreter: str = sys.executable,
+        pass_environment: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._sandbox = sandbox if sandbox is not None else Sandbox()
+        self._offered = tools
+        self._timeout_s = timeout_s
+        self._timeout_limit_s = max(timeout_limit_s, timeout_s)
+        self._output_bytes = output_bytes
+        self._calls_at_once = calls_at_once
+        self._calls = calls
+        self._interpreter = interpreter
+        self._environment = clean_environment(pass_environment, environment)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+        """Find out, before the first run, what this machine can do."""
+        await asyncio.get_running_loop().run_in_executor(None, find_isolation)
+        yield
+
+    def tools(self) -> Sequence[Tool]:
+        """The one tool."""
+        isolation = find_isolation()
+        try:
+            self._sandbox.check(isolation)
+            holds = self._sandbox.describe(isolation)
+        except NotSupported as error:
+            holds = f"It cannot be used on this machine: {error.message}"
+        about = (
+            "Run a Python script and return what it wrote and its value: that of the last line when it is an "
+            "expression, else of the variable `result`. Nothing is kept from one script to the next but files. "
+            "Your other tools are functions in the script: `from holdfast_tools import <name>`, then "
+            f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. {holds}"
+        )
+        return (tool(description=about, timeout_s=math.inf)(self.python),)
+
+    async def python(self, call: Call, script: str, timeout_s: float | None = None) -> str:
+        """Run a Python script.
+
+        Parameters:
+            script: the source.
+            timeout_s: seconds after which it is ended, not counting its calls of tools; what it wrote is returned.
+        """
+        isolation = find_isolation()
+        folder = self._workspace.of(call.run.principal, call.run.session_key).folder(".")
+        argv = self._command(isolation, folder)
+        recording = Recording(self._output_bytes)
+        live = LiveOutput(call, _LIVE_BYTES)
+
+        def feed(data: bytes) -> None:
+            recording.feed(data)
+            live.feed(data)
+
+        environment = {**self._environment, "HOME": os.fspath(folder)}
+        if isolation.kind != "none":
+            environment["TMPDIR"] = "/tmp"
+        wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
+        conversation = _Conversation(
+            call,
+            offered=[tool for tool in self._offered or () if tool.name != "python"],
+            wait_s=wait_s,
+            value_limit=self._output_bytes,
+            calls_at_once=self._calls_at_once,
+            calls=self._calls,
+        )
+        with contextlib.closing(live):
+            async with _connected() as (reader, writer, theirs):
+                with theirs, theirs.makefile("rb") as given:
+                    program = await Program.start(argv, folder=folder, environment=environment, feed=feed, stdin=given)
+                returncode = await conversation.hold(program, reader, writer, script)
+        if not conversation.begun and not conversation.expired:
+            raise ToolFailed(f"the script could not be started: {recording.text().strip() or ending(returncode or 0)}")
+        return self._told(recording.text(), conversation, returncode, wait_s)
+
+    def _command(self, isolation: Isolation, folder: Path) -> list[str]:
+        around = Path(self._interpreter).absolute().parent.parent
+        really = Path(self._interpreter).resolve().parent.parent
+        own = () if self._interpreter == sys.executable else (around, really)
+        try:
+            return self._sandbox.command(
+                [self._interpreter, "-I", _CHILD],
+                isolation=isolation,
+                directory=folder,
+                writable=[folder],
+                readable=own,
+            )
+        except NotSupported as error:
+            raise ToolFailed(f"{error.message}. Tell the user that the operator has to decide this.") from error
+
+    def _told(self, text: str, conversation: _Conversation, returncode: int | None, wait_s: float) -> str:
+        parts = [text.rstrip("\n")] if text.strip() else []
+        if conversation.value is not None:
+            cut = " (cut)" if conversation.value.cut else ""
+            parts.append(f"[value{cut}] {conversation.value.text}")
+        if conversation.fault is not None:
+            parts.append(f"[it was killed: {conversation.fault}]")
+        elif returncode is None:
+            parts.append(f"[it did not end within {wait_s:g} s and was killed]")
+        elif returncode == -signal.SIGXCPU:
+            parts.append(f"[it was killed: it had used its {self._sandbox.cpu_s} CPU seconds]")
+        elif returncode:
+            parts.append(f"[{ending(returncode)}]")
+        return "\n".join(parts) or "[it wrote nothing and has no value]"
+
+
+class _Conversation:
+    """What host and one script tell each other, from its start to its end."""
+
+    def __init__(
+        self,
+        call: Call,
+        *,
+        offered: Sequence[Tool],
+        wait_s: float,
+        value_limit: int,
+        calls_at_once: int,
+        calls: int,
+    ) -> None:
+        self._call = call
+        self._offered = {tool.name: tool for tool in offered}
+        self._left_s = wait_s
+        self._value_limit = value_limit
+        self._slots = asyncio.Semaphore(calls_at_once)
+        self._calls_at_once = calls_at_once
+        self._calls = calls
+        self._made = 0
+        self._ended = False
+        self._under_way = 0
+        self._deadline: asyncio.Timeout | None = None
+        self.begun = False
+        self.expired = False
+        self.value: _Value | None = None
+        self.fault: str | None = None
+
+    async def hold(
+        self, program: Program, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: str
+    ) -> int | None:
+        """Give the script, serve its calls, and end everything that is left; its exit code, None when time was up."""
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+        calls = scope.child("calls of the script", grace_s=_CALLS_GRACE_S)
+        returncode: int | None = None
+        listening = None
+        try:
+            calls.open()
+            listening = scope.spawn(self._listen(reader, writer, calls, program), name="calls of the script")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._left_s) as self._deadline:
+                    writer.write(_framed(self._order(script)))
+                    returncode = await program.wait()
+        finally:
+            self.expired = self._deadline is not None and self._deadline.expired()
+            self._deadline = None
+            await program.end()
+            self._ended = True
+            await calls.stop("the script has ended")
+            for _ in range(self._calls_at_once):  # those of calls that were stopped before they began
+                self._slots.release()
+            if listening is not None:
+                await _until(listening)
+        return returncode
+
+    def _order(self, script: str) -> dict[str, Any]:
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": [*tool.parameters.get("properties", ())]}
+            for tool in self._offered.values()
+        ]
+        return {
+            "kind": "script",
+            "source": script,
+            "tools": tools,
+            "value_limit": self._value_limit,
+            "frame_limit": _FRAME_BYTES,
+        }
+
+    async def _listen(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: Scope, program: Program
+    ) -> None:
+        """Take what the script sends until its end; kill it when it is no message."""
+        try:
+            while True:
+                (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                if length > _FRAME_BYTES:
+                    raise ValueError(f"it sent a message of {length:,} bytes")
+                message = _decode(await reader.readexactly(length))
+                match message:
+                    case _Hello():
+                        self.begun = True
+                    case _Value():
+                        self.value = message
+                    case _Use():
+                        await self._slots.acquire()
+                        if self._ended:
+                            continue
+                        self._made += 1
+                        self._count(+1)
+                        serving = self._serve(message, writer, allowed=self._made <= self._calls)
+                        calls.spawn(serving, name=f"{message.tool} for the script")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        except (ValueError, RecursionError) as error:  # msgspec's errors too
+            self.fault = f"it broke the rules of its connection: {error}"
+            program.process.signal(signal.SIGKILL)
+
+    def _count(self, change: int) -> None:
+        """One call more or less is under way; while there is any, the script's time does not run."""
+        self._under_way += change
+        deadline = self._deadline
+        if deadline is None or deadline.expired():
+            return
+        now = asyncio.get_running_loop().time()
+        if self._under_way == 1 and change > 0:
+            self._left_s = (deadline.when() or now) - now
+            deadline.reschedule(None)
+        elif self._under_way == 0:
+            deadline.reschedule(now + self._left_s)
+
+    async def _serve(self, message: _Use, writer: asyncio.StreamWriter, *, allowed: bool) -> None:
+        try:
+            try:
+                if not allowed:
+                    raise ToolFailed(f"a script may call tools {self._calls:,} times, and no more")
+                answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
+            except Exception as error:
+                text = str(error) if isinstance(error, ToolFailed) else told(error)
+                answer = {"kind": "error", "id": message.id, "text": text}
+            finally:
+                self._count(-1)
+            writer.write(_framed(answer))
+            with contextlib.suppress(ConnectionError):  # the script has ended
+                await writer.drain()
+        finally:
+            self._slots.release()  # not before the answer is taken: so answers cannot pile up
+
+    async def _use(self, message: _Use) -> Any:
+        tool = self._offered.get(message.tool)
+        if tool is None:
+            raise ToolFailed(f"there is no tool {message.tool!r}; there are: {', '.join(self._offered) or 'none'}")
+        return await self._call.run.call(
+            functools.partial(tool.work, **tool.check(message.arguments)),
+            name=tool.name,
+            idempotent=tool.idempotent,
+            timeout_s=tool.timeout_s,
+            on=None if tool.isolation == "auto" else tool.isolation,
+        )
+
+
+@contextlib.asynccontextmanager
+async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]]:
+    """A socket pair: our end as streams, and the other end, which is the caller's to close."""
+    ours, theirs = socket.socketpair()
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    try:
+        yield reader, writer, theirs
+    finally:
+        writer.transport.abort()
+
+
+def _framed(message: dict[str, Any]) -> bytes:
+    data = msgspec.json.encode(message)
+    return _LENGTH.pack(len(data)) + data
+
+
+async def _until(listening: Handle[None]) -> None:
+    """The script is gone, and with it its side of the connection: its last words are there already."""
+    with contextlib.suppress(TimeoutError, Interrupted):
+        async with asyncio.timeout(_LAST_WORDS_S):
+            await listening

@@ -1,0 +1,187 @@
+"""The interpreter of a script: it runs the script, and carries the script's calls of tools to the host.
+
+Started as a file by any Python from 3.9 on, so it imports the standard library only. Its descriptor 0 is a socket;
+both sides send frames: four bytes of length, then a JSON object with a ``kind``.
+
+    to the script       ``script`` (source, tools, value_limit, frame_limit) first; ``result`` or ``error`` (id, …)
+    from the script     ``hello`` first; ``use`` (id, tool, arguments); ``value`` (text, cut) at most once
+
+- The script's standard input is empty, and no program that it starts inherits the socket.
+- A thread reads answers, from the first call on; calls may be made from any thread of the script's own process.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import linecache
+import os
+import socket
+import struct
+import sys
+import threading
+import traceback
+import types
+from concurrent.futures import Future
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_NAME = "<script>"
+
+
+class ToolFailed(Exception):
+    """A tool could not do what it was asked; the text says why."""
+
+
+class Link:
+    """The script's side of the socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._input = connection.makefile("rb")
+        self._sending = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._reader: threading.Thread | None = None
+        self._pid = os.getpid()
+        self.frame_limit = 1 << 20
+
+    def send(self, frame: dict[str, Any]) -> None:
+        """Send one frame whole."""
+        data = json.dumps(frame, ensure_ascii=False, allow_nan=False).encode()
+        if len(data) > self.frame_limit:
+            raise ToolFailed(f"the arguments take {len(data):,} bytes, more than {self.frame_limit:,}; use a file")
+        with self._sending:
+            self._connection.sendall(struct.pack("!I", len(data)) + data)
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next frame; None at the end."""
+        head = self._input.read(4)
+        if len(head) < 4:
+            return None
+        data = self._input.read(struct.unpack("!I", head)[0])
+        frame: dict[str, Any] = json.loads(data)
+        return frame
+
+    def use(self, tool: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool of the agent and wait for its result."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("tools can be called in the script's own process only, not in one that it forked")
+        number = next(self._numbers)
+        answer: Future[Any] = Future()
+        self._waiting[number] = answer
+        try:
+            self.send({"kind": "use", "id": number, "tool": tool, "arguments": arguments})
+            with self._sending:
+                if self._reader is None:
+                    self._reader = threading.Thread(target=self._read, name="answers of tools", daemon=True)
+                    self._reader.start()
+            return answer.result()
+        finally:
+            del self._waiting[number]
+
+    def _read(self) -> None:
+        while (frame := self.receive()) is not None:
+            answer = self._waiting.get(frame["id"])
+            if answer is None:
+                continue
+            if frame["kind"] == "result":
+                answer.set_result(frame["value"])
+            else:
+                answer.set_exception(ToolFailed(frame["text"]))
+        for answer in list(self._waiting.values()):
+            answer.set_exception(ToolFailed("the host has closed the connection"))
+
+
+def main() -> None:
+    """Run the script that the host sends."""
+    link = Link(socket.socket(fileno=os.dup(0)))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+    link.send({"kind": "hello"})
+    order = link.receive()
+    if order is None:
+        sys.exit(1)
+    link.frame_limit = order["frame_limit"]
+    sys.path.insert(0, os.getcwd())
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.modules["holdfast_tools"] = tools = _tools(link, order["tools"])
+    module.__dict__.update(tools=tools, __builtins__=__builtins__)
+    try:
+        value = _run(order["source"], module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        _tell(error)
+        sys.exit(1)
+    if value is not None:
+        text = _text(value)
+        link.send({"kind": "value", "text": text[: order["value_limit"]], "cut": len(text) > order["value_limit"]})
+
+
+def _tools(link: Link, offered: list[dict[str, Any]]) -> types.ModuleType:
+    module = types.ModuleType("holdfast_tools", "The tools of the agent that wrote this script.")
+    names = []
+    for tool in offered:
+        function = _function(link, tool["name"], tool["parameters"])
+        function.__name__ = function.__qualname__ = tool["name"].replace("-", "_")
+        function.__doc__ = tool["description"]
+        names.append(function.__name__)
+        setattr(module, function.__name__, function)
+    module.__dict__.update(ToolFailed=ToolFailed, __all__=[*names, "ToolFailed"])
+    return module
+
+
+def _function(link: Link, tool: str, parameters: list[str]) -> Callable[..., Any]:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if len(args) > len(parameters):
+            raise TypeError(f"{tool}() takes {len(parameters)} arguments: {', '.join(parameters)}")
+        given = dict(zip(parameters, args))  # noqa: B905 - no strict= before 3.10
+        if twice := given.keys() & kwargs.keys():
+            raise TypeError(f"{tool}() got two values for {', '.join(sorted(twice))}")
+        return link.use(tool, {**given, **kwargs})
+
+    return function
+
+
+def _run(source: str, namespace: dict[str, Any]) -> Any:
+    """The value of the last line when it is an expression, else of the variable ``result``."""
+    linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
+    tree: ast.Module = compile(source, _NAME, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr):
+        tree.body.pop()
+    exec(compile(tree, _NAME, "exec"), namespace)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), _NAME, "eval"), namespace)
+        if value is not None:
+            return value
+    return namespace.get("result")
+
+
+def _text(value: object) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        text = repr(value)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _tell(error: BaseException) -> None:
+    """Show the error without the frames of this file."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+if __name__ == "__main__":
+    main()

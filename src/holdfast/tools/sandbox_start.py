@@ -1,0 +1,245 @@
+"""The program before a confined program: it enters namespaces of its own, sets limits, and becomes what it was told.
+
+Started as a file by a bare interpreter, so it imports the standard library only. Its first argument is a JSON object:
+``limits`` (numbers by name) and ``places`` (null: no namespaces; else what the file system shows), then the program.
+
+- Everything is set up before the program is started; what cannot be set up ends this with exit code 125 and one line.
+- Three processes: this one waits outside the process-id namespace, its child is that namespace's first process, and
+  the program is the child of that. When the program ends, the kernel kills all that it left in the namespace.
+- The program has no capability in its user namespace, so it cannot take back what was mounted read-only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+CANNOT = 125
+"""Exit code: the program was not started, because it could not be confined."""
+
+_CLONE_NEWNS = 0x00020000
+_CLONE_NEWUTS = 0x04000000
+_CLONE_NEWIPC = 0x08000000
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWPID = 0x20000000
+_CLONE_NEWNET = 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+_MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+_MNT_DETACH = 2
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV = 1, 2, 4
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
+_SYS_MOUNT_SETATTR = 442
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
+_PR_CAPBSET_DROP = 24
+_PR_SET_NO_NEW_PRIVS = 38
+_CAPABILITY_VERSION_3 = 0x20080522
+_LEAST_PIDS = 301
+_STAGE = "/proc"
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(arguments: list[str]) -> NoReturn:
+    """Confine this process, then become ``arguments[1:]``. Never returns."""
+    specification = json.loads(arguments[0])
+    limits, places, program = specification["limits"], specification["places"], arguments[1:]
+    try:
+        if places is None:
+            if limits["processes"] is not None:
+                _limit_processes(limits["processes"])
+            _limit(limits)
+            _become(program)
+        _enter_namespaces(network=bool(places["network"]))
+        _outlive(limits, places, program)
+    except OSError as error:
+        os.write(2, f"sandbox: cannot confine {program[0]}: {error}\n".encode())
+    finally:
+        os._exit(CANNOT)
+
+
+def _outlive(limits: dict[str, Any], places: dict[str, Any], program: list[str]) -> NoReturn:
+    """Fork the first process of the new namespace, and end as the program ends."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # sent to the whole tree: it is the program's to obey
+        signal.signal(signum, signal.SIG_IGN)
+    read, write = os.pipe()
+    if os.fork() == 0:
+        os.close(read)
+        _be_first(limits, places, program, write)
+    os.close(write)
+    told = os.read(read, 4)
+    os.wait()
+    if not told:
+        os._exit(CANNOT)
+    code = os.waitstatus_to_exitcode(struct.unpack("i", told)[0])
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _be_first(limits: dict[str, Any], places: dict[str, Any], program: list[str], report: int) -> NoReturn:
+    """As the first process of the namespace: arrange the file system, start the program, and end after it."""
+    try:
+        _arrange(places, limits["processes"])
+        _limit_processes(limits["processes"])
+        pid = os.fork()
+        if pid == 0:
+            os.close(report)
+            _limit(limits)
+            _drop_capabilities()
+            _become(program)
+        nothing = os.open("/dev/null", os.O_RDWR)
+        for fd in range(3):
+            os.dup2(nothing, fd)
+        while True:
+            ended, status = os.wait()
+            if ended == pid:
+                os.write(report, struct.pack("i", status))
+                break
+    except OSError as error:
+        os.write(2, f"sandbox: cannot confine {program[0]}: {error}\n".encode())
+    finally:
+        os._exit(0)
+
+
+def _become(program: list[str]) -> NoReturn:
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        os.write(2, f"sandbox: cannot start {program[0]}: {error}\n".encode())
+    finally:
+        os._exit(CANNOT)
+
+
+def _limit_processes(processes: int) -> None:
+    """In a user namespace only: elsewhere all processes of the user would count."""
+    most = processes + 2  # those that wait for the program
+    resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+
+
+def _limit(limits: dict[str, Any]) -> None:
+    """Limits of each process; no hard limit is raised."""
+    for which, value in (
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_CPU, limits["cpu_s"]),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(which)[1]
+        lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # One second between the signal that says why, and the kill.
+        last = lowered + 1 if which == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else lowered
+        resource.setrlimit(which, (lowered, last))
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+
+
+def _enter_namespaces(*, network: bool) -> None:
+    """A user namespace in which the user is who it was, and its own mounts, processes, IPC, names and network."""
+    uid, gid = os.getuid(), os.getgid()
+    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS
+    _check(_libc.unshare(flags | (0 if network else _CLONE_NEWNET)), "unshare")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _arrange(places: dict[str, Any], processes: int) -> None:
+    """Make a file system of what may be seen, and let go of the old one."""
+    pivot_root = _SYS_PIVOT_ROOT.get(platform.machine())
+    if pivot_root is None:
+        raise OSError(errno.ENOSYS, f"pivot_root is not known for {platform.machine()}")
+    size = f"size={places['scratch_bytes']},mode=1777".encode()
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    _mount("tmpfs", _STAGE, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=1m,mode=755")
+    for folder in ("dev/shm", "tmp", "proc"):
+        os.makedirs(f"{_STAGE}/{folder}")
+    _mount("tmpfs", f"{_STAGE}/tmp", b"tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    _mount("tmpfs", f"{_STAGE}/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, size)
+    for link, target in places["links"]:
+        os.makedirs(os.path.dirname(_STAGE + link), exist_ok=True)
+        os.symlink(target, _STAGE + link)
+    shown = [*((path, False) for path in places["read"]), *((path, True) for path in places["write"])]
+    for path, writable in sorted(shown):  # what is deeper lies over what it is in
+        _show(path, _ATTR_NOSUID | _ATTR_NODEV | (0 if writable else _ATTR_RDONLY))
+    for name in _DEVICES:
+        _show(f"/dev/{name}", _ATTR_NOSUID)
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"{_STAGE}/dev/{name}")
+    _mount("proc", f"{_STAGE}/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    _bound_pids(processes)
+    for mounted in (f"{_STAGE}/proc", _STAGE):
+        _set_attributes(mounted, _ATTR_RDONLY, recursive=False)
+    os.chdir(_STAGE)
+    _check(_libc.syscall(pivot_root, b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir(places["directory"])
+
+
+def _bound_pids(processes: int) -> None:
+    """Where the kernel can (6.14), bound the namespace itself: the limit of processes does not hold for real root."""
+    try:
+        with open(f"{_STAGE}/proc/sys/kernel/pid_max", "r+") as file:
+            if int(file.read()) > processes:
+                file.seek(0)
+                file.write(str(max(processes + 2, _LEAST_PIDS)))
+    except OSError:
+        return
+
+
+def _show(path: str, attributes: int) -> None:
+    target = _STAGE + path
+    if os.path.isdir(path):
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.exists(target):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    _mount(path, target, None, _MS_BIND | _MS_REC)
+    _set_attributes(target, attributes, recursive=True)
+
+
+def _mount(source: str, target: str, kind: bytes | None, flags: int, data: bytes | None = None) -> None:
+    _check(_libc.mount(os.fsencode(source), os.fsencode(target), kind, flags, data), f"mount {target}")
+
+
+def _set_attributes(path: str, attributes: int, *, recursive: bool) -> None:
+    value = struct.pack("QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    result = _libc.syscall(_SYS_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, value, len(value))
+    _check(result, f"mount_setattr {path}")
+
+
+def _drop_capabilities() -> None:
+    capability = 0
+    while _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+        capability += 1
+    if ctypes.get_errno() != errno.EINVAL:  # EINVAL: the kernel has no more
+        _check(-1, "capabilities")
+    header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, bytes(24)), "capabilities")
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
