@@ -189,7 +189,7 @@ class _Driver:
     async def _read(self, request: ModelRequest) -> None:
         run, loop = self._run, self._loop
         lead = STEP_BREAK if run.transcript.size else ""
-        async with self._model.stream(request) as parts:
+        async with self._model.stream(request, attachment=run.attachment) as parts:
             async for part in parts:
                 loop.part(part)
                 match part:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol, runtime_checkable
 
@@ -26,11 +26,17 @@ class Model(Protocol):
         """How much one request may hold, in tokens; None where that is not known."""
         ...
 
-    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
+    def stream(
+        self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
         """Open one request. Parts as they come; the last one is `EndPart`.
 
         Leaving the block closes the connection, whatever was read of it; an interrupt cancels the task that reads. A
         request is never repeated here: the loop does that.
+
+        Parameters:
+            request: what the model gets.
+            attachment: the bytes of an attachment by its digest; None: attachments are only named.
 
         Raises:
             ModelFailed: in the block or while parts are read; ``retry_after_s`` says whether to try again.
@@ -39,7 +45,7 @@ class Model(Protocol):
 
 
 def find_model(name: str) -> Model:
-    """The model of that name: ``provider:model``, or ``scripted:<text>`` for one that always says that text.
+    """The model of that name: ``provider:model``, ``scripted:demo``, or ``scripted:<text>`` that always says that text.
 
     Raises:
         ConfigurationError: no such provider, or its key is missing.
@@ -51,9 +57,10 @@ def find_model(name: str) -> Model:
             f"{name!r} names no model", hint="write provider:model, such as openai:gpt-5 or scripted:hello"
         )
     if provider == "scripted":
+        from holdfast.agents.demo_model import demo_model
         from holdfast.agents.scripted import ScriptedModel
 
-        return ScriptedModel(rest, name=name)
+        return demo_model() if rest == "demo" else ScriptedModel(rest, name=name)
     from holdfast.agents.adapters.pydantic_models import pydantic_model
 
     return pydantic_model(name)

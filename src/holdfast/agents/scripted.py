@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -64,8 +64,10 @@ class ScriptedModel:
         self.open = 0
         """Requests that are on."""
 
-    def stream(self, request: ModelRequest) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
-        """See `Model.stream`."""
+    def stream(
+        self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
+    ) -> AbstractAsyncContextManager[AsyncIterator[Part]]:
+        """See `Model.stream`; attachments are not looked at."""
         return self._stream(request)
 
     @contextlib.asynccontextmanager

@@ -143,8 +143,7 @@ class RunTranscript:
             self._entries.append(Entry(role="assistant", content=step.text, run_id=self._run_id))
         self.size = sum(map(len, self._text))
         for call in step.calls:
-            if call.call_id not in self._called:
-                self._begin(call.call_id, call.name, _json(call.arguments))
+            self._begin(call.call_id, call.name, _json(call.arguments))
 
     def _steer(self, message_id: str) -> None:
         message = self._messages.get(message_id)
