@@ -102,7 +102,10 @@ def test_a_terminal_takes_control_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["ignores-term", "double-fork", "wiped-environment", "respawns"])
-def test_kill_ends_the_whole_tree_and_sends_no_message(tmp_path: Path, role: str) -> None:
+def test_kill_ends_the_whole_tree_and_sends_no_message(
+    tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.tools.processes._TERM_FIRST_S", 0.2)
     token = token_of(tmp_path, f"kill-{role}")
 
     async def start(bench: Bench, _: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
@@ -102,6 +103,10 @@ def test_binary_output_becomes_safe_text(tmp_path: Path) -> None:
     assert told[2].count("é") >= 98 and told[2].count("\ufffd") == 1 and "bytes left out" in told[2]
 
 
+def test_a_line_that_is_written_over_is_shown_as_it_was_last(tmp_path: Path) -> None:
+    assert run(tmp_path, r"printf '1%%\r50%%\r100%%\ndone\r\nhalf\r'") == ["100%\ndone\nhalf\n[exit code 0]"]
+
+
 def test_standard_input_is_what_was_given_or_empty(tmp_path: Path) -> None:
     assert run(tmp_path, "cat; echo .") == [".\n[exit code 0]"]
     assert run(tmp_path, "wc -c", stdin="x" * 500_000) == ["500000\n[exit code 0]"]
@@ -175,7 +180,10 @@ def test_a_command_that_closes_its_output_early_is_waited_for(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("role", list(ROLES))
-def test_a_deadline_ends_every_hostile_tree_and_keeps_what_was_written(tmp_path: Path, role: str) -> None:
+def test_a_deadline_ends_every_hostile_tree_and_keeps_what_was_written(
+    tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.tools.terminal._TERM_FIRST_S", 0.1)
     token = f"deadline-{role}-{os.getpid()}-{tmp_path.name}"
     code = program(role, token)[4]
     terminal = Terminal(tmp_path, environment={"code": code})
@@ -288,6 +296,36 @@ def test_sessions_of_a_workspace_for_each_have_their_own_folder(tmp_path: Path) 
         assert all(folder.startswith(f"{tmp_path.resolve()}/") for folder in folders)
 
     on_host([Terminal(Workspace(tmp_path, per_session=True))], agent, scenario)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("pty", [False, True])
+def test_a_lack_of_descriptors_is_told_and_leaks_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, pty: bool
+) -> None:
+    counts: list[int] = []
+
+    async def agent(bench: Bench) -> None:
+        await bench("terminal", command="true", pty=pty)
+        counts.append(len(os.listdir("/proc/self/fd")))
+        with monkeypatch.context() as patch:
+            left = iter([None] * after)
+            for name in ("pipe2", "openpty", "dup"):
+                original = getattr(os, name)
+
+                def limited(*values: Any, original: Any = original) -> Any:
+                    if next(left, "none") == "none":
+                        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+                    return original(*values)
+
+                patch.setattr(os, name, limited)
+            told = await bench("terminal", command="true", pty=pty)
+        assert "Too many open files" in told or told == "[exit code 0]"
+        counts.append(len(os.listdir("/proc/self/fd")))
+        assert await bench("terminal", command="echo fine") == "fine\n[exit code 0]"
+
+    use(Terminal(tmp_path), agent)
+    assert counts[1] <= counts[0]
 
 
 def test_no_descriptor_or_process_is_left_after_many_commands(tmp_path: Path) -> None:

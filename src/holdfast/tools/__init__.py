@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.tools.mcp import McpServer
     from holdfast.tools.files import Files
+    from holdfast.tools.mcp import McpServer
     from holdfast.tools.processes import Processes
     from holdfast.tools.terminal import Terminal
     from holdfast.tools.workspace import Workspace
@@ -23,7 +23,7 @@ _HOMES = {
     "Workspace": "workspace",
 }
 
-__all__ = ["McpServer", "Files", "Processes", "Terminal", "Workspace"]
+__all__ = ["Files", "McpServer", "Processes", "Terminal", "Workspace"]
 
 
 def __getattr__(name: str) -> Any:

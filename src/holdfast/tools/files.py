@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Tool, Toolset, tool
 from holdfast.errors import Interrupted, ToolFailed
 from holdfast.runtime import check_interrupt, current_scope
 from holdfast.tools.output import readable
@@ -37,6 +37,7 @@ class Files(Toolset):
     Parameters:
         workspace: where the files are.
         read_bytes: how much of a file one call returns at most.
+        approval: a person must approve each change of a file; or a predicate of the arguments that says so.
 
     Raises:
         ConfigurationError: as `Workspace`.
@@ -44,17 +45,25 @@ class Files(Toolset):
 
     executes = True
 
-    def __init__(self, workspace: Workspace | str | os.PathLike[str] = ".", *, read_bytes: int = 48_000) -> None:
+    def __init__(
+        self,
+        workspace: Workspace | str | os.PathLike[str] = ".",
+        *,
+        read_bytes: int = 48_000,
+        approval: Approval = False,
+    ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._read_bytes = read_bytes
+        self._approval = approval
 
     def tools(self) -> Sequence[Tool]:
         """Five tools."""
         looking = tool(idempotent=True)
+        changing = tool(approval=self._approval)
         return (
             looking(self.read_file),
-            tool(self.write_file),
-            tool(self.edit_file),
+            changing(self.write_file),
+            changing(self.edit_file),
             looking(self.list_files),
             tool(idempotent=True, timeout_s=_SEARCH_S + 4 * _SEARCH_MARGIN_S)(self.search_files),
         )

@@ -26,6 +26,8 @@ __all__ = ["Capture", "LiveOutput", "Log", "Recording", "readable"]
 _CHUNK_BYTES = 65536
 _FREE_BYTES = 1_000_000
 _PACE_S = 0.001
+_PACE_LIMIT_S = 0.05
+_SLOWER_EVERY_BYTES = 100_000_000
 _DRAIN_BYTES = 1 << 20
 _LIVE_EVERY_S = 0.05
 _HELD_CHARACTERS = 64
@@ -42,8 +44,13 @@ def _plain(text: str) -> str:
 
 
 def readable(data: bytes) -> str:
-    """Bytes as text: UTF-8, U+FFFD for what is none. Binary data gives one line that says how much there is."""
+    """Bytes as text: UTF-8, U+FFFD for what is none; a line that was written over is as it was last.
+
+    Binary data gives one line that says how much there is.
+    """
     text = _plain(data.decode("utf-8", "replace"))
+    if "\r" in text:
+        text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     if b"\0" in data and text.count(_UNPRINTABLE) * 10 > len(text):
         return f"[{len(data):,} bytes of binary data]\n"
     return text
@@ -173,7 +180,8 @@ class Capture:
     def _on_readable(self) -> None:
         if self._take() and self._open and self._read > _FREE_BYTES:
             self._loop.remove_reader(self._fd)
-            self._pause = self._loop.call_later(_PACE_S, self._go_on)
+            pace_s = min(_PACE_S * (1 + self._read // _SLOWER_EVERY_BYTES), _PACE_LIMIT_S)
+            self._pause = self._loop.call_later(pace_s, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None

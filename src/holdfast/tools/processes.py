@@ -20,7 +20,7 @@ from pathlib import Path
 
 from holdfast import ids
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import Conflict, HoldfastError, InvalidRequest, NotFound, ScopeClosed, ToolFailed
 from holdfast.protocol.stopping import Cause
@@ -106,7 +106,7 @@ class Processes(Toolset):
         log_bytes: how much of what one writes is kept, the newest.
         lifetime_s: a process that runs longer is ended.
         wait_limit_s: the longest wait that the model may ask for.
-        pass_environment, environment: as for `Terminal`.
+        pass_environment, environment, approval: as for `Terminal`; what is approved is the start.
 
     Raises:
         ConfigurationError: as `Workspace` and `clean_environment`.
@@ -124,6 +124,7 @@ class Processes(Toolset):
         wait_limit_s: float = 600.0,
         pass_environment: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        approval: Approval = False,
     ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._limit = limit
@@ -131,6 +132,7 @@ class Processes(Toolset):
         self._lifetime_s = lifetime_s
         self._wait_limit_s = wait_limit_s
         self._environment = clean_environment(pass_environment, environment)
+        self._approval = approval
         self._clock: Clock = system_clock
         self._notes: Notes | None = None
         self._sessions: dict[Owner, dict[str, BackgroundProcess]] = {}
@@ -141,7 +143,7 @@ class Processes(Toolset):
         """Seven tools."""
         looking = tool(idempotent=True)
         return (
-            tool(timeout_s=60.0)(self.start_process),
+            tool(timeout_s=60.0, approval=self._approval)(self.start_process),
             looking(self.list_processes),
             looking(self.poll_process),
             tool(timeout_s=self._wait_limit_s + _MARGIN_S, idempotent=True)(self.wait_process),
@@ -192,7 +194,7 @@ class Processes(Toolset):
             )
             started = await one.started.wait()
         except BaseException:
-            one.wanted = False
+            one.started.set(ToolFailed("its start was cut"))  # if it did not begin yet it never will
             self._forget(one)
             if one.scope is not None:
                 await one.scope.stop("its start was cut", grace_s=0.0)
@@ -288,7 +290,7 @@ class Processes(Toolset):
         """Run it to its end, in the session's activation; what this returns is sent to the session."""
         one.scope = scope = current_scope()
         assert scope is not None, "it runs in the background of a session"
-        if not one.wanted:
+        if one.started.value is not None:
             return None
         try:
             program = await Program.start(
@@ -315,7 +317,7 @@ class Processes(Toolset):
             one.ended.set("ended with the session's activation")
             raise
         how = f"ended after its {self._lifetime_s:g} s" if returncode is None else ending(returncode)
-        if left := len(result.killed) - (returncode is None):
+        if left := sum(pid != program.process.pid for pid in result.killed):
             how += f"; {left} of its processes that were left {'was' if left == 1 else 'were'} ended"
         self._settle(one, how)
         return f"`{one.command}` has ended: {how}. {one.last_words()}" if one.wanted else None

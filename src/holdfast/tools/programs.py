@@ -135,42 +135,31 @@ class Program:
         words = command_line(command)
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
-        with contextlib.ExitStack() as opened:
-            entry: int | None = None
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            read, write = os.openpty() if pty else os.pipe2(os.O_CLOEXEC)
+            theirs.callback(os.close, write)
+            capture = Capture(read, feed)
+            ours.callback(capture.close)
             given: int | IO[bytes] | None = None if isinstance(stdin, str) else stdin
+            entry: int | None = None
             if pty:
-                read, write = os.openpty()
-                opened.callback(os.close, write)
                 fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", *_ROWS_AND_COLUMNS, 0, 0))
                 words = ["/bin/sh", "-c", _ON_TERMINAL, os.ttyname(write), *words]
                 environment = {**environment, "TERM": "xterm"}
                 given, entry = None, os.dup(read)
-            else:
-                read, write = os.pipe2(os.O_CLOEXEC)
-                opened.callback(os.close, write)
-                if stdin == "open":
-                    given, entry = os.pipe2(os.O_CLOEXEC)
-                    opened.callback(os.close, given)
-            if entry is not None:
+            elif stdin == "open":
+                given, entry = os.pipe2(os.O_CLOEXEC)
+                theirs.callback(os.close, given)
                 os.set_blocking(entry, False)
-            capture = Capture(read, feed)
+            if entry is not None:
+                ours.callback(os.close, entry)
             try:
                 process = await scope.process(
-                    words,
-                    stdin=given,
-                    stdout=write,
-                    stderr=STDOUT,
-                    cwd=folder,
-                    env=environment,
-                    name=shown(command),
+                    words, stdin=given, stdout=write, stderr=STDOUT, cwd=folder, env=environment, name=shown(command)
                 )
-            except BaseException as error:
-                capture.close()
-                if entry is not None:
-                    os.close(entry)
-                if isinstance(error, OSError | ValueError):
-                    raise _not_started(error, command, folder) from error
-                raise
+            except (OSError, ValueError) as error:
+                raise _not_started(error, command, folder) from error
+            ours.pop_all()
         return cls(process, scope, capture, entry, pty=pty)
 
     async def wait(self) -> int:

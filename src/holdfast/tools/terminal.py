@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Tool, Toolset, tool
 from holdfast.runtime.processes import TreeResult
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.output import LiveOutput, Recording
@@ -37,6 +37,7 @@ class Terminal(Toolset):
         pass_environment: names or patterns of environment variables to hand on besides the usual ones; secrets are
             refused.
         environment: variables to add, with their values.
+        approval: a person must approve each command; or a predicate of the arguments that says so.
 
     Raises:
         ConfigurationError: as `Workspace` and `clean_environment`.
@@ -53,16 +54,18 @@ class Terminal(Toolset):
         output_bytes: int = 32_000,
         pass_environment: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        approval: Approval = False,
     ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._timeout_s = timeout_s
         self._timeout_limit_s = max(timeout_limit_s, timeout_s)
         self._output_bytes = output_bytes
         self._environment = clean_environment(pass_environment, environment)
+        self._approval = approval
 
     def tools(self) -> Sequence[Tool]:
         """The one tool."""
-        return (tool(timeout_s=self._timeout_limit_s + _MARGIN_S)(self.terminal),)
+        return (tool(timeout_s=self._timeout_limit_s + _MARGIN_S, approval=self._approval)(self.terminal),)
 
     async def terminal(
         self,
