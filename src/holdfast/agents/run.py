@@ -22,7 +22,16 @@ from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
 from holdfast.agents.placing import Placement, name_of, placed, placement_of
 from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
 from holdfast.agents.tool import wants_call
-from holdfast.errors import CallFailed, Interrupted, LimitExceeded, RunClosed, RunFailed, RunInterrupted, told
+from holdfast.errors import (
+    CallFailed,
+    Interrupted,
+    LimitExceeded,
+    RunClosed,
+    RunFailed,
+    RunInterrupted,
+    ToolFailed,
+    told,
+)
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
@@ -41,6 +50,7 @@ from holdfast.runtime import Scope, current_scope
 from holdfast.runtime.line import release
 
 if TYPE_CHECKING:
+    from holdfast.agents.tool import Tool
     from holdfast.runtime import Handle, Interrupt, Process
 
 __all__ = ["Call", "Run", "RunLimits", "Surroundings"]
@@ -357,10 +367,91 @@ class Run:
         self._check_open()
         label = name or name_of(work)
         _check_text(label, "call(name=)")
-        branch = current_branch.get() or self._branch
-        call_id = branch.next_id()
         arguments = self._plain({**({"args": args} if args else {}), **kwargs}, f"the arguments of {label}") or None
-        past = self._begin_call(call_id, label, arguments, idempotent=bool(idempotent))
+        return await self._recorded(
+            work,
+            args,
+            kwargs,
+            label,
+            arguments,
+            call_id=self._next_id(),
+            idempotent=bool(idempotent),
+            timeout_s=timeout_s,
+            on=on,
+        )
+
+    def _next_id(self) -> str:
+        return (current_branch.get() or self._branch).next_id()
+
+    async def use(self, tool: Tool, arguments: dict[str, Any]) -> Any:
+        """Make a call of a tool inside of another call, with what a model could give it.
+
+        Where the tool demands it a person is asked first. The run stays in memory while it waits for the answer: what
+        makes this call is itself in the middle of something.
+
+        Raises:
+            InvalidArguments: the arguments do not fit.
+            ToolFailed: a person denied the call, or nobody answered in time.
+            what `call` raises.
+        """
+        self._check_open()
+        values = tool.check(arguments)
+        call_id = self._next_id()
+        if tool.needs_approval(arguments):
+            await self._approved(call_id, tool, arguments)
+        return await self._recorded(
+            tool.work,
+            (),
+            values,
+            tool.name,
+            self._plain(arguments, f"the arguments of {tool.name}"),
+            call_id=call_id,
+            idempotent=tool.idempotent,
+            timeout_s=tool.timeout_s,
+            on=None if tool.isolation == "auto" else tool.isolation,
+        )
+
+    async def _approved(self, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
+        answer = self._journal.answer(call_id)
+        if answer is None:
+            question = Question(
+                question_id=call_id,
+                kind="approval",
+                text=f"May {tool.name} be called?",
+                tool=tool.name,
+                arguments=arguments,
+            )
+            with contextlib.ExitStack() as held:
+                scope = current_scope()
+                while scope is not None and scope is not self.scope:
+                    held.enter_context(scope.hold_deadline())
+                    scope = scope.parent
+                await self._surroundings.suspend(question)
+                answer = await self._surroundings.answered(call_id)
+        match answer.decision:
+            case "approved":
+                return
+            case "expired":
+                raise ToolFailed("nobody approved this call in time; it was not made")
+            case _:
+                reason = f": {answer.text}" if answer.text else ""
+                raise ToolFailed(f"a person denied this call{reason}; it was not made")
+
+    async def _recorded(
+        self,
+        work: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        label: str,
+        arguments: Any,
+        *,
+        call_id: str,
+        idempotent: bool,
+        timeout_s: float | None,
+        on: Placement | None,
+    ) -> Any:
+        """Call with the journal; ``arguments`` are what it shows of them."""
+        past = self._begin_call(call_id, label, arguments, idempotent=idempotent)
         if past is not None:
             if past.status == "error":
                 raise CallFailed(past.error or f"{label} failed")

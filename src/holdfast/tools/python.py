@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import math
 import os
 import signal
@@ -25,8 +24,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agents.agent import Agent
 from holdfast.agents.run import Call
 from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.agents.toolbox import toolbox
 from holdfast.errors import Interrupted, NotSupported, ToolFailed, told
 from holdfast.runtime import Handle, Scope, current_scope
 from holdfast.tools.environment import clean_environment
@@ -160,7 +161,7 @@ class Python(Toolset):
         wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
         conversation = _Conversation(
             call,
-            offered=[tool for tool in self._offered or () if tool.name != "python"],
+            offered=self._tools_of(call.run.agent),
             wait_s=wait_s,
             value_limit=self._output_bytes,
             calls_at_once=self._calls_at_once,
@@ -174,6 +175,11 @@ class Python(Toolset):
         if not conversation.begun and not conversation.expired:
             raise ToolFailed(f"the script could not be started: {recording.text().strip() or ending(returncode or 0)}")
         return self._told(recording.text(), conversation, returncode, wait_s)
+
+    def _tools_of(self, agent: Agent) -> list[Tool]:
+        """What a script may call; not this tool, as a script can run Python itself."""
+        tools = toolbox(agent).values() if self._offered is None else self._offered
+        return [tool for tool in tools if tool.name != "python"]
 
     def _command(self, isolation: Isolation, folder: Path) -> list[str]:
         around = Path(self._interpreter).absolute().parent.parent
@@ -339,13 +345,7 @@ class _Conversation:
         tool = self._offered.get(message.tool)
         if tool is None:
             raise ToolFailed(f"there is no tool {message.tool!r}; there are: {', '.join(self._offered) or 'none'}")
-        return await self._call.run.call(
-            functools.partial(tool.work, **tool.check(message.arguments)),
-            name=tool.name,
-            idempotent=tool.idempotent,
-            timeout_s=tool.timeout_s,
-            on=None if tool.isolation == "auto" else tool.isolation,
-        )
+        return await self._call.run.use(tool, message.arguments)
 
 
 @contextlib.asynccontextmanager
