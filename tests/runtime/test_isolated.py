@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -236,10 +237,12 @@ def test_a_forked_child_leaves_the_processes_of_its_parent_alone(host: ProcessHo
             return await scope.spawn(zoo.pid, on="process")
 
     first = asyncio.run(call())
+    (idle,) = host.cells._idle
     child = os.fork()
     if child == 0:
         status = 1
         try:
+            assert idle.control.fileno() == -1, "the parent's would not see its end"
             assert host.cells.statistics().idle == 0
             assert asyncio.run(call()) != first
             host.close()
@@ -353,15 +356,15 @@ def test_a_call_that_breaks_its_connection_has_no_answer(host: ProcessHost, fn: 
 def test_an_answer_is_never_written_into_what_took_over_the_descriptor(host: ProcessHost, tmp_path: Path) -> None:
     async def main() -> None:
         async with Scope("tool", processes=host) as scope:
-            precious = tmp_path / "precious"
-            precious.write_text("data")
-            with pytest.raises(ProcessEnded):
-                await (
-                    scope.child("call")
-                    .open()
-                    .spawn(zoo.write_into_what_took_over_the_number, str(precious), on="process")
-                )
-            assert precious.read_text() == "data"
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(tmp_path / "other"))
+                listening.listen()
+                call = scope.child("call").open()
+                with pytest.raises(ProcessEnded):
+                    await call.spawn(zoo.let_another_take_over_the_number, str(tmp_path / "other"), on="process")
+                connection, _ = listening.accept()
+                with connection:
+                    assert connection.recv(100) == b""
 
     run(main)
 
@@ -411,6 +414,17 @@ def test_what_a_function_prints_and_says_comes_while_it_runs_in_order(host: Proc
     run(main)
     with pytest.raises(RuntimeError, match="process of an isolated call only"):
         IsolatedCall("c-1").output("here")
+
+
+def test_all_that_was_printed_before_the_answer_was_heard_when_the_call_ends(host: ProcessHost) -> None:
+    async def main() -> None:
+        async with Scope("tool", processes=host) as scope:
+            for _ in range(50):
+                heard: list[str] = []
+                await scope.spawn(zoo.speak_much, 60, on="process", output=heard.append)
+                assert len("".join(heard)) == 60 * 1024
+
+    run(main)
 
 
 def test_without_a_listener_it_goes_to_standard_error(host: ProcessHost, capfd: pytest.CaptureFixture[str]) -> None:
