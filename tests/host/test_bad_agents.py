@@ -292,7 +292,7 @@ def test_children_that_fail_or_nest_too_deep_say_so() -> None:
 
     async def scenario(host: Host) -> None:
         assert (await settled(host, "parent")).error == "RunFailed: child failing failed: ValueError: child broke"
-        assert "agents are nested 8 deep" in ((await settled(host, "russian_doll")).error or "")
+        assert "agents are nested too deep" in ((await settled(host, "russian_doll")).error or "")
         with pytest.raises(RunFailed):
             await host.session("another", agent="parent").ask("x")
 

@@ -578,11 +578,15 @@ class Run:
         label = name or name_of(work)
         bound = functools.partial(work, *args)
         ended = self._lines.remove if where == "loop" else functools.partial(self._soon, self._lines.remove)
-        handle: Handle[Any] = self.scope.spawn(
-            placed(bound, Branch(parent.next_id()), where, ended), on=where, name=label
-        )
-        if where != "process":
-            self._lines.add()
+        counted = where != "process"
+        self._lines.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
+        try:
+            handle: Handle[Any] = self.scope.spawn(
+                placed(bound, Branch(parent.next_id()), where, ended), on=where, name=label
+            )
+        except BaseException:
+            self._lines.remove(counted)
+            raise
         self._spawned.append(handle)
         return handle
 

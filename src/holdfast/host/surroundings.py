@@ -191,6 +191,8 @@ class RunSurroundings:
         expected = self._expected and self._expected.get(question_id)
         if expected and future in expected:
             expected.remove(future)
+            if not expected and self._expected is not None:
+                del self._expected[question_id]
 
     def take_answer(self, answer: Answer) -> None:
         """A person decided. A run that is leaving the memory gets it when it comes back."""
@@ -205,7 +207,9 @@ class RunSurroundings:
 
     def at_rest(self, resting: bool) -> None:
         """The whole run waits for people only, or no longer."""
-        resting = resting and not self._on_the_way and not any(known in self._asked for known in self._answers or ())
+        asking = bool(self._asked or self._expected)
+        there = self._on_the_way or any(known in self._asked for known in self._answers or ())
+        resting = resting and asking and not there
         if resting == self.resting:
             return
         self.resting = resting
