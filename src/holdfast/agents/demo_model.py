@@ -45,9 +45,8 @@ for path in sorted(folder.rglob("*")):
     if sum(found.values()) >= 2000:
         break
 lines = [f"{kind}: {number} files, {size[kind]:,} bytes" for kind, number in found.most_common(8)]
-result = "\\n".join(lines) or "no files"
+print("\\n".join(lines) or "no files")
 """
-_WORDS = 400
 _SHOWN = 1500
 
 
@@ -72,7 +71,7 @@ class _Turn:
         found = next((message for message in reversed(self.results) if message.name == name), None)
         if found is None:
             return None
-        text = found.content.strip()
+        text = found.content.removesuffix("[exit code 0]").strip() or "(nothing)"
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}\n[…]"
 
 
@@ -87,19 +86,19 @@ def _answer(request: ModelRequest) -> ScriptedAnswer:
     return HELP
 
 
-def _one(tool: str, parameter: str, begin: str, *, needed: bool = True) -> Callable[[_Turn, str], Iterator[Any]]:
+def _one(tool: str, parameter: str, begin: str = "") -> Callable[[_Turn, str], Iterator[Any]]:
     """A rule that makes one call and tells its result."""
 
     def rule(turn: _Turn, rest: str) -> Iterator[Any]:
         if tool not in turn.tools:
             yield f"I have no tool {tool!r} here."
-        elif needed and not rest:
+        elif not rest:
             yield HELP
         elif (found := turn.result(tool)) is None:
-            yield begin
+            yield from [begin] if begin else []
             yield CallPart(name=tool, arguments={parameter: rest})
         else:
-            yield f"It gave:\n\n{found}"
+            yield found
 
     return rule
 
@@ -112,7 +111,7 @@ def _wait(turn: _Turn, rest: str) -> Iterator[Any]:
         yield f"I sleep for {seconds} s."
         yield CallPart(name="terminal", arguments={"command": f"sleep {seconds} && echo slept"})
     else:
-        yield f"It gave:\n\n{found}"
+        yield found
 
 
 def _report(turn: _Turn, rest: str) -> Iterator[Any]:
@@ -155,8 +154,8 @@ def _text(listing: str | None, counted: str | None, read: str | None) -> str:
 
 _RULES: dict[str, Callable[[_Turn, str], Iterator[Any]]] = {
     "report": _report,
-    "run": _one("terminal", "command", "I run it."),
-    "python": _one("python", "script", "I run the script."),
+    "run": _one("terminal", "command"),
+    "python": _one("python", "script"),
     "start": _one("start_process", "command", "I start it in the background."),
     "delegate": _one("delegate", "task", "I hand it to a child agent."),
     "fetch": _one("fetch", "url", "I read the page."),

@@ -74,6 +74,19 @@ def serve(
         list[str] | None,
         typer.Argument(metavar="[MODULE:AGENT]...", help="Agents; the first is the default. Without any: the demo."),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Serve an assistant with this model, provider:name, or scripted:demo."),
+    ] = None,
+    workspace: Annotated[str, typer.Option("--workspace", "-w", help="The folder that the assistant works in.")] = ".",
+    approve: Annotated[
+        str,
+        typer.Option("--approve", help="What of the assistant's calls a person must approve: all, dangerous or none."),
+    ] = "dangerous",
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option("--mcp", metavar="NAME=COMMAND|URL", help="An MCP server whose tools the assistant has too."),
+    ] = None,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 takes a free one.")] = None,
     store: Store = None,
@@ -83,8 +96,10 @@ def serve(
     json: Json = False,
 ) -> None:
     """Start a server. Every setting can also come from holdfast.toml or HOLDFAST_<NAME>."""
+    from holdfast.cli.serving import AssistantFlags
     from holdfast.cli.serving import serve as serving
 
+    chosen = AssistantFlags(model=model, workspace=workspace, approve=approve, mcp=mcp or []) if model else None
     flags = {
         "host": host,
         "port": port,
@@ -93,7 +108,7 @@ def serve(
         "drain_s": drain,
         "log_level": log_level,
     }
-    sys.exit(serving(agents or [], flags, as_json=json))
+    sys.exit(serving(agents or [], flags, as_json=json, chosen=chosen))
 
 
 @app.command()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shlex
 import shutil
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import Exit, exit_of
@@ -24,20 +26,63 @@ if TYPE_CHECKING:
     from holdfast.agents import Agent
     from holdfast.host import DrainReport, Host, Recovery
     from holdfast.server import Running
+    from holdfast.tools.mcp import McpServer
 
-__all__ = ["load_agent", "serve"]
+__all__ = ["AssistantFlags", "load_agent", "serve"]
 
 EXIT_S = 5.0
 """Time for what libraries do at exit, once everything of the host has ended."""
 
 
-def serve(specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool) -> Exit:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssistantFlags:
+    """What the command line says of the assistant to serve.
+
+    Parameters:
+        model: as `find_model` takes it.
+        workspace: the folder that it works in.
+        approve: ``all``, ``dangerous`` or ``none``.
+        mcp: servers, each as ``name=command`` or ``name=https://…``.
+    """
+
+    model: str
+    workspace: str
+    approve: str
+    mcp: Sequence[str]
+
+    def agent(self) -> Agent:
+        """The assistant. Raises `ConfigurationError`."""
+        from holdfast.tools.assistant import assistant
+
+        return assistant(
+            self.model,
+            workspace=self.workspace,
+            approve=self.approve,  # type: ignore[arg-type]  # it is checked there
+            tools=[_mcp_server(spec) for spec in self.mcp],
+        )
+
+
+def _mcp_server(spec: str) -> McpServer:
+    from holdfast.tools.mcp import McpServer
+
+    name, _, where = spec.partition("=")
+    if not name or not where:
+        raise ConfigurationError(f"--mcp {spec!r} is not NAME=COMMAND or NAME=URL", hint="--mcp files='npx -y server'")
+    if where.startswith(("http://", "https://")):
+        return McpServer(name, url=where)
+    return McpServer(name, command=shlex.split(where))
+
+
+def serve(
+    specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool, chosen: AssistantFlags | None = None
+) -> Exit:
     """Run a server until a signal ends it.
 
     Parameters:
-        specs: agents as ``module:name``; none takes the one of the settings.
+        specs: agents as ``module:name``; none takes the one of the settings, or the assistant if there is one.
         flags: settings from the command line; None stands for one that was not given.
         as_json: write what happens as JSON lines.
+        chosen: the assistant, which becomes the default agent; None: there is none.
     """
     from holdfast.host import Host
     from holdfast.server import bind
@@ -45,7 +90,8 @@ def serve(specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool) -
     try:
         settings = load_settings(flags)
         configure_logging(settings.log_level)
-        agents = [load_agent(spec) for spec in (specs or [settings.agent])]
+        agents = [] if chosen is None else [chosen.agent()]
+        agents += [load_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
         host = Host(agents=agents, settings=settings)
         with bind(settings) as listener:
             report = _run(_serve(host, listener, settings, as_json=as_json))

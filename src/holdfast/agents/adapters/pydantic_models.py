@@ -84,8 +84,12 @@ class PydanticModel:
         return self._context_tokens
 
     @asynccontextmanager
-    async def lifespan(self) -> AsyncGenerator[None]:
-        """Keep connections between the requests of this event loop; leaving the block closes them."""
+    async def lifespan(self, home: object = None) -> AsyncGenerator[None]:
+        """Keep connections between the requests of this event loop; leaving the block closes them.
+
+        Parameters:
+            home: not used; a host enters it as it enters a toolset's.
+        """
         async with self._model():
             yield
 
