@@ -86,15 +86,16 @@ def bare_loop_s(batches: int = 400) -> float:
             m, r = ids.message_id(), ids.run_id()
             run = live % m.encode()
             begin["save_sessions"] += (
-                s, n, seq, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, 0, None, 0.0, None
+                s, n, seq, "demo", 1.5, seq + 2, n + 1, n + 1, 1, r, run, 0, 0, 0, None, None, 0, None, 0.0, None, None
             )  # fmt: skip
             begin["add_messages"] += (s, m, seq, 1.5, None, b"", seq, 0.0, None, r, None, b"m" * 130)
             begin["add_events"] += (s, seq + 1, seq, r, 1.5, b"e" * 300)
             end["save_sessions"] += (
-                s, n + 1, seq + 2, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, 0, None, 0.0, None
+                s, n + 1, seq + 2, "demo", 1.5, seq + 4, n + 2, n + 1, 1, None, None, 0, 0, 0, r, r, 0, None, 0.0, None,
+                None,
             )  # fmt: skip
             end["add_events"] += (s, seq + 3, seq + 2, r, 1.5, b"e" * 340)
-            end["add_runs"] += (r, s, r, None, n, seq, seq, seq, n, b"v" * 230, b"t" * 90)
+            end["add_runs"] += (r, s, r, None, n, seq, seq, seq, n, b"v" * 230, b"t" * 90, r, 0, 0)
         work.append((begin, end))
     with tempfile.TemporaryDirectory() as folder:
         connection = sqlite3.connect(os.path.join(folder, "bare.db"), isolation_level=None, cached_statements=256)
@@ -104,7 +105,30 @@ def bare_loop_s(batches: int = 400) -> float:
         for s in sessions:
             connection.execute(
                 sql.many("add_sessions", 1),
-                (s, "p", f"k{s}", 1.0, "demo", 1.0, 1, 1, 0, 0, None, None, 0, 0, 0, None, 0, None, 0.0, None),
+                (
+                    s,
+                    "p",
+                    f"k{s}",
+                    1.0,
+                    "demo",
+                    1.0,
+                    1,
+                    1,
+                    0,
+                    0,
+                    None,
+                    None,
+                    0,
+                    0,
+                    0,
+                    None,
+                    None,
+                    0,
+                    None,
+                    0.0,
+                    None,
+                    None,
+                ),
             )
         start = time.perf_counter()
         for batch in work:

@@ -64,7 +64,6 @@ from holdfast.storage.records import (
     live_run,
     mailbox_items,
     pack_events,
-    question_due,
     ready_of,
     ready_since,
     session_view,
@@ -209,12 +208,12 @@ class MemoryTables:
     def save(self, row: SessionRow) -> None:
         if ready_since(row) is not None:
             self.ready[row.session] = row
-        else:
-            self.ready.pop(row.session, None)
-        if question_due(row) is not None:
+        elif row.session in self.ready:
+            del self.ready[row.session]
+        if row.questions:
             self.asking[row.session] = row
-        else:
-            self.asking.pop(row.session, None)
+        elif row.session in self.asking:
+            del self.asking[row.session]
         if row.deleted_at is not None:
             self.owned[row.principal].discard(row.session)
 

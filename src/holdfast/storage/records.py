@@ -153,7 +153,7 @@ class EndedRun(msgspec.Struct, frozen=True, gc=False):
     rolled_back: bool
 
 
-class HistoryRow(NamedTuple):
+class HistoryRow(msgspec.Struct, frozen=True, gc=False):
     """A piece of a transcript, written by a run or an edit. ``last_n`` is the number of its last entry.
 
     ``previous_id`` is the row before it; a ``whole`` row stands in the place of that and of all before.

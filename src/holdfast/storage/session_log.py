@@ -35,8 +35,12 @@ class Log:
 
     def add(self, event: Event) -> int:
         """The event's seq."""
-        kind, body = encode_event(event)
-        return self.add_raw(kind, body)
+        row = self.row
+        seq = row.next_seq
+        if not self.closed:
+            row.next_seq = seq + 1
+            self.events.append(Stored(seq, *encode_event(event)))
+        return seq
 
     def add_raw(self, kind: str, body: bytes) -> int:
         """The seq of an event that is encoded already."""
@@ -129,7 +133,7 @@ def _started(row: SessionRow) -> RunStarted:
         at=row.started_at,
         run_id=row.run_id,
         agent=row.run_agent,
-        messages=tuple(mail.message.message_id for mail in taken),
+        messages=tuple([mail.message.message_id for mail in taken]),
     )
 
 
@@ -143,7 +147,7 @@ def claim_of(row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool 
         key=row.key,
         agent=row.run_agent,
         attempt=row.attempt,
-        messages=tuple(mail.message for mail in row.taken),
+        messages=tuple([mail.message for mail in row.taken]),
         started_seq=row.started_seq,
         interrupt=row.cause,
         events=events,

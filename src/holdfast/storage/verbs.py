@@ -321,7 +321,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
         agent=row.run_agent,
         state=status,
         attempt=row.attempt,
-        messages=tuple(mail.message.message_id for mail in taken),
+        messages=tuple([mail.message.message_id for mail in taken]),
         started_at=row.started_at,
         ended_at=at,
         cause=cause,

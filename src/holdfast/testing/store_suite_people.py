@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final, Literal
 
 from holdfast.errors import (
     AlreadyAnswered,
@@ -28,12 +29,17 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages import Answer, Decision, Entry, Question, RunView
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import Answered, Claim, DueQuestion, Interrupt, NotReady, Parked, Ready, RunCommit, Steered
+from holdfast.storage.port import Answered, Claim, Interrupt, NotReady, Parked, Ready, RunCommit, Steered
 from holdfast.testing.store_driver import Check, Driver, MakeStore, interrupt_of, opened, refused
 
 __all__ = ["PEOPLE_CHECKS"]
 
 _CHECKS: list[Check] = []
+_ENDINGS: Final[Sequence[tuple[str, Literal["completed", "failed", "interrupted"]]]] = (
+    ("a", "completed"),
+    ("b", "failed"),
+    ("c", "interrupted"),
+)
 
 
 def _check(check: Check) -> Check:
@@ -240,7 +246,7 @@ def _same(claim: Claim) -> RunCommit:
 @_check
 async def a_rollback_before_the_commit_wins_whatever_the_run_says(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
-        for key, status in (("a", "completed"), ("b", "failed"), ("c", "interrupted")):
+        for key, status in _ENDINGS:
             for earlier in (False, True):
                 key += "i" if earlier else ""
                 claim = await on.start(key=key)
@@ -361,7 +367,7 @@ async def questions_have_a_deadline(make_store: MakeStore) -> None:
 
         async def due(*, before: float = 200.0, limit: int = 10) -> list[tuple[str, str]]:
             found = await on.store.due_questions(before=before, limit=limit)
-            assert all(isinstance(item, DueQuestion) and item.principal == "p" for item in found)
+            assert all(item.principal == "p" for item in found)
             return [(item.key, item.question.question_id) for item in found]
 
         assert await due() == [("c", "q1"), ("a", "a1"), ("b", "q1"), ("a", "q1")]
@@ -396,7 +402,7 @@ async def a_stop_ends_the_questions(make_store: MakeStore) -> None:
 @_check
 async def a_run_may_end_with_a_question_open(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
-        for key, status in (("a", "completed"), ("b", "failed"), ("c", "interrupted")):
+        for key, status in _ENDINGS:
             claim = await on.start(key=key)
             await on.store.suspend(claim.lease, _question())
             done = await on.commit(claim, status)
