@@ -156,6 +156,11 @@ class ActiveRun:
         return self._claim.lease.run_id
 
     @property
+    def ended(self) -> bool:
+        """Whether this host has done with it."""
+        return self._ended
+
+    @property
     def started_seq(self) -> int:
         """The seq of its ``run.started``: what it says stands behind it."""
         return self._claim.started_seq

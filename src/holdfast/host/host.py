@@ -19,6 +19,8 @@ from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitEx
 from holdfast.host.active import ActiveRun, nothing_to_stop, one_line
 from holdfast.host.actor import SessionActor
 from holdfast.host.dispatch import Dispatch
+from holdfast.host.patience import patiently
+from holdfast.host.readers import PAGE
 from holdfast.host.recovery import recover
 from holdfast.host.session import Session
 from holdfast.host.settlements import Settlements
@@ -393,6 +395,17 @@ class Host:
         if actor is not None:
             actor.publish(committed.events)
         self.settlements.settle(committed.settled)
+
+    async def catch_up(self, actor: SessionActor) -> None:
+        """Show readers what was written while the store's answers were lost. Raises `StorageError`."""
+
+        def read() -> Awaitable[Sequence[Stored]]:
+            return self.store.read_events(actor.session, after=actor.log.next_seq - 1, limit=PAGE)
+
+        while page := await patiently(self, "read", read):
+            actor.publish(page)
+            if actor.log.closed:
+                break
 
     def run_started(self, run: ActiveRun) -> None:
         """A run is live. Where the time of a drain is over it is parked or stopped at once."""

@@ -76,17 +76,16 @@ class ParkedRuns:
                 return
             session, run_id = found[0], found[1].run_id
             stored = await patiently(host, "read", lambda: host.store.run_events(session, run_id))
+            run = host.live.get(run_id)
+            if run is None:
+                host.dispatch.later(session, principal, 0.0)
+                return
+            for event in (decode_event(row) for row in stored if row.kind == "run.resumed"):
+                if isinstance(event, RunResumed) and event.answer.question_id == question_id:
+                    run.surroundings.take_answer(event.answer)
+            await host.catch_up(run.actor)
         except StorageError:
-            return  # whoever answered was told that it failed, and answers again
-        run = host.live.get(run_id)
-        if run is None:
-            host.dispatch.later(session, principal, 0.0)
-            return
-        for row in stored:
-            event = decode_event(row) if row.kind == "run.resumed" else None
-            if isinstance(event, RunResumed) and event.answer.question_id == question_id:
-                run.actor.publish([row])
-                run.surroundings.take_answer(event.answer)
+            pass  # whoever answered was told that it failed, and answers again
 
     def left(self, run: ActiveRun, *, ready: bool) -> None:
         """A run has left the memory; `ready`: it waits for nothing any more."""

@@ -2,8 +2,8 @@
 
 Invariants
 - What a person decided is given to the run once, or kept until the run asks; it is in the log before either.
-- The run rests while all of it waits for people, and no answer is there or on its way to any part of it. Only then
-  does its deadline stand still, and only then may it leave the memory.
+- The run rests while all of it waits for people, all that it asked is durable, and no answer is there or on its way
+  to any part of it. Only then does its deadline stand still, and only then may it leave the memory.
 - What the store was asked in the run's name is noted when the store answers, whatever became of who asked: a steered
   message belongs to the run that took it, also when the run was interrupted meanwhile.
 """
@@ -52,6 +52,7 @@ class RunSurroundings:
         "_on_the_way",
         "_run",
         "_still",
+        "_told",
         "clock",
         "resting",
         "steered",
@@ -64,6 +65,7 @@ class RunSurroundings:
         self._run = run
         self._answers: dict[str, Answer] | None = None
         self._asked: set[str] = set()  # by lines that have still to wait for the answer
+        self._told = False
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0
         self._still: AbstractContextManager[None] | None = None
@@ -151,9 +153,9 @@ class RunSurroundings:
         question = msgspec.structs.replace(
             question, asked_at=question.asked_at or now, due_at=question.due_at or now + host.settings.suspend_s
         )
-        await run.written()
         self._asked.add(question.question_id)
         try:
+            await run.written()
             await self._insist(
                 "suspend",
                 lambda: host.store.suspend(run.lease, question),
@@ -161,7 +163,11 @@ class RunSurroundings:
             )
         except IllegalTransition:
             # An interrupt of the run is recorded, and on its way here.
+            self._asked.discard(question.question_id)
             raise Interrupted(await run.scope.interrupt.wait()) from None
+        except BaseException:
+            self._asked.discard(question.question_id)
+            raise
 
     def _note_asked(self, question: Question, done: Appended) -> None:
         if done.events:  # else it was asked before
@@ -179,6 +185,7 @@ class RunSurroundings:
         if self._expected is None:
             self._expected = {}
         self._expected.setdefault(question_id, []).append(future)
+        self._look()
         try:
             return await future
         finally:
@@ -207,19 +214,21 @@ class RunSurroundings:
 
     def at_rest(self, resting: bool) -> None:
         """The whole run waits for people only, or no longer."""
-        asking = bool(self._asked or self._expected)
-        there = self._on_the_way or any(known in self._asked for known in self._answers or ())
-        resting = resting and asking and not there
+        self._told = resting
+        self._look()
+
+    def _look(self) -> None:
+        """See whether it rests: all that it asked is durable and waited for, and no answer is on its way."""
+        resting = self._told and bool(self._expected) and not self._asked and not self._on_the_way
         if resting == self.resting:
             return
         self.resting = resting
         if not resting:
             self.end_rest()
-            return
-        if not self._run.scope.closed:
+        elif not self._run.scope.closed:
             self._still = self._run.scope.hold_deadline()
             self._still.__enter__()
-        self._host.run_rests(self._run)
+            self._host.run_rests(self._run)
 
     def end_rest(self) -> None:
         """The run's deadline runs on."""
@@ -235,6 +244,8 @@ class RunSurroundings:
 
         def answered(done: asyncio.Future[Done]) -> None:
             error = done.exception()
+            if self._run.ended:
+                return
             if error is None:
                 note(done.result())
             elif isinstance(error, StaleFence):
@@ -248,9 +259,13 @@ class RunSurroundings:
             done = verb()
             done.add_done_callback(answered, context=self._host.context)
             try:
-                return await asyncio.shield(done)
+                result = await asyncio.shield(done)
             except StaleFence:
                 raise
             except StorageError:
                 await asyncio.sleep(retry_after_s(tries))
                 tries += 1
+            else:
+                if tries:
+                    await self._host.catch_up(self._run.actor)  # the answer that was lost had events
+                return result
