@@ -76,9 +76,9 @@ class Agent:
 
     @property
     def toolsets(self) -> tuple[Toolset, ...]:
-        """The toolsets of the agent and of those it may delegate to, each once."""
+        """The toolsets of the agent and of those it may delegate to, each once; its model where that is one."""
         found: list[Toolset] = []
-        for thing in self.tools:
+        for thing in (self.model, *self.tools):
             for toolset in (thing,) if isinstance(thing, Toolset) else getattr(thing, "toolsets", ()):
                 if not any(toolset is known for known in found):
                     found.append(toolset)

@@ -13,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
+from holdfast.agents.tool import Home, Tool, Toolset
 from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, told
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart
@@ -57,8 +58,10 @@ def pydantic_model(name: str) -> PydanticModel:
     return PydanticModel(name)
 
 
-class PydanticModel:
+class PydanticModel(Toolset):
     """A provider's model. May be shared by any number of runs, also of several event loops.
+
+    It is a `Toolset` without tools, so that a host enters its lifespan.
 
     Parameters:
         name: ``provider:model``.
@@ -83,13 +86,13 @@ class PydanticModel:
         """How much one request may hold, where that is known of the model."""
         return self._context_tokens
 
-    @asynccontextmanager
-    async def lifespan(self, home: object = None) -> AsyncGenerator[None]:
-        """Keep connections between the requests of this event loop; leaving the block closes them.
+    def tools(self) -> Sequence[Tool]:
+        """None."""
+        return ()
 
-        Parameters:
-            home: not used; a host enters it as it enters a toolset's.
-        """
+    @asynccontextmanager
+    async def lifespan(self, home: Home | None = None) -> AsyncGenerator[None]:
+        """Keep connections between the requests of this event loop; leaving the block closes them."""
         async with self._model():
             yield
 
