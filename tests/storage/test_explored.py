@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from holdfast.errors import SessionBusy
+from holdfast.errors import IllegalTransition, SessionBusy, UnknownQuestion
+from holdfast.protocol.messages import Answer, Entry, Question
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore
-from holdfast.storage.port import Interrupt, NotReady, RunCommit, Send
+from holdfast.storage.port import Claim, Interrupt, NotReady, RunCommit, Send
 from holdfast.testing import ScheduleFailure, explore
 from tests.storage.audit import audit, recover
 
@@ -68,6 +69,70 @@ async def race():
 def test_no_order_breaks_a_session():
     explore(race, schedules=150, seed=1)
     explore(race, schedules=50, chooser="pct", seed=2)
+
+
+async def race_of_people():
+    """A run that is steered, asks and is parked, against who answers, interrupts, takes back and claims."""
+    store = MemoryStore(yielding=True)
+    await store.open(node_id="n", at=1.0)
+    first = await store.send(message("first", "queue"))
+    session, run_id = first.session, first.run_id
+    asked = Question(question_id="q", kind="question", asked_at=1.0, due_at=9.0)
+    holding = []
+
+    async def commit(claim):
+        assert run_id not in holding, "two hold it"
+        holding.append(run_id)
+        entries = [Entry(role="assistant", content="x", run_id=run_id)]
+        done = await store.commit_run(RunCommit(lease=claim.lease, status="completed", at=2.0, entries=entries))
+        holding.remove(run_id)
+        taken_back = "run.rolled_back" in [event.kind for event in done.events]
+        assert taken_back == ({settled.state for settled in done.settled} == {"superseded"})
+        shown = await store.transcript(session)
+        assert [entry.run_id for entry in shown] == ([] if taken_back else [run_id])
+
+    async def resume():
+        claim = await store.claim(session, run_id="r_resume", at=2.0)
+        if isinstance(claim, Claim):
+            await (commit(claim) if claim.lease.run_id == run_id else hold(store, claim, "resume"))
+
+    async def runner():
+        steered = await store.steer(first.claim.lease, step=1, at=2.0)
+        try:
+            await store.suspend(first.claim.lease, asked)
+        except IllegalTransition:
+            assert (await store.steer(first.claim.lease, step=2, at=2.0)).messages == ()
+            await commit(first.claim)
+            return
+        assert len(steered.messages) <= 1
+        if (await store.park(first.claim.lease, at=2.0)).ready:
+            await resume()
+
+    async def answerer():
+        try:
+            answered = await store.answer("p", "k", Answer(question_id="q", decision="answered", at=3.0))
+        except UnknownQuestion:
+            return
+        if answered.parked:
+            await resume()
+
+    async def sender(policy):
+        sent = await store.send(message(policy, policy))
+        if sent.interrupt is not None:
+            await resume()
+        elif sent.claim is not None:
+            await hold(store, sent.claim, policy)
+
+    await asyncio.gather(runner(), answerer(), sender("steer"), sender("rollback"))
+    await audit(store)
+    await recover(store, at=3.0)
+    await audit(store)
+    await store.close()
+
+
+def test_no_order_of_people_breaks_a_run():
+    explore(race_of_people, schedules=150, seed=1)
+    explore(race_of_people, schedules=50, chooser="pct", seed=2)
 
 
 async def reject_in_two_steps():

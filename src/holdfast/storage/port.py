@@ -515,8 +515,9 @@ class Store(Protocol):
         ...
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
-        """Sessions that have messages waiting and no run, or a parked run that waits for nothing (any more): the longest
-        waiting first, a run since it began.
+        """Sessions that have messages waiting and no run, or a parked run that waits for nothing (any more).
+
+        The longest waiting first; a run counts since it began.
         """
         ...
 

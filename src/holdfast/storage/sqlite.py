@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -131,7 +132,7 @@ class _SqliteDatabase:
         written = 0
         for start in range(0, len(rows), _ROWS_TOGETHER):
             some = rows[start : start + _ROWS_TOGETHER]
-            flat = [value for row in some for value in row]
+            flat = tuple(chain.from_iterable(some))
             written += self._connection.execute(sql.many(name, len(some)), flat).rowcount
         return written
 
