@@ -91,10 +91,10 @@ async def race_of_people():
         shown = await store.transcript(session)
         assert [entry.run_id for entry in shown] == ([] if taken_back else [run_id])
 
-    async def resume():
-        claim = await store.claim(session, run_id="r_resume", at=2.0)
+    async def resume(name):
+        claim = await store.claim(session, run_id=f"r_{name}_resumed", at=2.0)
         if isinstance(claim, Claim):
-            await (commit(claim) if claim.lease.run_id == run_id else hold(store, claim, "resume"))
+            await (commit(claim) if claim.lease.run_id == run_id else hold(store, claim, name))
 
     async def runner():
         steered = await store.steer(first.claim.lease, step=1, at=2.0)
@@ -106,7 +106,7 @@ async def race_of_people():
             return
         assert len(steered.messages) <= 1
         if (await store.park(first.claim.lease, at=2.0)).ready:
-            await resume()
+            await resume("runner")
 
     async def answerer():
         try:
@@ -114,12 +114,12 @@ async def race_of_people():
         except UnknownQuestion:
             return
         if answered.parked:
-            await resume()
+            await resume("answerer")
 
     async def sender(policy):
         sent = await store.send(message(policy, policy))
         if sent.interrupt is not None:
-            await resume()
+            await resume(policy)
         elif sent.claim is not None:
             await hold(store, sent.claim, policy)
 
