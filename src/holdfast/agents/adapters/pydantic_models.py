@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PydanticModel", "pydantic_model"]
 
-BACK_S = 1.0
+BACK_S = 0.5
 """When to try again after a failure that names no time."""
 
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
