@@ -67,9 +67,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     run_s: Annotated[float, Meta(gt=0, description="deadline of one run")] = 1800.0
     wait_limit_s: Annotated[float, Meta(gt=0, description="longest `?wait=` of an HTTP send")] = 300.0
 
-    suspend_s: Annotated[
-        float, Meta(gt=0, description="a question to a person counts as expired after this time")
-    ] = 7 * 86400.0
+    suspend_s: Annotated[float, Meta(gt=0, description="a question to a person counts as expired after this time")] = (
+        7 * 86400.0
+    )
 
     # Mailbox and policies
     mailbox_limit: Annotated[int, Meta(ge=1, description="messages that may wait in one session")] = 100
@@ -113,6 +113,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     principal_streams: Annotated[int, Meta(ge=1, description="open event streams of one principal")] = 10_000
     body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
 
+    import_limit_bytes: Annotated[
+        int, Meta(ge=1024, description="largest export that a session is begun with over HTTP, in bytes")
+    ] = 50_000_000
     attachment_limit_bytes: Annotated[int, Meta(ge=1, description="largest attachment, in bytes")] = 20_000_000
     principal_attachments_bytes: Annotated[
         int, Meta(ge=1, description="what the attachments of one principal may take, in bytes")

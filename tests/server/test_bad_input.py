@@ -32,7 +32,8 @@ BODIES: dict[str, tuple[bytes, int, str]] = {
     "a deep unknown value": (f'{{"other": {DEEP}}}'.encode(), 422, "invalid_request"),
     "deep JSON": (DEEP.encode(), 422, "invalid_request"),
     "an unknown policy": (b'{"content": "x", "policy": "hurry"}', 422, "unknown_policy"),
-    "a policy without its loop": (b'{"content": "x", "policy": "steer"}', 422, "policy_unavailable"),
+    "an unknown attachment": (b'{"content": "x", "attachments": ["00"]}', 404, "unknown_attachment"),
+    "an attachment that is none": (b'{"content": "x", "attachments": [7]}', 422, "invalid_request"),
     "an unknown agent": (b'{"content": "x", "agent": "nobody"}', 404, "unknown_agent"),
     "an empty idempotency key": (b'{"content": "x", "idempotency_key": ""}', 422, "invalid_request"),
     "a long idempotency key": (

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _CONNECT_S = 5.0
 _REPLY_S = 30.0
+_LEAST_BYTES_PER_S = 100_000
 _FIRST_DELAY_S = 0.05
 _MOST_DELAY_S = 2.0
 
@@ -147,6 +148,31 @@ class Client:
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"the text cannot be sent: {error.reason}", hint="send what UTF-8 can carry") from None
         headers = {} if body is None and method != "POST" else {"content-type": "application/json"}
+        return await self._exchange(method, path, content, headers, query, repeatable=repeatable, reply_s=reply_s)
+
+    async def upload(self, path: str, body: bytes, *, media_type: str, name: str) -> httpx2.Response:
+        """Send bytes as they are; repeated while the server does not answer, as the same bytes are stored once.
+
+        Raises as `request` does, and `InvalidRequest` for a media type that cannot be sent.
+        """
+        if not (media_type.isascii() and media_type.isprintable()):
+            raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="such as image/png")
+        query = {"name": name} if name else None
+        headers = {"content-type": media_type}
+        reply_s = _REPLY_S + len(body) / _LEAST_BYTES_PER_S
+        return await self._exchange("POST", path, bytes(body), headers, query, repeatable=True, reply_s=reply_s)
+
+    async def _exchange(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: dict[str, str],
+        query: dict[str, str] | None,
+        *,
+        repeatable: bool,
+        reply_s: float,
+    ) -> httpx2.Response:
         timeout = httpx2.Timeout(reply_s, connect=_CONNECT_S, pool=None)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.retry_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,16 +12,20 @@ import httpx2
 import msgspec
 
 from holdfast import ids
-from holdfast.client.wire import connecting, decode, error_of, segment, unreachable
+from holdfast.client.wire import connecting, decode, described, error_of, segment, unreachable
 from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreachable, Unavailable, WaitExpired
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
+    Answer,
+    Attachment,
     Entry,
     MailboxItem,
     Policy,
+    Question,
     Receipt,
     RunView,
+    SessionExport,
     SessionStop,
     SessionView,
     Settlement,
@@ -66,6 +70,10 @@ class _Items(msgspec.Struct):
     items: list[MailboxItem]
 
 
+class _Questions(msgspec.Struct):
+    questions: list[Question]
+
+
 class _Runs(msgspec.Struct):
     runs: list[RunView]
 
@@ -99,9 +107,12 @@ class RemoteSession:
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> Receipt:
         """See `SessionLike.send`. Without an `idempotency_key` it makes one, so that it may be repeated."""
-        response = await self._post_message({}, 0.0, content, policy, idempotency_key, agent, quiet_s, max_wait_s)
+        response = await self._post_message(
+            {}, 0.0, content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
+        )
         return decode(response, Receipt)
 
     async def ask(
@@ -114,13 +125,22 @@ class RemoteSession:
         agent: str | None = None,
         quiet_s: float | None = None,
         max_wait_s: float | None = None,
+        attachments: Sequence[Attachment] = (),
     ) -> str:
         """See `SessionLike.ask`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         wait_s = _WAIT_S if timeout_s is None else max(0.0, min(_WAIT_S, timeout_s))
         response = await self._post_message(
-            {"wait": f"{wait_s:.3f}"}, wait_s, content, policy, idempotency_key, agent, quiet_s, max_wait_s
+            {"wait": f"{wait_s:.3f}"},
+            wait_s,
+            content,
+            policy,
+            idempotency_key,
+            agent,
+            quiet_s,
+            max_wait_s,
+            attachments,
         )
         if response.status_code == 200:
             outcome = decode(response, _Outcome)
@@ -140,14 +160,15 @@ class RemoteSession:
         agent: str | None,
         quiet_s: float | None,
         max_wait_s: float | None,
+        attachments: Sequence[Attachment],
     ) -> httpx2.Response:
         body: dict[str, object] = {
             "content": content,
             "policy": policy,
             "idempotency_key": ids.message_id() if idempotency_key is None else idempotency_key,
         }
-        optional = {"agent": agent, "quiet_s": quiet_s, "max_wait_s": max_wait_s}
-        body.update((name, value) for name, value in optional.items() if value is not None)
+        optional = {"agent": agent, "quiet_s": quiet_s, "max_wait_s": max_wait_s, "attachments": tuple(attachments)}
+        body.update((name, value) for name, value in optional.items() if value not in (None, ()))
         return await self._client.request(
             "POST", f"{self._path}/messages", body=body, query=query, repeatable=True, reply_s=wait_s + 30.0
         )
@@ -269,6 +290,77 @@ class RemoteSession:
             await asyncio.sleep(_POLL_S)
             response = await self._client.request("GET", f"{self._path}/stops/{stop_id}", repeatable=True)
         return decode(response, kind)
+
+    # ── Questions ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def questions(self) -> list[Question]:
+        """See `SessionLike.questions`."""
+        return (await self._client.read(f"{self._path}/approvals", _Questions)).questions
+
+    async def answer(self, question_id: str, text: str) -> Answer:
+        """See `SessionLike.answer`."""
+        return await self._decide(question_id, "answer", text)
+
+    async def approve(self, question_id: str, *, note: str = "") -> Answer:
+        """See `SessionLike.approve`."""
+        return await self._decide(question_id, "approve", note)
+
+    async def deny(self, question_id: str, *, reason: str = "") -> Answer:
+        """See `SessionLike.deny`."""
+        return await self._decide(question_id, "deny", reason)
+
+    async def _decide(self, question_id: str, decision: str, text: str) -> Answer:
+        path = f"{self._path}/approvals/{segment(question_id)}"
+        response = await self._client.request(
+            "POST", path, body={"decision": decision, "text": text}, repeatable=True, reply_s=_REPLY_S
+        )
+        return decode(response, Answer)
+
+    # ── The transcript by hand ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def retry(self) -> Receipt:
+        """See `SessionLike.retry`."""
+        return decode(await self._edit("retry"), Receipt)
+
+    async def undo(self) -> list[Entry]:
+        """See `SessionLike.undo`."""
+        return decode(await self._edit("undo"), _Entries).entries
+
+    async def compact(self, *, keep: int = 4) -> list[Entry]:
+        """See `SessionLike.compact`. The model may take its time: it waits for up to ten minutes."""
+        return decode(await self._edit("compact", {"keep": keep}, reply_s=_STOP_S), _Entries).entries
+
+    async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
+        """See `SessionLike.branch`."""
+        return decode(await self._edit("branch", {"key": key, "through_n": through_n}), SessionView)
+
+    async def export(self) -> SessionExport:
+        """See `SessionLike.export`."""
+        return await self._client.read(f"{self._path}/export", SessionExport)
+
+    async def import_history(self, export: SessionExport) -> SessionView:
+        """See `SessionLike.import_history`."""
+        body = msgspec.to_builtins(export)
+        return decode(await self._edit("import", body), SessionView)
+
+    async def _edit(
+        self, action: str, body: dict[str, object] | None = None, *, reply_s: float = _REPLY_S
+    ) -> httpx2.Response:
+        """Not repeated: the second one would undo, retry or sum up what the first one left."""
+        return await self._client.request("POST", f"{self._path}/{action}", body=body or {}, reply_s=reply_s)
+
+    # ── Attachments ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
+        """See `SessionLike.attach`."""
+        response = await self._client.upload("/v1/attachments", body, media_type=media_type, name=name)
+        return decode(response, Attachment)
+
+    async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
+        """See `SessionLike.attachment`."""
+        path = f"/v1/attachments/{segment(digest)}"
+        response = await self._client.request("GET", path, repeatable=True, reply_s=_REPLY_S)
+        return described(digest, response), response.content
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

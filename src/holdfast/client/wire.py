@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import httpx2
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidKey, ServerUnreachable
+from holdfast.errors import HoldfastError, InvalidKey, MissingExtra, ServerUnreachable
+from holdfast.protocol.messages import Attachment
 
-__all__ = ["connecting", "decode", "error_of", "segment", "unreachable"]
+__all__ = ["connecting", "decode", "described", "error_of", "segment", "unreachable"]
 
 T = TypeVar("T")
 
@@ -47,6 +48,17 @@ def decode(response: httpx2.Response, kind: type[T]) -> T:
         ) from error
 
 
+def described(digest: str, response: httpx2.Response) -> Attachment:
+    """What the headers of an attachment's bytes say of it."""
+    _, _, name = response.headers.get("content-disposition", "").partition("filename*=UTF-8''")
+    return Attachment(
+        digest=digest,
+        media_type=response.headers.get("content-type", ""),
+        name=unquote(name),
+        size_bytes=len(response.content),
+    )
+
+
 def error_of(response: httpx2.Response) -> HoldfastError:
     """The error in an answer, of the class with its code."""
     try:
@@ -55,7 +67,12 @@ def error_of(response: httpx2.Response) -> HoldfastError:
         return HoldfastError(
             f"the server answered {response.status_code} and no error of ours", hint="is that a Holdfast server?"
         )
-    error = _ERRORS.get(body.code, HoldfastError)(body.message, hint=body.hint)
+    kind = _ERRORS.get(body.code, HoldfastError)
+    error = kind.__new__(kind)
+    if kind is MissingExtra:  # it words its message by itself
+        HoldfastError.__init__(error, body.message, hint=body.hint)
+    else:
+        kind.__init__(error, body.message, hint=body.hint)
     retry_after = response.headers.get("retry-after", "")
     if retry_after.isdigit():
         error.retry_after_s = float(retry_after)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from holdfast.errors import Forbidden, HoldfastError, InternalError, MethodNotAllowed, Unauthenticated, UnknownRoute
 from holdfast.host import Host
-from holdfast.server import metrics, page
+from holdfast.server import attachments, histories, metrics, native, page, questions
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
 from holdfast.server.exchange import (
     Answer,
@@ -36,7 +36,7 @@ from holdfast.server.exchange import (
     send_refusal,
 )
 from holdfast.server.limits import RateLimit
-from holdfast.server.native import TABLE, Native
+from holdfast.server.native import Native
 from holdfast.server.openapi import document
 from holdfast.server.operations import Operation, Table
 
@@ -56,6 +56,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 SHELL = Table()
 """The operations outside ``/v1``; Starlette routes them."""
+TABLES = (native.TABLE, questions.TABLE, histories.TABLE, attachments.TABLE)
+"""Those below ``/v1``."""
 
 
 class _Node:
@@ -70,9 +72,9 @@ class _Node:
         self.methods: dict[str, Operation] = {}
 
 
-def _tree(table: Table) -> _Node:
+def _tree() -> _Node:
     root = _Node()
-    for operation in table.operations:
+    for operation in (operation for table in TABLES for operation in table.operations):
         node = root
         for part in operation.path.split("/")[1:]:
             if part.startswith("{"):
@@ -87,7 +89,7 @@ def _tree(table: Table) -> _Node:
 
 def operations() -> list[Operation]:
     """Every operation that the server has."""
-    return [*SHELL.operations, *TABLE.operations]
+    return [*SHELL.operations, *(operation for table in TABLES for operation in table.operations)]
 
 
 class App:
@@ -105,7 +107,7 @@ class App:
         self.answers: Counter[int] = Counter()
         self._gate = Gate(host.settings)
         self._rate = RateLimit(host.settings.principal_rate_per_s)
-        self._root = _tree(TABLE)
+        self._root = _tree()
         self._openapi = encode(document(operations()))
         self._shell = self._make_shell()
 

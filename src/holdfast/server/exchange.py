@@ -149,12 +149,15 @@ class Exchange:
             raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a whole number from {least} to {most}")
         return value
 
-    async def body(self, decoder: msgspec.json.Decoder[T], *, optional: bool = False) -> T:
+    async def body(
+        self, decoder: msgspec.json.Decoder[T], *, optional: bool = False, limit_bytes: int | None = None
+    ) -> T:
         """The decoded JSON body.
 
         Parameters:
             decoder: of the body's type.
             optional: no body counts as an empty object.
+            limit_bytes: how large it may be, where that is not the setting ``body_limit_bytes``.
 
         Raises:
             UnsupportedMediaType: the content type is not JSON.
@@ -162,7 +165,7 @@ class Exchange:
             MalformedBody: not JSON.
             InvalidRequest: JSON of another shape, or the body did not come in time.
         """
-        raw = await self._read()
+        raw = await self._read(limit_bytes)
         media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             given = media_type.decode("latin-1") or "not given"
@@ -180,15 +183,27 @@ class Exchange:
         except RecursionError:
             raise MalformedBody("the body is nested too deeply", hint="send a flat JSON object") from None
 
-    async def _read(self) -> bytes:
-        limit = self.settings.body_limit_bytes
+    async def raw_body(self, *, limit_bytes: int) -> bytes:
+        """The body as it is. Raises `BodyTooLarge`, and `InvalidRequest` when it does not come in time."""
+        return await self._read(limit_bytes)
+
+    async def put(self, message: MutableMapping[str, Any]) -> None:
+        """Write a piece of the response. Raises `TimeoutError` if the reader takes nothing for too long."""
+        async with asyncio.timeout(self.settings.stream_stall_s):
+            await self.send(message)
+
+    async def _read(self, limit_bytes: int | None) -> bytes:
+        """The body. A large one may take longer: the time of a body for each megabyte."""
+        usual = self.settings.body_limit_bytes
+        limit = usual if limit_bytes is None else limit_bytes
+        within_s = self.settings.body_s * max(1, limit // 1_000_000)
         too_large = f"the body has more than {limit} bytes"
-        hint = "send less, or raise HOLDFAST_BODY_LIMIT_BYTES"
+        hint = "send less, or raise the limit on the server"
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
             raise BodyTooLarge(too_large, hint=hint)
         try:
-            async with asyncio.timeout(self.settings.body_s):
+            async with asyncio.timeout(within_s):
                 message = await self.receive()
                 body: bytes = message.get("body", b"")
                 if not message.get("more_body"):
@@ -205,9 +220,7 @@ class Exchange:
                     parts.append(part)
                     size += len(part)
         except TimeoutError:
-            raise InvalidRequest(
-                f"the body did not come within {self.settings.body_s:g} s", hint="send it in one go"
-            ) from None
+            raise InvalidRequest(f"the body did not come within {within_s:g} s", hint="send it in one go") from None
         if size > limit:
             raise BodyTooLarge(too_large, hint=hint)
         return b"".join(parts)

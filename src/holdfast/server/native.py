@@ -1,6 +1,6 @@
 """The native API under ``/v1``: each handler turns one request into one call of the host.
 
-A caller reaches sessions only through `Native._session`, which asks the host for the session of *its* principal: that
+A caller reaches sessions only through `Native.session`, which asks the host for the session of *its* principal: that
 is the one place where ownership is decided.
 """
 
@@ -17,6 +17,7 @@ from msgspec import Meta
 from holdfast import errors
 from holdfast.host import DrainReport, Host, HostStatistics, Incident, Session
 from holdfast.protocol.messages import (
+    Attachment,
     Entry,
     MailboxItem,
     MessageState,
@@ -37,7 +38,7 @@ from holdfast.server.sse import Streams
 from holdfast.server.stops import StopResult, Stops, StopTicket
 from holdfast.settings import Settings
 
-__all__ = ["TABLE", "Native"]
+__all__ = ["TABLE", "Body", "Name", "Native", "Text"]
 
 TABLE = Table()
 _YEAR_S = 366 * 86400.0
@@ -54,7 +55,10 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class SendBody(Body, frozen=True, kw_only=True):
-    """A message. ``quiet_s`` and ``max_wait_s`` are for policy ``collect``."""
+    """A message.
+
+    ``quiet_s`` and ``max_wait_s`` are for policy ``collect``; ``attachments`` are what uploads answered, or digests.
+    """
 
     content: str
     policy: str = "queue"
@@ -62,6 +66,7 @@ class SendBody(Body, frozen=True, kw_only=True):
     agent: Name | None = None
     quiet_s: Duration | None = None
     max_wait_s: Duration | None = None
+    attachments: Annotated[list[str | Attachment], Meta(max_length=100)] = []
 
 
 class InterruptBody(Body, frozen=True, kw_only=True):
@@ -213,7 +218,8 @@ class Native:
         for settling in self._waiting:
             settling.cancel()
 
-    def _session(self, exchange: Exchange) -> Session:
+    def session(self, exchange: Exchange) -> Session:
+        """The session that the address names, of the caller."""
         return self.host.session(exchange.path["key"], principal=exchange.caller.principal)
 
     # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -231,6 +237,7 @@ class Native:
             errors.SessionDeleted,
             errors.UnknownAgent,
             errors.UnknownPolicy,
+            errors.UnknownAttachment,
             errors.InvalidKey,
             errors.Draining,
         ),
@@ -243,13 +250,14 @@ class Native:
         """
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         body = await exchange.body(_send_body)
-        receipt, settling = await self._session(exchange).send_expecting(
+        receipt, settling = await self.session(exchange).send_expecting(
             body.content,
             policy=cast(Policy, body.policy),  # the store refuses any other word by name
             idempotency_key=body.idempotency_key,
             agent=body.agent,
             quiet_s=body.quiet_s,
             max_wait_s=body.max_wait_s,
+            attachments=[_attachment(one) for one in body.attachments],
         )
         settled = await self._settled(settling, wait_s)
         if settled is None:
@@ -275,7 +283,7 @@ class Native:
     async def get_message(self, exchange: Exchange) -> Answer:
         """What became of a message; `state` is `accepted` or `taken` while it is open."""
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
-        session = self._session(exchange)
+        session = self.session(exchange)
         message_id = exchange.path["message_id"]
         settled = await self._settled(await session.expect(message_id), wait_s) if wait_s else None
         return Answer(200, encode(settled or await session.message(message_id)))
@@ -288,7 +296,7 @@ class Native:
     )
     async def withdraw_message(self, exchange: Exchange) -> Answer:
         """Take a waiting message back."""
-        return Answer(200, encode(await self._session(exchange).withdraw(exchange.path["message_id"])))
+        return Answer(200, encode(await self.session(exchange).withdraw(exchange.path["message_id"])))
 
     async def _settled(self, settling: asyncio.Future[Settlement], wait_s: float | None) -> Settlement | None:
         """Wait at most `wait_s` seconds, or until the server closes. None: it is not settled."""
@@ -327,11 +335,11 @@ class Native:
         `closed` frame is the last one when the server shuts down. With `Upgrade: websocket` the same comes as text
         messages `{"id", "event", "data"}`.
         """
-        await self.streams.serve_sse(exchange, self._session(exchange))
+        await self.streams.serve_sse(exchange, self.session(exchange))
 
     async def socket_events(self, exchange: Exchange) -> None:
         """The same over a WebSocket."""
-        await self.streams.serve_websocket(exchange, self._session(exchange))
+        await self.streams.serve_websocket(exchange, self.session(exchange))
 
     # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -350,7 +358,7 @@ class Native:
         The answer is the receipt, or 202 and a stop id when that takes longer than the wait.
         """
         body = await exchange.body(_interrupt_body, optional=True)
-        session = self._session(exchange)
+        session = self.session(exchange)
         return await self._stopped(
             exchange, lambda: session.interrupt(body.reason, run_id=body.run_id, grace_s=body.grace_s)
         )
@@ -367,7 +375,7 @@ class Native:
     async def stop_session(self, exchange: Exchange) -> Answer:
         """End the session's run and background work, and withdraw what waits."""
         body = await exchange.body(_stop_body, optional=True)
-        session = self._session(exchange)
+        session = self.session(exchange)
         return await self._stopped(exchange, lambda: session.stop(body.reason, grace_s=body.grace_s))
 
     @TABLE.enter(
@@ -403,7 +411,7 @@ class Native:
     @TABLE.enter("GET", "/v1/sessions/{key}", answers={200: SessionView}, errors=(errors.UnknownSession,))
     async def get_session(self, exchange: Exchange) -> Answer:
         """The session as it stands."""
-        return Answer(200, encode(await self._session(exchange).info()))
+        return Answer(200, encode(await self.session(exchange).info()))
 
     @TABLE.enter(
         "DELETE",
@@ -413,7 +421,7 @@ class Native:
     )
     async def delete_session(self, exchange: Exchange) -> Answer:
         """Stop the session and delete it; its key answers 410 for a while."""
-        return await self._stopped(exchange, self._session(exchange).delete)
+        return await self._stopped(exchange, self.session(exchange).delete)
 
     @TABLE.enter(
         "GET", "/v1/sessions/{key}/transcript", query=_PAGE, answers={200: Transcript}, errors=(errors.UnknownSession,)
@@ -422,23 +430,23 @@ class Native:
         """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
         after = exchange.whole("after", least=0, most=_MOST) or 0
         limit = exchange.whole("limit", least=1, most=_LIST_LIMIT) or _LIST_LIMIT
-        entries = await self._session(exchange).transcript_page(after=after, limit=limit)
+        entries = await self.session(exchange).transcript_page(after=after, limit=limit)
         return Answer(200, encode(Transcript(entries=entries)))
 
     @TABLE.enter("GET", "/v1/sessions/{key}/mailbox", answers={200: Mailbox}, errors=(errors.UnknownSession,))
     async def get_mailbox(self, exchange: Exchange) -> Answer:
         """The messages that wait, in order."""
-        return Answer(200, encode(Mailbox(items=await self._session(exchange).mailbox())))
+        return Answer(200, encode(Mailbox(items=await self.session(exchange).mailbox())))
 
     @TABLE.enter("GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession,))
     async def get_session_tree(self, exchange: Exchange) -> Answer:
         """The tasks, threads and processes that are alive for the session."""
-        return Answer(200, encode(await self._session(exchange).tree()))
+        return Answer(200, encode(await self.session(exchange).tree()))
 
     @TABLE.enter("GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession,))
     async def list_runs(self, exchange: Exchange) -> Answer:
         """The session's newest runs, the newest first."""
-        return Answer(200, encode(RunList(runs=await self._session(exchange).runs())))
+        return Answer(200, encode(RunList(runs=await self.session(exchange).runs())))
 
     @TABLE.enter(
         "GET",
@@ -448,7 +456,7 @@ class Native:
     )
     async def get_run(self, exchange: Exchange) -> Answer:
         """A run, with its answer, cause, error and the receipt of its stop."""
-        return Answer(200, encode(await self._session(exchange).run(exchange.path["run_id"])))
+        return Answer(200, encode(await self.session(exchange).run(exchange.path["run_id"])))
 
     # ── The host ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -513,6 +521,11 @@ class Native:
         if exchange.caller.role != "admin":
             raise errors.Forbidden("only admin keys see all principals' sessions", hint="leave ?all= out")
         return None
+
+
+def _attachment(named: str | Attachment) -> Attachment:
+    """What a message names; the store knows the rest of a digest."""
+    return Attachment(digest=named, media_type="") if isinstance(named, str) else named
 
 
 def key_view(record: Any) -> KeyView:

@@ -30,6 +30,8 @@ _PLACEHOLDERS = {
     "key": "The session's key: 1 to 200 printable characters without slashes.",
     "message_id": "The id of a receipt.",
     "run_id": "The id of a receipt or event.",
+    "question_id": "The id of a question, as `GET …/approvals` and the event `run.suspended` have it.",
+    "digest": "The SHA-256 of an attachment's bytes, in hexadecimal.",
     "stop_id": "The id of a stop that took longer than its wait.",
     "key_id": "The id of an API key.",
 }
@@ -107,10 +109,10 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
     if parameters:
         result["parameters"] = parameters
     if operation.body is not None:
-        result["requestBody"] = {
-            "required": not operation.optional_body,
-            "content": {"application/json": {"schema": schemas[operation.body]}},
-        }
+        media_type, shape = "application/json", {"schema": schemas.get(operation.body)}
+        if isinstance(operation.body, str):
+            media_type, shape = operation.body, {}
+        result["requestBody"] = {"required": not operation.optional_body, "content": {media_type: shape}}
     if operation.public:
         result["security"] = []
     result["responses"] = {str(status): _answer(kind, schemas) for status, kind in sorted(operation.answers.items())}
@@ -131,6 +133,8 @@ def _query_schema(query: Query) -> dict[str, Any]:
 def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
     if kind == "text/event-stream":
         return {"description": "A stream of events.", "content": {kind: {}}}
+    if kind == "*/*":
+        return {"description": "Bytes of the type that they were stored with.", "content": {kind: {}}}
     if isinstance(kind, str):
         return {"description": "A stream or text.", "content": {kind: {"schema": {"type": "string"}}}}
     members = _members(kind)
@@ -148,6 +152,8 @@ def _refusals(operation: Operation) -> dict[int, set[str]]:
         kinds += [errors.Forbidden, errors.InvalidRequest]
     if operation.body is not None:
         kinds += _WITH_BODY
+    if isinstance(operation.body, str):
+        kinds = [kind for kind in kinds if kind not in (errors.MalformedBody, errors.UnsupportedMediaType)]
     if "{key}" in operation.path:
         kinds.append(errors.InvalidKey)
     found: dict[int, set[str]] = {}

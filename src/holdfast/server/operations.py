@@ -37,7 +37,7 @@ class Operation:
         handler: what answers; None as its result says that it wrote the response itself.
         name: the operation's id.
         doc: what it does; the first line is the summary.
-        body: the type of the JSON body, or None.
+        body: the type of the JSON body, the media type of another one, or None.
         optional_body: an empty body will do.
         query, query_names: the parameters it takes.
         answers: for each status of success, the type of the JSON body or the media type.
@@ -51,7 +51,7 @@ class Operation:
     handler: Handler
     name: str
     doc: str
-    body: type | None
+    body: type | str | None
     optional_body: bool
     query: tuple[Query, ...]
     query_names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Table:
         path: str,
         *,
         answers: Mapping[int, Any],
-        body: type | None = None,
+        body: type | str | None = None,
         optional_body: bool = False,
         query: tuple[Query, ...] = (),
         errors: tuple[type[HoldfastError], ...] = (),

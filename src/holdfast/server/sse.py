@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -102,7 +102,7 @@ class Streams:
                     data = encode_events(batch, number)
                 for start in range(0, len(data), _WRITE_BYTES):
                     piece = data[start : start + _WRITE_BYTES]
-                    await _put(exchange, {"type": "http.response.body", "body": piece, "more_body": True})
+                    await exchange.put({"type": "http.response.body", "body": piece, "more_body": True})
 
             await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *exchange.extra]})
             await send({"type": "http.response.body", "body": b"retry: %d\n\n" % _RETRY_MS, "more_body": True})
@@ -120,7 +120,7 @@ class Streams:
 
         async def send_text(cursor: str, event: str, data: bytes) -> None:
             message = encode({"id": cursor, "event": event, "data": msgspec.Raw(data)})
-            await _put(exchange, {"type": "websocket.send", "text": message.decode()})
+            await exchange.put({"type": "websocket.send", "text": message.decode()})
 
         async with self._opened(exchange, session) as log:
             number = log.number
@@ -176,12 +176,6 @@ class Streams:
         finally:
             self._tasks.discard(task)
         return end
-
-
-async def _put(exchange: Exchange, message: MutableMapping[str, Any]) -> None:
-    """Write one piece. Raises `TimeoutError` if the reader takes nothing for too long."""
-    async with asyncio.timeout(exchange.settings.stream_stall_s):
-        await exchange.send(message)
 
 
 async def _watch(receive: Receive) -> None:

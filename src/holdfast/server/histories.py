@@ -1,0 +1,123 @@
+"""The operations on a session's history: again, back, shorter, copied, carried elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from holdfast import errors
+from holdfast.protocol.messages import Receipt, SessionExport, SessionView
+from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.server.native import Body, Name, Native, Transcript
+from holdfast.server.operations import Table
+
+__all__ = ["TABLE"]
+
+TABLE = Table()
+
+
+class NothingBody(Body, frozen=True, kw_only=True):
+    """Nothing to say: an empty object, or no body."""
+
+
+class CompactBody(Body, frozen=True, kw_only=True):
+    """How many of a person's newest messages stay as they are, with what followed them."""
+
+    keep: Annotated[int, Meta(ge=0, le=1000)] = 4
+
+
+class BranchBody(Body, frozen=True, kw_only=True):
+    """The new session's key, and the last entry that it shall have; all by default."""
+
+    key: Name
+    through_n: Annotated[int, Meta(ge=0)] | None = None
+
+
+_nothing_body = msgspec.json.Decoder(NothingBody)
+_compact_body = msgspec.json.Decoder(CompactBody)
+_branch_body = msgspec.json.Decoder(BranchBody)
+_export = msgspec.json.Decoder(SessionExport)
+_GONE = (errors.UnknownSession, errors.SessionDeleted)
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/sessions/{key}/retry",
+    body=NothingBody,
+    optional_body=True,
+    answers={202: Receipt},
+    errors=(
+        *_GONE,
+        errors.SessionBusy,
+        errors.NothingToUndo,
+        errors.HistoryChanged,
+        errors.UnknownAgent,
+        errors.Draining,
+    ),
+)
+async def retry_run(native: Native, exchange: Exchange) -> Answer:
+    """Take the last run's entries out of the transcript and send its messages again, in one transaction."""
+    await exchange.body(_nothing_body, optional=True)
+    return Answer(202, encode(await native.session(exchange).retry()))
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/sessions/{key}/undo",
+    body=NothingBody,
+    optional_body=True,
+    answers={200: Transcript},
+    errors=(*_GONE, errors.SessionBusy, errors.NothingToUndo),
+)
+async def undo_run(native: Native, exchange: Exchange) -> Answer:
+    """Take the last run's entries, or the last edit's, out of the transcript; the answer has what was taken out."""
+    await exchange.body(_nothing_body, optional=True)
+    return Answer(200, encode(Transcript(entries=await native.session(exchange).undo())))
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/sessions/{key}/compact",
+    body=CompactBody,
+    optional_body=True,
+    answers={200: Transcript},
+    errors=(*_GONE, errors.SessionBusy, errors.HistoryChanged, errors.NotSupported, errors.ModelFailed),
+)
+async def compact_history(native: Native, exchange: Exchange) -> Answer:
+    """Let the agent's model sum up all but the newest messages; the answer is the new transcript, whole."""
+    body = await exchange.body(_compact_body, optional=True)
+    return Answer(200, encode(Transcript(entries=await native.session(exchange).compact(keep=body.keep))))
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/sessions/{key}/branch",
+    body=BranchBody,
+    answers={201: SessionView},
+    errors=(*_GONE, errors.SessionBusy, errors.LimitExceeded),
+)
+async def branch_session(native: Native, exchange: Exchange) -> Answer:
+    """A new session with a copy of this one's transcript, up to an entry and the results that it needs."""
+    body = await exchange.body(_branch_body)
+    return Answer(201, encode(await native.session(exchange).branch(body.key, through_n=body.through_n)))
+
+
+@TABLE.enter("GET", "/v1/sessions/{key}/export", answers={200: SessionExport}, errors=(errors.UnknownSession,))
+async def export_session(native: Native, exchange: Exchange) -> Answer:
+    """The transcript and the bytes of its attachments, for an import there or elsewhere."""
+    return Answer(200, encode(await native.session(exchange).export()))
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/sessions/{key}/import",
+    body=SessionExport,
+    answers={201: SessionView},
+    errors=(errors.SessionDeleted, errors.SessionBusy, errors.LimitExceeded),
+)
+async def import_session(native: Native, exchange: Exchange) -> Answer:
+    """Begin this session with the history of an export. The session must not have one yet."""
+    export = await exchange.body(_export, limit_bytes=exchange.settings.import_limit_bytes)
+    return Answer(201, encode(await native.session(exchange).import_history(export)))
