@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from holdfast.errors import InvalidRequest, LimitExceeded, NothingToUndo, NotSupported, SessionBusy
+from holdfast.errors import (
+    Draining,
+    Interrupted,
+    InvalidRequest,
+    LimitExceeded,
+    ModelFailed,
+    NothingToUndo,
+    NotSupported,
+    SessionBusy,
+)
 from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, SessionExport
 from holdfast.protocol.states import TERMINAL_RUN_STATES
 from holdfast.runtime import Scope
@@ -109,14 +118,34 @@ async def compact(host: Host, session: Session, keep: int) -> None:
             hint="give the agent a model, or keep its history short by undo() and branch()",
         )
     entries = await session.transcript()
-    asked = [index for index, entry in enumerate(entries) if entry.role == "user"]
-    cut = asked[-keep] if 0 < keep <= len(asked) else 0 if keep else len(entries)
-    if cut <= 1 and (not cut or entries[0].role == "summary"):
+    cut = _cut(entries, keep)
+    if cut == 0 or (cut == 1 and entries[0].role == "summary"):
         return
-    async with Scope("compact", parent=host.scope, deadline_s=host.settings.step_s) as scope:
-        text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
+    try:
+        async with Scope("compact", parent=host.scope, deadline_s=host.settings.step_s) as scope:
+            text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
+    except Interrupted as stopped:
+        if stopped.cause.kind == "deadline":
+            raise ModelFailed(f"the model gave no summary within {host.settings.step_s:g} s") from None
+        raise Draining("this host is shutting down; the transcript is as it was") from None
     summary = Entry(role="summary", content=text)
     await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
+
+
+def _cut(entries: Sequence[Entry], keep: int) -> int:
+    """How many entries are summed up: those before the last `keep` messages, at a place where no call is open."""
+    if keep == 0:
+        return len(entries)
+    places: list[int] = []
+    open_calls: set[str | None] = set()
+    for index, entry in enumerate(entries):
+        if entry.role == "user" and not open_calls:
+            places.append(index)
+        elif entry.role == "tool_call":
+            open_calls.add(entry.call_id)
+        elif entry.role == "tool_result":
+            open_calls.discard(entry.call_id)
+    return places[-keep] if keep <= len(places) else 0
 
 
 def check_import(export: SessionExport) -> list[Entry]:
