@@ -15,6 +15,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import msgspec
@@ -100,7 +101,7 @@ def _step_s(run: Run) -> float:
 class _OpenCall:
     """A call that was begun; ``scope`` and ``handle`` are there once it runs."""
 
-    __slots__ = ("call_id", "deadline_s", "handle", "name", "problem", "scope", "view")
+    __slots__ = ("call_id", "deadline_s", "handle", "hold", "name", "problem", "scope", "view")
 
     def __init__(self, call_id: str, name: str) -> None:
         self.call_id = call_id
@@ -109,6 +110,7 @@ class _OpenCall:
         self.handle: Handle[Any] | None = None
         self.view: Call | None = None
         self.deadline_s = math.inf
+        self.hold: AbstractContextManager[None] | None = None
         self.problem: Exception | None = None
 
 
@@ -273,6 +275,9 @@ class _Driver:
         else:
             bound = functools.partial(tool.work, **start.values)
         own.open()
+        if tool.timeout_s is not None and tool.timeout_s > self._step_s:
+            opened.hold = scope.hold_deadline()
+            opened.hold.__enter__()
         run._lines.add()
         try:
             opened.handle = own.spawn(run._placed(bound, Branch(opened.call_id), where, own), on=where, name=tool.name)
@@ -328,16 +333,20 @@ class _Driver:
         """Write down what a call came to."""
         if opened.view is not None:
             opened.view._over = True
+        if opened.hold is not None:
+            opened.hold.__exit__(None, None, None)
         status, result, error = self._outcome(opened, scope)
         return self._run._end_call(opened.call_id, status, result, error)
 
     def _outcome(self, opened: _OpenCall, step: Scope) -> tuple[Status, Any, str | None]:
         limit = self._run.agent.limits.result_bytes
         scope, handle = opened.scope, opened.handle
+        if scope is None:
+            return "interrupted", None, None
         try:
             if opened.problem is not None:
                 raise opened.problem
-            if scope is None or handle is None or not handle.done():
+            if handle is None or not handle.done():
                 return "interrupted", None, None
             if scope.errors:
                 raise scope.errors[0]
@@ -345,14 +354,15 @@ class _Driver:
         except Interrupted as interrupted:
             if step.interrupt.triggered:
                 return "interrupted", None, None
-            if interrupted.cause.kind == "deadline":
+            cause = scope.interrupt.cause or interrupted.cause
+            if cause.kind == "deadline":
                 return "error", None, self._too_long(opened)
-            return "error", None, f"{opened.name} was interrupted: {interrupted.cause.reason or interrupted.cause.kind}"
+            return "error", None, f"{opened.name} was interrupted: {cause.reason or cause.kind}"
         except Exception as problem:
             text = cut(str(problem) if isinstance(problem, ToolFailed) else told(problem), limit)
             return "interrupted" if step.interrupt.triggered else "error", None, text
-        cause = scope.interrupt.cause
-        if cause is not None and cause.kind == "deadline" and not step.interrupt.triggered:
+        ended_by = scope.interrupt.cause
+        if ended_by is not None and ended_by.kind == "deadline" and not step.interrupt.triggered:
             last = cut(result if isinstance(result, str) else msgspec.json.encode(result).decode(), limit)
             return "error", None, f"{self._too_long(opened)}; before it was stopped it returned: {last}"
         return "ok", result, None

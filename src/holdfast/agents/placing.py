@@ -45,6 +45,8 @@ def placed(
                 current_branch.set(branch)
                 try:
                     return await work()
+                except SystemExit as left:
+                    raise _no_exit(work, left) from left
                 finally:
                     if ended is not None:
                         ended()
@@ -56,6 +58,8 @@ def placed(
                 current_branch.set(branch)
                 try:
                     return work()
+                except SystemExit as left:
+                    raise _no_exit(work, left) from left
                 finally:
                     if ended is not None:
                         ended()
@@ -63,6 +67,11 @@ def placed(
             return in_thread
         case _:
             assert_never(where)
+
+
+def _no_exit(work: Callable[..., Any], left: SystemExit) -> RuntimeError:
+    """A function that wants to end the whole process ends itself."""
+    return RuntimeError(f"{name_of(work)} called sys.exit({left.code!r})")
 
 
 def _function(work: Callable[..., Any]) -> Callable[..., Any]:

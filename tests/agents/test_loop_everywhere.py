@@ -1,0 +1,185 @@
+"""A whole run of the built-in agent, ended at every step of its event loop and restarted after every write."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from holdfast import Agent, Host
+from holdfast.agents.scripted import Pause
+from holdfast.protocol.events import ToolStarted
+from holdfast.storage import MemoryStore
+from holdfast.storage.memory import MemoryTables
+from holdfast.testing import VirtualClock, run_virtual
+from tests.agents.modelled import (
+    QUICK,
+    approve_all,
+    busy_agent,
+    call,
+    careful,
+    check_entries,
+    log_of,
+    model,
+    nap,
+    steps,
+)
+
+
+class At:
+    """Calls something at one step of the running virtual loop, and counts the steps."""
+
+    def __init__(self, step: int, act: Callable[[], object]) -> None:
+        self._loop: Any = asyncio.get_running_loop()
+        self._before = self._loop._count_step
+        self._left = step
+        self._act = act
+        self.seen = 0
+        self._loop._count_step = self._count
+
+    def _count(self) -> None:
+        self.seen += 1
+        if self.seen == self._left:
+            self._loop.call_soon(self._act)
+        self._before()
+
+    def stop(self) -> None:
+        self._loop._count_step = self._before
+
+
+ENDS: dict[str, Callable[[Host, Any], Any]] = {
+    "interrupt": lambda host, session: session.interrupt("now"),
+    "interrupt without grace": lambda host, session: session.interrupt("now", grace_s=0),
+    "stop": lambda host, session: session.stop("now"),
+    "message": lambda host, session: session.send("and now?", policy="interrupt"),
+    "rollback": lambda host, session: session.send("and now?", policy="rollback"),
+    "steer": lambda host, session: session.send("and this", policy="steer"),
+}
+
+
+def ended_at(step: int, how: str) -> bool:
+    """Run, end it at that step, run again; True when the run was over before that."""
+    agent, models = busy_agent()
+
+    async def main() -> bool:
+        store = MemoryStore()
+        async with Host(agent, store=store, settings=QUICK, clock=VirtualClock()) as host:
+            session = host.session("s")
+            asked: list[asyncio.Task[Any]] = []
+            loop = asyncio.get_running_loop()
+            sent = await session.send("go")
+            counter = At(step, lambda: asked.append(loop.create_task(ENDS[how](host, session))))
+            settlement = await session.wait(sent.message_id)
+            counter.stop()
+            if counter.seen >= step and not asked:
+                await asyncio.sleep(0)  # it was about to be asked for
+            for task in asked:
+                await task
+            if how != "steer" and asked:
+                assert settlement.state in ("interrupted", "superseded", "completed")
+            check_entries(await session.transcript())
+            assert await session.ask("again") is not None
+            entries = await session.transcript()
+            check_entries(entries)
+            assert all(used.open == 0 for used in models)
+            assert not host.live
+            assert not host.scope.children()
+            return not asked
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_a_run_that_is_ended_at_any_step_leaves_a_valid_transcript_and_nothing_else_and_the_next_one_works(
+    how: str,
+) -> None:
+    step = 1
+    while not ended_at(step, how):
+        step += 1 if how == "interrupt" else 3
+    assert step > 100
+
+
+class Remembering(MemoryStore):
+    """Keeps what it holds as it was after each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[MemoryTables] = []
+
+    def _now(self, verb: Callable[[MemoryTables], Any]) -> Any:
+        before = self._tables.counters.commits
+        result = super()._now(verb)
+        if self._tables.counters.commits != before:
+            self.states.append(copy.deepcopy(self._tables))
+        return result
+
+
+def restored(tables: MemoryTables) -> Remembering:
+    store = Remembering()
+    store._tables = copy.deepcopy(tables)
+    return store
+
+
+async def finish(host: Host) -> None:
+    session = host.session("s")
+    await approve_all(session)
+
+
+def people_agent() -> Agent:
+    script = [[Pause(0.001), "I ask. ", call("careful", text="x"), call("nap"), call("careful", text="y")]]
+    return Agent(name="busy", model=model(steps(script)), tools=[careful, nap])
+
+
+@pytest.mark.parametrize("make", [lambda: busy_agent()[0], people_agent], ids=["busy", "people"])
+def test_a_run_that_is_killed_after_any_write_goes_on_and_does_nothing_twice_that_has_its_result(
+    make: Callable[[], Agent],
+) -> None:
+    first = Remembering()
+
+    async def whole() -> str:
+        async with Host(make(), store=first, settings=QUICK, clock=VirtualClock()) as host:
+            sent = await host.session("s").send("go")
+            await finish(host)
+            return (await host.session("s").message(sent.message_id)).text
+
+    text = run_virtual(whole())
+
+    def again(tables: MemoryTables) -> list[MemoryTables]:
+        store = restored(tables)
+        agent = make()
+        states: list[MemoryTables] = []
+
+        async def main() -> None:
+            async with Host(agent, store=store, settings=QUICK, clock=VirtualClock()) as host:
+                views = await host.sessions()
+                if not views:
+                    return
+                session = host.session("s")
+                await finish(host)
+                [view] = await session.runs()
+                assert view.state == "completed", (view.cause, view.error)
+                assert view.text == text
+                check_entries(await session.transcript())
+                events = await log_of(host, "s")
+                answered = {e.call_id for e in events if e.kind == "tool.finished" and e.status == "ok"}  # type: ignore[union-attr]
+                for call_id in answered:
+                    kinds = [e.kind for e in events if getattr(e, "call_id", None) == call_id]
+                    assert kinds.count("tool.finished") == 1, "a call that has its result is not made again"
+                steps_done = [(e.run_id, e.step) for e in events if e.kind == "step.finished"]  # type: ignore[union-attr]
+                assert len(steps_done) == len(set(steps_done)), "a whole step is not asked for again"
+                states.extend(store.states)
+                assert await session.ask("again")
+                check_entries(await session.transcript())
+                assert any(isinstance(e, ToolStarted) for e in events)
+
+        run_virtual(main())
+        return states
+
+    seconds = [again(tables) for tables in first.states]
+    for states in seconds[::6]:  # and killed once more, on the way back
+        for tables in states[::5]:
+            again(tables)
+    assert len(first.states) > 10
