@@ -38,7 +38,7 @@ def model(script: Any, **options: Any) -> ScriptedModel:
     return ScriptedModel(answer, **options)
 
 
-def steps(answers: Iterable[ScriptedAnswer]) -> Callable[[ModelRequest], ScriptedAnswer]:
+def steps(answers: Iterable[Any]) -> Callable[[ModelRequest], ScriptedAnswer]:
     """Give these answers one after the other, from the last thing that the user said on; then a last word."""
     listed = list(answers)
 

@@ -33,7 +33,8 @@ class At:
     """Calls something at one step of the running virtual loop, and counts the steps."""
 
     def __init__(self, step: int, act: Callable[[], object]) -> None:
-        self._loop: Any = asyncio.get_running_loop()
+        loop: Any = asyncio.get_running_loop()
+        self._loop = loop
         self._before = self._loop._count_step
         self._left = step
         self._act = act

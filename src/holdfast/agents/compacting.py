@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.agents.model import opened
 from holdfast.agents.results import cut
 from holdfast.errors import ModelFailed
 from holdfast.protocol.events import StepFinished
@@ -70,7 +71,7 @@ async def summary_of(agent: Agent, entries: Sequence[Entry], *, run_id: str = ""
     request = ModelRequest(messages=(UserMessage(content=told),), instructions=INSTRUCTIONS)
     said: list[str] = []
     end: EndPart | None = None
-    async with model.stream(request) as parts:
+    async with opened(model, request) as parts:
         async for part in parts:
             if isinstance(part, TextPart):
                 said.append(part.text)

@@ -22,6 +22,7 @@ import msgspec
 
 from holdfast.agents.compacting import context_limit, estimated_tokens, split, summary_of
 from holdfast.agents.journal import Branch
+from holdfast.agents.model import opened
 from holdfast.agents.placing import placement_of
 from holdfast.agents.results import cut, shown
 from holdfast.agents.run import Call
@@ -191,7 +192,7 @@ class _Driver:
     async def _read(self, request: ModelRequest) -> None:
         run, loop = self._run, self._loop
         lead = STEP_BREAK if run.transcript.size else ""
-        async with self._model.stream(request, attachment=run.attachment) as parts:
+        async with opened(self._model, request, attachment=run.attachment) as parts:
             async for part in parts:
                 loop.part(part)
                 match part:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Protocol, runtime_checkable
 
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.model import ModelRequest, Part
 
-__all__ = ["Model", "find_model"]
+__all__ = ["Model", "find_model", "opened"]
 
 
 @runtime_checkable
@@ -42,6 +42,19 @@ class Model(Protocol):
             ModelFailed: in the block or while parts are read; ``retry_after_s`` says whether to try again.
         """
         ...
+
+
+@asynccontextmanager
+async def opened(
+    model: Model, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None
+) -> AsyncIterator[AsyncIterator[Part]]:
+    """One request of a model. What is left of it is closed by the task that reads it, however the block ends."""
+    async with model.stream(request, attachment=attachment) as parts:
+        if isinstance(parts, AsyncGenerator):
+            async with aclosing(parts):
+                yield parts
+        else:
+            yield parts
 
 
 def find_model(name: str) -> Model:
