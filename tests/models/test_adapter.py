@@ -132,13 +132,14 @@ def test_calls_come_whole_and_their_results_go_back_in_letters_that_the_provider
     with_server(work, [reply, Reply(text="3 and 7.")], name, monkeypatch)
 
 
+@pytest.mark.parametrize("arguments", ['{"a": 1, ', "[1, 2]", "add them"])
 def test_broken_arguments_come_as_text_and_do_not_spoil_the_next_request(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    arguments: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(server: ModelServer, model: PydanticModel) -> None:
         parts = await all_parts(model, ModelRequest(messages=(UserMessage(content="add"),), tools=(ADD,)))
         [call] = [part for part in parts if isinstance(part, CallPart)]
-        assert call.arguments == '{"a": 1, '
+        assert call.arguments == arguments
         history = (
             UserMessage(content="add"),
             AssistantMessage(
@@ -148,7 +149,7 @@ def test_broken_arguments_come_as_text_and_do_not_spoil_the_next_request(
         )
         assert text_of(await all_parts(model, ModelRequest(messages=history, tools=(ADD,)))) == "Sorry."
 
-    with_server(work, [Reply(calls=[("add", '{"a": 1, ')]), Reply(text="Sorry.")], name, monkeypatch)
+    with_server(work, [Reply(calls=[("add", arguments)]), Reply(text="Sorry.")], name, monkeypatch)
 
 
 def test_reasoning_comes_apart_and_what_signs_it_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,12 +119,7 @@ def _plain_parts(message: ours.AssistantMessage) -> Iterator[ModelResponsePart]:
     if message.text.strip():
         yield TextPart(content=message.text)
     for call in message.calls:
-        yield ToolCallPart(tool_name=call.name, args=_arguments(call), tool_call_id="")
-
-
-def _arguments(call: ours.ToolCall) -> dict[str, Any]:
-    """An object in any case: providers refuse a history with broken JSON in it."""
-    return call.arguments if isinstance(call.arguments, dict) else {"INVALID_JSON": call.arguments}
+        yield ToolCallPart(tool_name=call.name, args=call.arguments, tool_call_id="")
 
 
 # ── what must go back ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -169,7 +164,7 @@ def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
             call = next(calls, None)
             if call is None:
                 return None
-            parts.append({**part, "tool_name": call.name, "args": _arguments(call)})
+            parts.append({**part, "tool_name": call.name, "args": call.arguments})
         else:
             parts.append(part)
     if at != len(message.text) or next(calls, None) is not None:
