@@ -136,7 +136,6 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
     held(tables, lease)
     row.fence += 1
     row.holder = NOBODY
-    row.resumed_as = None
     row.append_nth = row.append_seq = 0
     row.updated_at = at
     tables.save(row)

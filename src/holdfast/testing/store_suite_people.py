@@ -109,6 +109,9 @@ async def a_steering_message_is_given_to_the_run_it_is_aimed_at(make_store: Make
         ]
         assert done.claim is not None
         assert [m.message_id for m in done.claim.messages] == ["m2"]
+        started = decode_event(done.events[-1])
+        assert isinstance(started, RunStarted)
+        assert started.messages == ("m2",), "the next run begins with its own"
         await refused(on.store.steer(claim.lease, step=3, at=14.0), StaleFence)
         journal = [event.kind for event in await on.store.run_events(session, run_id)]
         assert journal.count("message.steered") == 2
@@ -232,11 +235,13 @@ async def a_rollback_takes_the_run_back(make_store: MakeStore) -> None:
         assert done.claim is not None
         assert [m.message_id for m in done.claim.messages] == ["m3", "m4"], "all that waits, newest last"
         assert (await on.store.commit_run(_same(claim))).settled == done.settled
+        after = await on.commit(done.claim, entries=[Entry(role="assistant", content="2")])
+        assert {s.state for s in after.settled} == {"completed"}, "the next run is not taken back"
     async with opened(make_store, at=2.0) as on:
         settled = await on.store.settlement(session, "m1")
         assert settled is not None
         assert settled.state == "superseded"
-        assert [entry.content for entry in await on.store.transcript(session)] == ["0", "hi"]
+        assert [entry.content for entry in await on.store.transcript(session)] == ["0", "hi", "2"]
 
 
 def _same(claim: Claim) -> RunCommit:
@@ -526,6 +531,9 @@ async def a_suspended_run_whose_holder_is_gone_is_rescued(make_store: MakeStore)
     async with opened(make_store, at=3.0) as on:
         (rescued,) = await on.store.rescue(at=60.0)
         assert (rescued.attempt, rescued.resumed) == (3, False), "what was resumed has a holder to lose"
+        repeated = await on.store.claim(rescued.lease.session, run_id=rescued.lease.run_id, at=61.0)
+        assert isinstance(repeated, Claim)
+        assert (repeated.lease, repeated.resumed) == (rescued.lease, False)
 
 
 @_check
