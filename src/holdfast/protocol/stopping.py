@@ -34,7 +34,7 @@ class Cause:
     Parameters:
         kind: the class of the cause.
         reason: free text for people; may be empty.
-        origin: the name of the scope that was interrupted first.
+        origin: the name of the scope that was interrupted; for kind ``parent``, of the one above that was.
         at: when, in seconds since the epoch.
         parent: for kind ``parent``, the cause that the parent scope had.
         message_id: the message that caused it, where one did.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.adoption import Restorer, install
     from holdfast.runtime.bounded import BoundedQueue
     from holdfast.runtime.broadcast import Broadcast, Reader
+    from holdfast.runtime.cell import IsolatedCall
     from holdfast.runtime.fair import FairQueue
     from holdfast.runtime.interrupt import (
         Interrupt,
@@ -30,6 +31,7 @@ _HOMES = {
     "adoption": ("Restorer", "install"),
     "bounded": ("BoundedQueue",),
     "broadcast": ("Broadcast", "Reader"),
+    "cell": ("IsolatedCall",),
     "fair": ("FairQueue",),
     "interrupt": (
         "Interrupt",
@@ -53,6 +55,7 @@ __all__ = [
     "Handle",
     "Interrupt",
     "InterruptStatistics",
+    "IsolatedCall",
     "Member",
     "Process",
     "ProcessHost",

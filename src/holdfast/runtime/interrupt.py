@@ -309,7 +309,7 @@ class Interrupt:
         parent._children.add(weakref.ref(self, parent._children.discard))
         cause = parent.cause
         if cause is not None:
-            self.trigger(cause=_inherited(cause))
+            self.trigger(cause=_inherited(cause, parent))
 
     def _spread(self, cause: Cause) -> None:
         """Latch everything below, then wake everybody. Harmless when it is done twice."""
@@ -339,7 +339,7 @@ class Interrupt:
             parent, parent_cause = edge.pop()
             if not parent._children:
                 continue
-            entry = (_inherited(parent_cause),)
+            entry = (_inherited(parent_cause, parent),)
             for reference in parent._children.copy():
                 child = reference()
                 if child is None:
@@ -368,11 +368,11 @@ class Interrupt:
             self._timer.cancel()
 
 
-def _inherited(cause: Cause) -> Cause:
+def _inherited(cause: Cause, parent: Interrupt) -> Cause:
     return Cause(
         kind="parent",
         reason=cause.reason,
-        origin=cause.origin,
+        origin=parent.name,
         at=cause.at,
         parent=cause,
         message_id=cause.message_id,
