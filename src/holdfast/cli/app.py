@@ -135,10 +135,15 @@ def send(
         float | None,
         typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, at most this many seconds."),
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", help="queue, collect, interrupt or reject.")] = "queue",
+    policy: Annotated[
+        str, typer.Option("--policy", help="queue, steer, collect, interrupt, rollback or reject.")
+    ] = "queue",
     agent: Annotated[str | None, typer.Option("--agent", help="The agent that answers.")] = None,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", help="The same key is accepted once.")
+    ] = None,
+    files: Annotated[
+        list[str] | None, typer.Option("--attach", "-f", metavar="FILE", help="Attach a file; may be given again.")
     ] = None,
     url: Url = None,
     key: Key = None,
@@ -158,6 +163,7 @@ def send(
             policy=policy,
             agent=agent,
             idempotency_key=idempotency_key,
+            files=files or (),
         )
     )
 
@@ -252,17 +258,167 @@ def tail(
 def export(
     session: Session = "main",
     events: Annotated[bool, typer.Option("--events", help="The event log instead of the transcript.")] = False,
+    archive: Annotated[bool, typer.Option("--archive", help="All of it, attachments too, for an import.")] = False,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines instead of Markdown.")] = False,
 ) -> None:
-    """Write a session's transcript as Markdown, or as JSON lines."""
+    """Write a session's transcript as Markdown, as JSON lines, or whole for an import."""
     from holdfast.cli.connection import Target
     from holdfast.cli.looking import export as looking
 
-    sys.exit(looking(Target(url=url, key=key, user=user, as_json=json), session, events=events, output=output))
+    target = Target(url=url, key=key, user=user, as_json=json)
+    sys.exit(looking(target, session, events=events, archive=archive, output=output))
+
+
+@app.command()
+def questions(
+    session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False
+) -> None:
+    """List what a session's run waits for: approvals of calls, and questions."""
+    from holdfast.cli.answering import questions as answering
+    from holdfast.cli.connection import Target
+
+    sys.exit(answering(Target(url=url, key=key, user=user, as_json=json), session))
+
+
+Question = Annotated[
+    str | None, typer.Argument(metavar="[QUESTION]", help="Its id; may be left out while only one is open.")
+]
+
+
+@app.command()
+def approve(
+    question: Question = None,
+    session: Session = "main",
+    note: Annotated[str, typer.Option("--note", help="A word to the model.")] = "",
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Let a call be made that a run asks approval for."""
+    from holdfast.cli.answering import approve as answering
+    from holdfast.cli.connection import Target
+
+    sys.exit(answering(Target(url=url, key=key, user=user, as_json=json), session, question, text=note))
+
+
+@app.command()
+def deny(
+    question: Question = None,
+    session: Session = "main",
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; the model is told.")] = "",
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Refuse a call that a run asks approval for."""
+    from holdfast.cli.answering import deny as answering
+    from holdfast.cli.connection import Target
+
+    sys.exit(answering(Target(url=url, key=key, user=user, as_json=json), session, question, text=reason))
+
+
+@app.command()
+def answer(
+    text: Annotated[str, typer.Argument(help="The answer.")],
+    question: Annotated[
+        str | None, typer.Option("--question", "-q", help="Its id; may be left out while only one is open.")
+    ] = None,
+    session: Session = "main",
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Answer a question that a run asks."""
+    from holdfast.cli.answering import answer as answering
+    from holdfast.cli.connection import Target
+
+    sys.exit(answering(Target(url=url, key=key, user=user, as_json=json), session, question, text=text))
+
+
+@app.command()
+def retry(
+    session: Session = "main",
+    wait: Annotated[
+        float | None,
+        typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, at most this many seconds."),
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Take the last run out of the transcript and run its messages again."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.editing import retry as editing
+
+    sys.exit(editing(Target(url=url, key=key, user=user, as_json=json), session, wait_s=wait))
+
+
+@app.command()
+def undo(session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False) -> None:
+    """Take the last run, or the last edit, out of the transcript, and print what was taken out."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.editing import undo as editing
+
+    sys.exit(editing(Target(url=url, key=key, user=user, as_json=json), session))
+
+
+@app.command()
+def compact(
+    session: Session = "main",
+    keep: Annotated[int, typer.Option("--keep", help="Leave this many of your newest messages.", min=0, max=1000)] = 4,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Have the agent's model sum up the old part of the transcript."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.editing import compact as editing
+
+    sys.exit(editing(Target(url=url, key=key, user=user, as_json=json), session, keep=keep))
+
+
+@app.command()
+def branch(
+    to: Annotated[str, typer.Argument(metavar="KEY", help="The new session's key.")],
+    session: Session = "main",
+    through: Annotated[
+        int | None, typer.Option("--through", help="Up to this entry of the transcript; all by default.", min=0)
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Copy a session's transcript into a new session, to go on from there."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.editing import branch as editing
+
+    sys.exit(editing(Target(url=url, key=key, user=user, as_json=json), session, to, through_n=through))
+
+
+@app.command("import")
+def import_(
+    file: Annotated[str, typer.Argument(help="What 'holdfast export --archive' wrote.")],
+    session: Session = "main",
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Begin a new session with the history of an archive."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.editing import import_history
+
+    sys.exit(import_history(Target(url=url, key=key, user=user, as_json=json), session, file))
 
 
 @app.command()

@@ -17,34 +17,24 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from holdfast.cli.connection import Target, run
-from holdfast.cli.output import note, printable, say_json
+from holdfast.cli.exits import Exit
+from holdfast.cli.screen import JsonScreen, Screen
+from holdfast.cli.slash import command_of
 from holdfast.errors import HoldfastError, UnknownSession
 from holdfast.protocol.events import (
-    ChildFinished,
-    ChildStarted,
     Event,
     Gap,
-    MessageAccepted,
     MessageSettled,
-    ReasoningDelta,
     RunFinished,
-    RunRestarted,
+    RunResumed,
     RunStarted,
-    RunStopping,
-    SessionDeletedEvent,
-    StepStarted,
-    TextDelta,
-    ToolFinished,
-    ToolOutput,
-    ToolStarted,
+    RunSuspended,
     format_cursor,
 )
 
 if TYPE_CHECKING:
-    from holdfast.cli.exits import Exit
     from holdfast.client import Client, RemoteSession
-    from holdfast.protocol.messages import SessionView
-    from holdfast.protocol.stopping import StopReceipt
+    from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, SessionView
 
 __all__ = ["chat"]
 
@@ -53,17 +43,29 @@ _SHOWN_ENTRIES = 6
 _LOOK_BACK = 200
 _PATIENCE_S = 120.0
 _LAST_LINE_S = 2.0
+_WAITS = {
+    "queued": "it waits for its turn",
+    "steering": "the agent hears it before its next step",
+    "collecting": "it waits for more",
+    "interrupting": "what runs is ended, then it runs",
+    "rolling_back": "what runs is taken back, then it runs",
+}
 
 
 def chat(target: Target, session: str, *, agent: str | None) -> Exit:
     """Talk to the agent of a session until the input ends."""
 
-    async def work() -> None:
+    async def work() -> Exit:
         async with target.client() as client:
             client.reconnect_s = _PATIENCE_S
-            screen = _JsonScreen() if target.as_json else _Screen()
-            conversation = _Conversation(client, client.session(session), agent, screen)
-            await conversation.run()
+            screen = JsonScreen() if target.as_json else Screen()
+            lines = _Lines()
+            key: str | None = session
+            while key is not None:
+                conversation = _Conversation(client, client.session(key), agent, screen, lines)
+                await conversation.run()
+                key = conversation.goes_to
+            return Exit.WAITED if conversation.left_open else Exit.OK
 
     return run(work, as_json=target.as_json)
 
@@ -76,7 +78,13 @@ class _Lines:
         self._lines: deque[str | None] = deque()
         self._more: asyncio.Future[None] | None = None
         self._ended: asyncio.Future[None] = self._loop.create_future()
-        threading.Thread(target=self._read, name="stdin", daemon=True).start()
+        self._reading = False
+
+    def begin(self) -> None:
+        """Read from now on."""
+        if not self._reading:
+            self._reading = True
+            threading.Thread(target=self._read, name="stdin", daemon=True).start()
 
     def _read(self) -> None:
         rest = b""
@@ -124,11 +132,17 @@ class _Lines:
 class _Conversation:
     """What is going on: the run that is on, the messages of ours that are open, and what Ctrl-C was used for."""
 
-    def __init__(self, client: Client, session: RemoteSession, agent: str | None, screen: _Screen) -> None:
+    def __init__(
+        self, client: Client, session: RemoteSession, agent: str | None, screen: Screen, lines: _Lines
+    ) -> None:
+        self.session = session
+        self.screen = screen
+        self.attached: list[Attachment] = []
+        self.goes_to: str | None = None
+        self.left_open = False
         self._client = client
-        self._session = session
         self._agent = agent
-        self._screen = screen
+        self._lines = lines
         self._loop = asyncio.get_running_loop()
         self._run_id: str | None = None
         self._last_ended: str | None = None
@@ -140,29 +154,31 @@ class _Conversation:
         self._begun: asyncio.Future[str | None] = self._loop.create_future()
         self._interrupted_at: float | None = None
         self._actions: set[asyncio.Task[None]] = set()
+        self._questions: dict[str, Question] = {}
+        self._leaving = False
 
     async def run(self) -> None:
-        """Talk until the input ends."""
+        """Talk until the input ends, or the person goes elsewhere."""
         await self._begin()
         self._client.retry_s = _PATIENCE_S
-        self._client.on_cut = self._screen.cut
-        self._client.on_back = self._screen.back
+        self._client.on_cut = self.screen.cut
+        self._client.on_back = self.screen.back
         self._loop.add_signal_handler(signal.SIGINT, self._on_ctrl_c)
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
                 following = group.create_task(self._follow())
-                self._screen.prompt()
-                lines = _Lines()
-                async for line in lines:
-                    saying = group.create_task(self._say(line))
-                    if not await lines.outlast(saying):
+                self._prompt()
+                self._lines.begin()
+                async for line in self._lines:
+                    saying = group.create_task(self._hear(line.strip()))
+                    if not await self._lines.outlast(saying):
                         saying.cancel()
-                        self._screen.line(f"perhaps not sent: {line.strip()[:60]}")
+                        self.screen.line(f"perhaps not sent: {line.strip()[:60]}")
                         break
-                    if following.done():
+                    if self._leaving or following.done():
                         break
-                if not sys.stdin.isatty():
+                if not sys.stdin.isatty() and not self._leaving:
                     await self._until_idle()
                 following.cancel()
                 for action in self._actions:
@@ -171,37 +187,89 @@ class _Conversation:
             raise errors.exceptions[0] from None
         finally:
             self._loop.remove_signal_handler(signal.SIGINT)
-        self._screen.leave(busy=self._run_id is not None)
+        if self.goes_to is None:
+            self.screen.leave(busy=self._run_id is not None)
+
+    def leave(self, to: str | None) -> None:
+        """End this conversation, or go on with the session `to`."""
+        self.goes_to = to
+        self._leaving = True
 
     async def _begin(self) -> None:
         """Show what was said before; follow the run that is on, if any."""
         try:
-            view: SessionView | None = await self._session.info()
+            view: SessionView | None = await self.session.info()
         except UnknownSession:
             view = None
-        self._screen.greet(self._session.key, self._client.url, view)
+        self.screen.greet(self.session.key, self._client.url, view)
         if view is None:
             return
-        for entry in (await self._session.transcript())[-_SHOWN_ENTRIES:]:
-            self._screen.entry(entry.role, entry.content, partial=entry.partial)
+        for entry in (await self.session.transcript())[-_SHOWN_ENTRIES:]:
+            self.screen.entry(entry.role, entry.content, partial=entry.partial)
         seq = view.seq
         if view.run_id is not None:
             self._run_id = self._skip_to = view.run_id
-            self._screen.line("a run is on: here is how it goes on")
+            self.screen.line("a run is on: here is how it goes on")
             seq = max(0, seq - _LOOK_BACK)
+            self._questions = {question.question_id: question for question in await self.session.questions()}
         self._begun.set_result(format_cursor(seq, view.number))
 
-    async def _say(self, line: str) -> None:
-        text = line.strip()
-        if not text:
-            self._screen.prompt()
-            return
+    async def _hear(self, line: str) -> None:
+        """What the person wrote: an answer to what is asked, a command, or a message."""
+        open_before = len(self._questions)
         try:
-            receipt = await self._session.send(text, agent=self._agent)
+            command = command_of(line)
+            if command is not None:
+                slash, text = command
+                await slash.work(self, text)
+            elif line and self._questions and sys.stdin.isatty():
+                await self._answer(next(iter(self._questions.values())), line)
+            elif line:
+                await self.say(line.removeprefix("/"))
+                return
         except HoldfastError as error:
-            self._screen.error(error)
-            self._screen.prompt()
+            self.screen.error(error)
+        if not self._leaving and (self._questions or not open_before):
+            self._prompt()
+
+    async def _answer(self, question: Question, line: str) -> None:
+        """The person's line is the answer; for an approval it is yes, no, or no and a reason."""
+        word, _, rest = line.partition(" ")
+        if question.kind == "question":
+            await self.session.answer(question.question_id, line)
+        elif line.lower() in ("y", "yes"):
+            await self.session.approve(question.question_id)
+        elif word.lower() in ("n", "no"):
+            await self.session.deny(question.question_id, reason=rest.strip())
+        else:
+            self.screen.line("write y or n; /queue TEXT sends a message meanwhile")
             return
+        self.answered(question.question_id)
+
+    def answered(self, question_id: str) -> None:
+        """A question is not open any more."""
+        self._questions.pop(question_id, None)
+
+    def _prompt(self) -> None:
+        """Ask for what is needed next."""
+        if self._questions:
+            self.screen.question(next(iter(self._questions.values())))
+        else:
+            self.screen.prompt()
+
+    async def say(self, text: str, policy: Policy = "queue") -> None:
+        """Send a message, with what was attached. What is refused is shown, and keeps its attachments."""
+        try:
+            receipt = await self.session.send(text, agent=self._agent, policy=policy, attachments=tuple(self.attached))
+        except HoldfastError as error:
+            self.screen.error(error)
+            self._prompt()
+            return
+        self.attached.clear()
+        self.took(receipt)
+
+    def took(self, receipt: Receipt) -> None:
+        """A message of ours is on its way."""
         self._ours.add(receipt.message_id)
         if receipt.message_id in self._settled:
             self._settled.discard(receipt.message_id)  # its settlement was quicker than its receipt
@@ -210,12 +278,17 @@ class _Conversation:
             if receipt.disposition == "started" and receipt.run_id != self._last_ended:
                 self._run_id = receipt.run_id
         if receipt.disposition not in ("started", "duplicate"):
-            self._screen.line(f"{receipt.disposition}: it waits for its turn")
+            self.screen.line(f"{receipt.disposition}: {_WAITS[receipt.disposition]}")
         if not self._begun.done():
             self._begun.set_result(receipt.cursor)
 
     async def _until_idle(self) -> None:
+        """Wait until our messages are settled; but not for an answer that nobody here can give any more."""
         while self._open:
+            if self._questions:
+                self.left_open = True
+                self.screen.line("it waits for an answer: 'holdfast questions' shows it")
+                return
             self._idle = self._loop.create_future()
             await self._idle
 
@@ -223,15 +296,33 @@ class _Conversation:
 
     async def _follow(self) -> None:
         cursor = await self._begun
-        async with aclosing(self._session.events(after=cursor)) as events:
+        async with aclosing(self.session.events(after=cursor)) as events:
             async for event in events:
                 if self._skip_to is not None:
-                    if isinstance(event, RunStarted) and event.run_id == self._skip_to:
-                        self._skip_to = None
-                    continue
+                    if getattr(event, "run_id", None) != self._skip_to:
+                        continue
+                    self._skip_to = None
                 self._note(event)
-                self._screen.show(event, ours=self._ours, idle=self._run_id is None and not self._open)
-        self._screen.line("the session is gone; Ctrl-D leaves")
+                self.screen.show(event, ours=self._ours, idle=self._run_id is None and not self._open)
+                if isinstance(event, (RunSuspended, RunResumed)):
+                    self._ask(event)
+        self.screen.line("the session is gone; Ctrl-D leaves")
+
+    def _ask(self, event: RunSuspended | RunResumed) -> None:
+        """Show the oldest open question, when one was asked or answered."""
+        if isinstance(event, RunSuspended):
+            self._questions[event.question.question_id] = event.question
+            self._wake()
+            if len(self._questions) > 1:
+                return
+        else:
+            self._questions.pop(event.answer.question_id, None)
+        if self._questions:
+            self._prompt()
+
+    def _wake(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def _note(self, event: Event | Gap) -> None:
         if isinstance(event, RunStarted):
@@ -240,13 +331,14 @@ class _Conversation:
             self._run_id = event.run_id
         elif isinstance(event, RunFinished):
             self._last_ended = event.run_id
+            self._questions.clear()
             if event.run_id == self._run_id:
                 self._run_id = None
         elif isinstance(event, MessageSettled):
             if event.message_id in self._ours:
                 self._open -= 1
-                if not self._open and self._idle is not None and not self._idle.done():
-                    self._idle.set_result(None)
+                if not self._open:
+                    self._wake()
             else:
                 self._settled.add(event.message_id)
 
@@ -259,185 +351,38 @@ class _Conversation:
         )
         if again:
             self._interrupted_at = None
-            self._act(self._stop())
+            self._act(self.stop("Ctrl-C twice"))
         elif self._run_id is None and not self._open:
-            self._screen.line("nothing runs; Ctrl-D leaves")
-            self._screen.prompt()
+            self.screen.line("nothing runs; Ctrl-D leaves")
+            self.screen.prompt()
         else:
             self._interrupted_at = now
-            self._screen.line("interrupting … (once more stops the session)")
-            self._act(self._interrupt(self._run_id))
+            self.screen.line("interrupting … (once more stops the session)")
+            self._act(self.interrupt("Ctrl-C", self._run_id))
 
     def _act(self, work: Coroutine[object, object, None]) -> None:
         task = self._group.create_task(work)
         self._actions.add(task)
         task.add_done_callback(self._actions.discard)
 
-    async def _interrupt(self, run_id: str | None) -> None:
+    async def interrupt(self, reason: str, run_id: str | None = None) -> None:
+        """End the run that is on, and show what is proven gone."""
         try:
-            receipt = await self._session.interrupt("Ctrl-C", run_id=run_id)
+            receipt = await self.session.interrupt(reason, run_id=run_id)
         except HoldfastError as error:
-            self._screen.error(error)
+            self.screen.error(error)
         else:
-            self._screen.receipt(receipt)
+            self.screen.receipt(receipt)
 
-    async def _stop(self) -> None:
-        self._screen.line("stopping the session …")
+    async def stop(self, reason: str) -> None:
+        """End all of the session's work."""
+        self.screen.line("stopping the session …")
         try:
-            stopped = await self._session.stop("Ctrl-C twice")
+            stopped = await self.session.stop(reason)
         except HoldfastError as error:
-            self._screen.error(error)
+            self.screen.error(error)
             return
-        self._screen.receipt(stopped.receipt)
+        self.screen.receipt(stopped.receipt)
         for message in stopped.withdrawn:
-            self._screen.line(f"withdrawn: {message.content[:60]}")
-        self._screen.prompt()
-
-
-class _Screen:
-    """The terminal: text as it streams, everything else in short dim lines of its own."""
-
-    def __init__(self) -> None:
-        self._column = 0
-        self._tty = sys.stdout.isatty()
-        self._dim, self._plain = ("\x1b[2m", "\x1b[0m") if self._tty and "NO_COLOR" not in os.environ else ("", "")
-
-    def _write(self, text: str) -> None:
-        shown = printable(text)
-        if shown:
-            sys.stdout.write(shown)
-            sys.stdout.flush()
-            self._column = 0 if shown.endswith("\n") else 1
-
-    def line(self, text: str) -> None:
-        """A dim line of its own."""
-        if not self._tty:
-            note(f"[{text}]")
-            return
-        if self._column:
-            self._write("\n")
-        sys.stdout.write(self._dim)
-        self._write(f"[{text}]")
-        sys.stdout.write(f"{self._plain}\n")
-        sys.stdout.flush()
-        self._column = 0
-
-    def prompt(self) -> None:
-        """Ask for the next message."""
-        if self._tty:
-            if self._column:
-                self._write("\n")
-            self._write("> ")
-            self._column = 0  # what the person types ends with a line break
-
-    def greet(self, key: str, url: str, view: SessionView | None) -> None:
-        """The first line."""
-        state = "new" if view is None else f"{view.state}, {view.waiting} waiting" if view.waiting else view.state
-        self.line(f"session {key} at {url}, {state}; Ctrl-C interrupts, twice stops, Ctrl-D leaves")
-
-    def entry(self, role: str, content: str, *, partial: bool) -> None:
-        """Something that was said before."""
-        if role == "user":
-            self._write(f"> {content}\n")
-        elif role == "assistant":
-            self._write(content if content.endswith("\n") else f"{content}\n")
-            if partial:
-                self.line("interrupted")
-
-    def receipt(self, receipt: StopReceipt) -> None:
-        """What a stop has proven."""
-        stopped = receipt.stopped
-        what = f"{stopped.tasks} tasks, {stopped.threads} threads, {stopped.processes} processes"
-        self.line(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {what}")
-        for left in receipt.abandoned:
-            self.line(f"abandoned: {left.kind} {left.name}")
-
-    def error(self, error: HoldfastError) -> None:
-        """Something that was refused."""
-        self.line(str(error))
-
-    def cut(self, error: HoldfastError) -> None:
-        """The connection is gone."""
-        self.line(f"{error.message}; coming back …")
-
-    def back(self) -> None:
-        """The connection is there again."""
-        self.line("connected again")
-
-    def leave(self, *, busy: bool) -> None:
-        """The last line."""
-        if self._tty:
-            self.line("what runs goes on; 'holdfast chat' comes back to it" if busy else "bye")
-
-    def show(self, event: Event | Gap, *, ours: set[str], idle: bool) -> None:
-        """An event as it comes."""
-        match event:
-            case TextDelta():
-                self._write(event.text)
-            case MessageAccepted():
-                if event.message_id not in ours and not idle:
-                    self.line(f"message: {event.content[:200]}")
-            case ReasoningDelta():
-                self.line(event.text)
-            case StepStarted():
-                self.line(f"step {event.step} {event.label}".rstrip())
-            case ToolStarted():
-                self.line(f"{event.name} …")
-            case ToolOutput():
-                self._write(event.text)
-            case ToolFinished():
-                if event.status != "ok":
-                    self.line(f"call {event.status}{f': {event.error}' if event.error else ''}")
-            case ChildStarted():
-                self.line(f"child {event.agent}: {event.text[:100]}")
-            case ChildFinished():
-                self.line(f"child {event.status}")
-            case RunRestarted():
-                self.line(f"the server was started again: the run goes on, attempt {event.attempt}")
-            case RunStopping():
-                self.line(f"stopping: {_why(event.cause.kind, event.cause.reason)}")
-            case RunFinished():
-                self._finish(event)
-            case SessionDeletedEvent():
-                self.line("the session was deleted")
-            case Gap():
-                self.line(f"events {event.after + 1} to {event.until} are gone")
-            case MessageSettled():
-                if idle:
-                    self.prompt()
-            case _:
-                pass
-
-    def _finish(self, event: RunFinished) -> None:
-        if self._column:
-            self._write("\n")
-        if event.status == "failed":
-            self.line(f"failed: {event.error or 'no reason given'}")
-        elif event.status == "interrupted":
-            cause = event.cause
-            self.line(f"interrupted: {_why(cause.kind, cause.reason) if cause else event.error or 'no reason given'}")
-
-
-def _why(kind: str, reason: str) -> str:
-    return f"{kind}, {reason}" if reason else kind
-
-
-class _JsonScreen(_Screen):
-    """For programs: each event as a line of JSON; notes go to stderr."""
-
-    def line(self, text: str) -> None:
-        """To stderr."""
-        note(text)
-
-    def prompt(self) -> None:
-        """Programs need none."""
-
-    def entry(self, role: str, content: str, *, partial: bool) -> None:
-        """`holdfast export` has what was said before."""
-
-    def leave(self, *, busy: bool) -> None:
-        """Nothing to say."""
-
-    def show(self, event: Event | Gap, *, ours: set[str], idle: bool) -> None:
-        """One line."""
-        say_json(event)
+            self.screen.line(f"withdrawn: {message.content[:60]}")
+        self._prompt()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 
+from holdfast.cli.answering import asked
 from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
 from holdfast.cli.output import age, clock_time, fit, note, say, say_json, say_table, say_tree
@@ -30,8 +31,10 @@ def ps(target: Target, *, everybody: bool, limit: int) -> Exit:
 
     async def work(client: Client) -> None:
         sessions = await client.sessions(limit=limit, everybody=everybody)
+        asking = [] if everybody else [view.key for view in sessions if view.state == "suspended"]
+        waiting = {key: await client.session(key).questions() for key in asking}
         if target.as_json:
-            say_json({"sessions": sessions})
+            say_json({"sessions": sessions, "questions": waiting})
             return
         if not sessions:
             note("no sessions yet: 'holdfast chat' starts one")
@@ -52,6 +55,11 @@ def ps(target: Target, *, everybody: bool, limit: int) -> Exit:
                 for view in sessions
             ),
         )
+        for key, questions in waiting.items():
+            for question in questions:
+                do = "answer" if question.kind == "question" else "approve (or deny)"
+                say(f"{key} asks: {asked(question)}")
+                say(f"  holdfast {do} -s {key}")
 
     return run_with_client(target, work)
 
@@ -116,11 +124,20 @@ def _short(text: str) -> str:
     return shown if shown.isprintable() and " " not in shown else repr(shown)
 
 
-def export(target: Target, session: str, *, events: bool, output: str | None) -> Exit:
-    """Write a session's transcript or log to stdout or a file."""
+def export(target: Target, session: str, *, events: bool, archive: bool, output: str | None) -> Exit:
+    """Write a session's transcript, log, or archive for an import, to stdout or a file."""
+    if events and archive:
+        raise ConfigurationError("an archive has no events", hint="leave out --events or --archive")
 
     async def work(client: Client) -> None:
         remote = client.session(session)
+        if archive:
+            whole = await remote.export()
+            with _opened(output) if output else nullcontext(sys.stdout) as file:
+                file.write(msgspec.json.encode(whole).decode() + "\n")
+            if output:
+                note(f"{len(whole.entries)} entries and {len(whole.attachments)} attachments written to {output}")
+            return
         if output is None:
             await _export(remote, sys.stdout, events=events, as_json=target.as_json)
             return
@@ -173,7 +190,10 @@ def _markdown(entry: Entry) -> str:
     match entry.role:
         case "user" | "assistant":
             partial = " (interrupted)" if entry.partial else ""
-            return f"\n**{entry.role}**{partial}:\n\n{entry.content}\n"
+            files = "".join(f"- {one.name or one.digest[:12]} ({one.media_type})\n" for one in entry.attachments)
+            return f"\n**{entry.role}**{partial}:\n\n{entry.content}\n{files and chr(10) + files}"
+        case "summary":
+            return f"\n*What was before, in short:*\n\n{entry.content}\n"
         case "tool_call":
             return f"\n*calls {entry.name}*\n\n```json\n{entry.content}\n```\n"
         case "tool_result":

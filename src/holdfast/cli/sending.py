@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import mimetypes
+import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
 from holdfast.cli.output import note, say, say_json
-from holdfast.errors import WaitExpired
+from holdfast.errors import ConfigurationError, WaitExpired
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
-    from holdfast.protocol.messages import Policy, Receipt, Settlement
+    from holdfast.protocol.messages import Attachment, Policy, Receipt, Settlement
 
-__all__ = ["send"]
+__all__ = ["attach", "finish", "read", "send"]
 
 _PROGRESS_AFTER_S = 2.0
 
@@ -29,26 +33,51 @@ def send(
     policy: str,
     agent: str | None,
     idempotency_key: str | None,
+    files: Sequence[str] = (),
 ) -> Exit:
-    """Send `text`, or what stdin has; with `wait_s` print the answer, else the receipt."""
+    """Send `text`, or what stdin has, with `files` attached; with `wait_s` print the answer, else the receipt."""
     content = sys.stdin.read() if text in (None, "-") else text
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
+        attached = [await attach(remote, file) for file in files]
         receipt = await remote.send(
-            content or "", policy=cast("Policy", policy), agent=agent, idempotency_key=idempotency_key
+            content or "",
+            policy=cast("Policy", policy),
+            agent=agent,
+            idempotency_key=idempotency_key,
+            attachments=attached,
         )
-        if wait_s is None:
-            _say_receipt(receipt, as_json=target.as_json)
-            return Exit.OK
-        try:
-            settlement = await _settled(remote, receipt, wait_s)
-        except WaitExpired:
-            _say_receipt(receipt, as_json=target.as_json)
-            raise
-        return _say_settlement(settlement, as_json=target.as_json)
+        return await finish(remote, receipt, wait_s, as_json=target.as_json)
 
     return run_with_client(target, work)
+
+
+async def attach(remote: RemoteSession, file: str) -> Attachment:
+    """Upload a file; its type goes by its name. Raises `ConfigurationError` for one that cannot be read."""
+    media_type = mimetypes.guess_type(file)[0] or "application/octet-stream"
+    return await remote.attach(read(file), media_type=media_type, name=os.path.basename(file))
+
+
+def read(file: str) -> bytes:
+    """What a file has. Raises `ConfigurationError`."""
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read: {error.strerror}", hint="name another file") from None
+
+
+async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, *, as_json: bool) -> Exit:
+    """Print the receipt, or the answer if that is waited for. Raises `WaitExpired`."""
+    if wait_s is None:
+        _say_receipt(receipt, as_json=as_json)
+        return Exit.OK
+    try:
+        settlement = await _settled(remote, receipt, wait_s)
+    except WaitExpired:
+        _say_receipt(receipt, as_json=as_json)
+        raise
+    return _say_settlement(settlement, as_json=as_json)
 
 
 async def _settled(remote: RemoteSession, receipt: Receipt, wait_s: float) -> Settlement:

@@ -1,0 +1,218 @@
+"""What a person can say to ``holdfast chat`` itself: lines that begin with a slash go past the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.cli.output import age
+from holdfast.cli.sending import attach
+from holdfast.errors import InvalidRequest, UnknownQuestion
+
+if TYPE_CHECKING:
+    from holdfast.cli.screen import Screen
+    from holdfast.client import RemoteSession
+    from holdfast.protocol.messages import Attachment, Policy, Receipt, TreeNode
+
+__all__ = ["COMMANDS", "Slash", "Talk", "command_of"]
+
+
+class Talk(Protocol):
+    """The conversation that a command acts on."""
+
+    session: RemoteSession
+    screen: Screen
+    attached: list[Attachment]
+
+    async def say(self, text: str, policy: Policy = "queue") -> None:
+        """Send a message."""
+        ...
+
+    async def interrupt(self, reason: str) -> None:
+        """End the run that is on."""
+        ...
+
+    async def stop(self, reason: str) -> None:
+        """End the session's activation."""
+        ...
+
+    def took(self, receipt: Receipt) -> None:
+        """A message of ours is on its way."""
+        ...
+
+    def answered(self, question_id: str) -> None:
+        """A question is not open any more."""
+        ...
+
+    def leave(self, to: str | None) -> None:
+        """End the chat, or go on with the session `to`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Slash:
+    """A command: how it is written, what it does, and its work."""
+
+    usage: str
+    doc: str
+    work: Callable[[Talk, str], Awaitable[None]]
+
+
+async def _help(talk: Talk, _: str) -> None:
+    width = max(len(command.usage) for command in COMMANDS.values())
+    for command in COMMANDS.values():
+        talk.screen.line(f"{command.usage.ljust(width)}  {command.doc}")
+    talk.screen.line("//…".ljust(width + 1) + " a message that begins with a slash")
+
+
+async def _status(talk: Talk, _: str) -> None:
+    view = await talk.session.info()
+    screen = talk.screen
+    screen.line(f"session {view.key} of agent {view.agent}: {view.state}, {view.waiting} waiting, {view.seq} events")
+    for run in (await talk.session.runs())[:1]:
+        screen.line(f"run {run.run_id} {run.state}, began {age(run.started_at)}, {run.usage.steps} steps")
+        for question in run.questions:
+            screen.question(question)
+
+
+async def _tree(talk: Talk, _: str) -> None:
+    def show(node: TreeNode, depth: int) -> None:
+        pid = f" pid {node.pid}" if node.pid is not None else ""
+        talk.screen.line(f"{'  ' * depth}{node.kind} {node.name}{pid} {node.state}".rstrip())
+        for child in node.children:
+            show(child, depth + 1)
+
+    show(await talk.session.tree(), 0)
+
+
+async def _interrupt(talk: Talk, text: str) -> None:
+    if text:
+        await talk.say(text, "interrupt")
+    else:
+        await talk.interrupt("/interrupt")
+
+
+async def _stop(talk: Talk, text: str) -> None:
+    await talk.stop(text or "/stop")
+
+
+async def _queue(talk: Talk, text: str) -> None:
+    await talk.say(text)
+
+
+async def _steer(talk: Talk, text: str) -> None:
+    await talk.say(text, "steer")
+
+
+async def _rollback(talk: Talk, text: str) -> None:
+    await talk.say(text, "rollback")
+
+
+async def _approve(talk: Talk, text: str) -> None:
+    question_id = await _open(talk, "approval")
+    await talk.session.approve(question_id, note=text)
+    talk.answered(question_id)
+
+
+async def _deny(talk: Talk, text: str) -> None:
+    question_id = await _open(talk, "approval")
+    await talk.session.deny(question_id, reason=text)
+    talk.answered(question_id)
+
+
+async def _answer(talk: Talk, text: str) -> None:
+    question_id = await _open(talk, "question")
+    await talk.session.answer(question_id, text)
+    talk.answered(question_id)
+
+
+async def _open(talk: Talk, kind: str) -> str:
+    """The oldest open question of that kind. Raises `UnknownQuestion`."""
+    for question in await talk.session.questions():
+        if question.kind == kind:
+            return question.question_id
+    raise UnknownQuestion(f"nothing waits for {'an answer' if kind == 'question' else 'an approval'}")
+
+
+async def _retry(talk: Talk, _: str) -> None:
+    talk.took(await talk.session.retry())
+
+
+async def _undo(talk: Talk, _: str) -> None:
+    gone = await talk.session.undo()
+    asked = next((entry.content for entry in gone if entry.role == "user"), "")
+    talk.screen.line(f"{len(gone)} entries taken out{f', from {asked[:60]!r} on' if asked else ''}")
+
+
+async def _compact(talk: Talk, text: str) -> None:
+    keep = int(text) if text.isdigit() else 4
+    talk.screen.line("the model sums it up …")
+    entries = await talk.session.compact(keep=keep)
+    talk.screen.line(f"the transcript has {len(entries)} entries now")
+
+
+async def _branch(talk: Talk, text: str) -> None:
+    key, _, through = text.partition(" ")
+    await talk.session.branch(key, through_n=int(through) if through.strip().isdigit() else None)
+    talk.leave(key)
+
+
+async def _attach(talk: Talk, text: str) -> None:
+    kept = await attach(talk.session, text)
+    talk.attached.append(kept)
+    talk.screen.line(f"{kept.name} ({kept.media_type}, {kept.size_bytes:,} bytes) goes with the next message")
+
+
+async def _new(talk: Talk, text: str) -> None:
+    if text:
+        talk.leave(text)
+        return
+    base, _, number = talk.session.key.rpartition("-")
+    following = f"{base}-{int(number) + 1}" if base and number.isdigit() else f"{talk.session.key}-2"
+    talk.leave(following)
+
+
+async def _quit(talk: Talk, _: str) -> None:
+    talk.leave(None)
+
+
+COMMANDS: dict[str, Slash] = {
+    "help": Slash("/help", "this list", _help),
+    "status": Slash("/status", "what the session does, and what it waits for", _status),
+    "tree": Slash("/tree", "the tasks, threads and processes that are alive", _tree),
+    "interrupt": Slash("/interrupt [TEXT]", "end the run; with a text, that is said next", _interrupt),
+    "stop": Slash("/stop [REASON]", "end the run and background work, withdraw what waits", _stop),
+    "queue": Slash("/queue TEXT", "a message for its turn, as a plain line", _queue),
+    "steer": Slash("/steer TEXT", "a message to the running agent, before its next step", _steer),
+    "rollback": Slash("/rollback TEXT", "a message in place of what runs, which is taken back", _rollback),
+    "approve": Slash("/approve [NOTE]", "let the call be made", _approve),
+    "deny": Slash("/deny [REASON]", "refuse the call", _deny),
+    "answer": Slash("/answer TEXT", "answer the question", _answer),
+    "retry": Slash("/retry", "run the last message again", _retry),
+    "undo": Slash("/undo", "take the last run out of the transcript", _undo),
+    "compact": Slash("/compact [KEEP]", "sum up all but the newest KEEP messages (4)", _compact),
+    "branch": Slash("/branch KEY [N]", "copy the transcript, up to entry N, and go on there", _branch),
+    "attach": Slash("/attach FILE", "attach a file to the next message", _attach),
+    "new": Slash("/new [KEY]", "begin another session", _new),
+    "quit": Slash("/quit", "leave; what runs goes on", _quit),
+}
+_NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "branch", "attach"))
+
+
+def command_of(line: str) -> tuple[Slash, str] | None:
+    """The command of a line and its text; None for a line that is a message.
+
+    Raises:
+        InvalidRequest: there is no such command, or it needs a text.
+    """
+    if not line.startswith("/") or line.startswith("//"):
+        return None
+    name, _, text = line[1:].partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise InvalidRequest(f"there is no /{name[:40]}", hint="/help lists what there is; // begins a message")
+    text = text.strip()
+    if name in _NEED_TEXT and not text:
+        raise InvalidRequest(f"write {command.usage}")
+    return command, text
