@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import msgspec
 
+from holdfast.agents.call import Call, start_call
 from holdfast.agents.compacting import context_limit, estimated_tokens, split, summary_of
-from holdfast.agents.journal import Branch
 from holdfast.agents.model import opened
 from holdfast.agents.placing import placement_of
 from holdfast.agents.results import cut, shown
-from holdfast.agents.run import Call
 from holdfast.agents.toolbox import toolbox
 from holdfast.errors import Interrupted, ModelFailed, ToolFailed, told
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
@@ -270,18 +269,23 @@ class _Driver:
         opened.deadline_s = run._limits.call_s if tool.timeout_s is None else tool.timeout_s
         bounded = opened.deadline_s < math.inf
         opened.scope = own = scope.child(tool.name, deadline_s=opened.deadline_s if bounded else None)
-        if tool.takes_call:
-            opened.view = Call(run, opened.call_id)
-            bound = functools.partial(tool.work, opened.view, **start.values)
-        else:
-            bound = functools.partial(tool.work, **start.values)
+        opened.view = Call(run, opened.call_id)
         own.open()
         if tool.timeout_s is not None and tool.timeout_s > self._step_s:
             opened.hold = scope.hold_deadline()
             opened.hold.__enter__()
         run._lines.add()
         try:
-            opened.handle = own.spawn(run._placed(bound, Branch(opened.call_id), where, own), on=where, name=tool.name)
+            opened.handle = start_call(
+                opened.view,
+                own,
+                tool.work,
+                (),
+                start.values,
+                name=tool.name,
+                where=where,
+                exclusive=tool.exclusive,
+            )
         except Exception as error:  # no thread to be had, say
             opened.problem = error
         own.close_when_done(functools.partial(self._post, opened))
@@ -333,7 +337,7 @@ class _Driver:
     def _report(self, opened: _OpenCall, scope: Scope) -> ToolFinished:
         """Write down what a call came to."""
         if opened.view is not None:
-            opened.view._over = True
+            opened.view._end()
         if opened.hold is not None:
             opened.hold.__exit__(None, None, None)
         status, result, error = self._outcome(opened, scope)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
+import operator
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, assert_never
 
 from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.tool import Tool
 
-__all__ = ["Placement", "name_of", "placed", "placement_of"]
+__all__ = ["Placement", "importable", "name_of", "placed", "placement_of"]
 
 Placement = Literal["loop", "thread", "process"]
 
@@ -67,6 +71,20 @@ def placed(
             return in_thread
         case _:
             assert_never(where)
+
+
+def importable(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The function as another process can import it: one that ``@tool`` made a tool of is found through that tool."""
+    found: Any = sys.modules.get(getattr(work, "__module__", ""))
+    for part in getattr(work, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, Tool) and found.work is work:
+        return functools.partial(_work_of_tool, work.__module__, work.__qualname__)
+    return work
+
+
+def _work_of_tool(module: str, path: str, /, *args: Any, **kwargs: Any) -> Any:
+    return operator.attrgetter(path)(importlib.import_module(module)).work(*args, **kwargs)
 
 
 def _no_exit(work: Callable[..., Any], left: SystemExit) -> RuntimeError:

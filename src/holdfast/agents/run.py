@@ -12,16 +12,16 @@ import functools
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
+from holdfast.agents.call import Call, Emission, check_said, start_call
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
 from holdfast.agents.placing import Placement, name_of, placed, placement_of
 from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
-from holdfast.agents.tool import wants_call
 from holdfast.errors import (
     CallFailed,
     Interrupted,
@@ -44,7 +44,7 @@ from holdfast.protocol.events import (
     ToolOutput,
     ToolStarted,
 )
-from holdfast.protocol.messages import Answer, Entry, Message, Question, Usage, check_text
+from holdfast.protocol.messages import Answer, Entry, Message, Question, Usage
 from holdfast.protocol.transcript import RunTranscript
 from holdfast.runtime import Scope, current_scope
 from holdfast.runtime.line import release
@@ -71,46 +71,6 @@ _HANDED_LIMIT = 1024
 _BEHIND_POLL_S = 0.005
 
 
-class Emission:
-    """What `Run.emit` gives: the text is taken already; awaiting it waits while the log is behind."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __await__(self) -> Generator[Any, None, None]:
-        if self._recorder.behind:
-            yield from self._recorder.room().__await__()
-
-
-class Call:
-    """The running call, for functions that want to stream output, or to name the call to outside services.
-
-    Parameters:
-        run: the run it belongs to. What it calls through `Run.call` is in the log and the journal, but no part of the
-            transcript; what it starts with ``current_scope()`` ends with the call, with ``run.scope`` with the run.
-        call_id: the same in every attempt: the idempotency key to give to outside services.
-    """
-
-    __slots__ = ("_over", "call_id", "run")
-
-    def __init__(self, run: Run, call_id: str) -> None:
-        self.run = run
-        self.call_id = call_id
-        self._over = False
-
-    def output(self, text: str) -> Emission:
-        """Stream a piece of the call's output. From any thread. Raises as `Run.emit` does, also after the call."""
-        _check_text(text, "output()")
-        run = self.run
-        if self._over:
-            run._recorder.late()
-            raise RunClosed(f"call {self.call_id} has ended", hint="what it says after its end does not count")
-        run._write(ToolOutput(run_id=run.root_id, call_id=self.call_id, text=text, at=run.now()))
-        return Emission(run._recorder)
-
-
 class Run:
     """One run of an agent. Made by the host (or by `delegate`); agents get it as their argument.
 
@@ -123,6 +83,7 @@ class Run:
         "_children",
         "_closed",
         "_depth_left",
+        "_exclusive",
         "_for_room",
         "_handed",
         "_hop_pending",
@@ -130,6 +91,7 @@ class Run:
         "_limits",
         "_lines",
         "_loop",
+        "_on_released",
         "_parent",
         "_recorder",
         "_spawned",
@@ -189,6 +151,8 @@ class Run:
         allowed = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
         self._depth_left: int = allowed if parent is None else min(parent._depth_left - 1, allowed)
         self._children = 0
+        self._exclusive: dict[str, str] = {} if parent is None else parent._exclusive
+        self._on_released: list[Callable[[], object]] = [] if parent is None else parent._on_released
         self._for_room: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -279,7 +243,7 @@ class Run:
             InvalidRequest: text that UTF-8 cannot hold (a lone surrogate).
             TypeError: not text.
         """
-        _check_text(text, "emit()")
+        check_said(text, "emit()")
         if self.transcript.size > self._limits.answer_limit_bytes:
             raise LimitExceeded(
                 f"the run said more than {self._limits.answer_limit_bytes:,} characters",
@@ -290,7 +254,7 @@ class Run:
 
     async def step(self, label: str = "") -> int:
         """Begin a step, shown to readers; returns its number, from 1."""
-        _check_text(label, "step()")
+        check_said(label, "step()")
         self._steps += 1
         self._charge(Usage(steps=1))
         self._write(StepStarted(run_id=self.run_id, step=self._steps, label=label, at=self.now()))
@@ -366,7 +330,7 @@ class Run:
         """
         self._check_open()
         label = name or name_of(work)
-        _check_text(label, "call(name=)")
+        check_said(label, "call(name=)")
         arguments = self._plain({**({"args": args} if args else {}), **kwargs}, f"the arguments of {label}") or None
         return await self._recorded(
             work,
@@ -409,6 +373,7 @@ class Run:
             idempotent=tool.idempotent,
             timeout_s=tool.timeout_s,
             on=None if tool.isolation == "auto" else tool.isolation,
+            exclusive=tool.exclusive,
         )
 
     async def _approved(self, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
@@ -421,11 +386,7 @@ class Run:
                 tool=tool.name,
                 arguments=arguments,
             )
-            with contextlib.ExitStack() as held:
-                scope = current_scope()
-                while scope is not None and scope is not self.scope:
-                    held.enter_context(scope.hold_deadline())
-                    scope = scope.parent
+            with self._deadlines_held():
                 await self._surroundings.suspend(question)
                 answer = await self._surroundings.answered(call_id)
         match answer.decision:
@@ -449,6 +410,7 @@ class Run:
         idempotent: bool,
         timeout_s: float | None,
         on: Placement | None,
+        exclusive: bool = False,
     ) -> Any:
         """Call with the journal; ``arguments`` are what it shows of them."""
         past = self._begin_call(call_id, label, arguments, idempotent=idempotent)
@@ -461,7 +423,7 @@ class Run:
         result: Any = None
         error: str | None = None
         try:
-            outcome = await self._in_scope(work, args, kwargs, label, call_id, timeout_s, on)
+            outcome = await self._in_scope(work, args, kwargs, label, call_id, timeout_s, on, exclusive)
             result = self._plain(outcome, f"the result of {label}")
             status = "ok"
         except Exception as problem:
@@ -519,35 +481,41 @@ class Run:
         call_id: str,
         timeout_s: float | None,
         on: Placement | None,
+        exclusive: bool,
     ) -> Any:
-        call = Call(self, call_id) if wants_call(work) else None
-        where: Placement = on or placement_of(work)
+        call = Call(self, call_id)
         deadline_s = self._limits.call_s if timeout_s is None else timeout_s
         around = self._around()
         scope = around.child(name, deadline_s=deadline_s if deadline_s < math.inf else None)
-        bound = (
-            functools.partial(work, *args, **kwargs) if call is None else functools.partial(work, call, *args, **kwargs)
-        )
         try:
             async with scope:
-                outcome = await scope.spawn(self._placed(bound, Branch(call_id), where, scope), on=where, name=name)
+                outcome = await start_call(
+                    call, scope, work, args, kwargs, name=name, where=on or placement_of(work), exclusive=exclusive
+                )
         except Interrupted as interrupted:
             if interrupted.cause.kind == "deadline" and not around.interrupt.triggered:
                 raise TimeoutError(f"{name} did not end within {deadline_s:g} s") from None
             raise
         finally:
-            if call is not None:
-                call._over = True
+            call._end()
         return outcome
 
-    def _placed(self, bound: Callable[[], Any], branch: Branch, where: Placement, scope: Scope) -> Callable[[], Any]:
-        """The work of a call; when it ends after its scope it was given up, and its result comes too late."""
+    @property
+    def held_by(self) -> tuple[str, ...]:
+        """Names of the exclusive calls that have not really ended, some of them given up perhaps."""
+        return tuple(self._exclusive.values())
 
-        def ended() -> None:
-            if scope.closed:
-                self._recorder.late()
+    def released(self, fn: Callable[[], object]) -> None:
+        """Call it once no exclusive call is left: on the run's loop, at once if there is none. For the host."""
+        if self._exclusive:
+            self._on_released.append(fn)
+        else:
+            fn()
 
-        return placed(bound, branch, where, ended)
+    def _release(self, call_id: str) -> None:
+        self._exclusive.pop(call_id, None)
+        while self._on_released and not self._exclusive:
+            self._on_released.pop()()
 
     def _plain(self, value: Any, what: str) -> Any:
         try:
@@ -647,7 +615,7 @@ class Run:
                 "agents are nested too deep", hint="a child may not go on delegating for ever: do it here"
             )
         definition = self._surroundings.find_agent(agent) if isinstance(agent, str) else as_agent(agent)
-        _check_text(text, "delegate()")
+        check_said(text, "delegate()")
         branch = Branch((current_branch.get() or self._branch).next_id())
         past = self._journal.outcome(branch.path, definition.name)
         if past is not None:
@@ -742,17 +710,31 @@ class Run:
             Interrupted: the run is being stopped.
         """
         self._check_open()
-        _check_text(text, "suspend()")
+        check_said(text, "suspend()")
         question_id = (current_branch.get() or self._branch).next_id()
         known = self._journal.answer(question_id)
         if known is not None:
             return known
-        await self._surroundings.suspend(Question(question_id=question_id, kind="question", text=text))
-        self._lines.remove()
-        try:
-            return await self._surroundings.answered(question_id)
-        finally:
-            self._lines.add()
+        with self._deadlines_held():
+            await self._surroundings.suspend(Question(question_id=question_id, kind="question", text=text))
+            self._lines.remove()
+            try:
+                return await self._surroundings.answered(question_id)
+            finally:
+                self._lines.add()
+
+    @contextlib.contextmanager
+    def _deadlines_held(self) -> Iterator[None]:
+        """While a person is asked the deadlines around this code, up to the whole run's, do not run."""
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        with contextlib.ExitStack() as held:
+            scope: Scope | None = self._around()
+            while scope is not None:
+                held.enter_context(scope.hold_deadline())
+                scope = None if scope is root.scope else scope.parent
+            yield
 
     # ── beside the run ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -791,14 +773,3 @@ _PARTLY_LIMIT = 2000
 def _partly(text: str) -> str:
     """What a child said before it ended early, for whoever asked it."""
     return f"it had said: {text[-_PARTLY_LIMIT:]}" if text else ""
-
-
-def _check_text(text: object, what: str) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"{what} takes text (str), not {type(text).__name__}")
-    if not text.isascii():
-        check_text(text)
-
-
-def _function(work: Callable[..., Any]) -> Callable[..., Any]:
-    return work.func if isinstance(work, functools.partial) else work
