@@ -70,6 +70,8 @@ def test_no_secret_of_the_host_reaches_a_command(tmp_path: Path, monkeypatch: py
     assert "leaked" not in told
     assert "COLOUR=blue" in told and "SERVICE_TOKEN=given on purpose" in told and "PATH=" in told
     assert not [line for line in told.splitlines() if line.startswith("HOLDFAST_") and "HOLDFAST_HOST=" not in line]
+    (everything,) = run(tmp_path, "env", terminal=Terminal(tmp_path, pass_environment=["*"]))
+    assert "leaked-UNKNOWN_NAME" in everything and everything.count("leaked") == 1
     with pytest.raises(ConfigurationError, match="OPENAI_API_KEY"):
         Terminal(tmp_path, pass_environment=["OPENAI_API_KEY"])
     with pytest.raises(ConfigurationError, match="HOLDFAST_STORE"):
@@ -118,6 +120,9 @@ def test_a_terminal_is_one(tmp_path: Path) -> None:
         "yes\n[exit code 0]"
     ]
     assert "read: hello" in run(tmp_path, "read line; echo read: $line", pty=True, stdin="hello\n")[0]
+    for text in ("a\n", "a", ""):
+        (told,) = run(tmp_path, "cat >got; wc -c <got", pty=True, stdin=text)
+        assert told.endswith(f"{len(text)}\n[exit code 0]"), (text, told)
     (told,) = run(tmp_path, ["no-such-program"], pty=True)
     assert "exit code 127" in told
 
@@ -167,6 +172,13 @@ def test_a_stray_that_holds_the_pipe_delays_nothing(tmp_path: Path) -> None:
     (told,) = run(tmp_path, program("holds-pipe", token))
     assert told == "held\n[exit code 0; 1 process that it left running was ended]"
     assert living(token) == []
+
+
+def test_what_the_loop_had_no_time_to_read_is_in_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.tools.output.Capture._on_readable", lambda self: None)
+    for pty in (False, True):
+        (told,) = run(tmp_path, "head -c 3000 /dev/zero | tr '\\0' x; (setsid sleep 1000 &)", pty=pty)
+        assert told.startswith("x" * 3000 + "\n[exit code 0; 1 process"), told
 
 
 def test_the_far_end_of_a_substitution_may_finish(tmp_path: Path) -> None:

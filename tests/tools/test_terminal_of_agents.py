@@ -34,6 +34,7 @@ def on_agent(
     *,
     store: str = "memory://",
     grace_s: float = 0.5,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     async def main() -> None:
         agent = Agent(name="a", model=ScriptedModel(script), tools=list(toolsets))
@@ -41,7 +42,8 @@ def on_agent(
             async with Host(agent, store=store, settings=Settings(grace_s=grace_s, drain_s=0.5)) as host:
                 await scenario(host)
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -141,6 +143,44 @@ def test_an_interrupt_at_any_moment_of_a_call_leaves_nothing(tmp_path: Path, mom
 
     on_agent(say_after(*calls), [Terminal(tmp_path), toolset], scenario, grace_s=0.1)
     assert living(token) == []
+
+
+def test_programs_are_fed_read_and_ended_on_uvloop_too(tmp_path: Path) -> None:
+    token = token_of(tmp_path, "uvloop")
+    uvloop = pytest.importorskip("uvloop")
+    toolset = Processes(tmp_path)
+    call = CallPart(name="terminal", arguments={"command": "cat; exit 4", "stdin": "fed", "pty": True})
+    start = CallPart(name="start_process", arguments={"command": ["cat", "-u"]})
+    trees = [CallPart(name="terminal", arguments={"command": program(role, token)}) for role in ROLES]
+
+    def script(request: Any) -> Any:
+        match request.messages[-1]:
+            case UserMessage(content="go"):
+                return [call, start]
+            case UserMessage(content="trees"):
+                return trees
+            case ToolMessage() as last if "was started" in last.content:
+                one = last.content.split()[1]
+                return CallPart(
+                    name="write_process", arguments={"process_id": one, "text": "x" * 1_000_000, "end": True}
+                )
+            case ToolMessage() as last if last.content.startswith("written"):
+                (one,) = toolset._sessions[("local", "s")]
+                return CallPart(name="wait_process", arguments={"process_id": one})
+            case last:
+                return f"answer {last.content}"
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        answer = await session.ask("go")
+        assert "exit code 0; 1,000,000 bytes of output" in answer, answer[:300]
+        assert "exit code 4" in repr(await entries(session))
+        await session.send("trees")
+        await until(lambda: len(living(token)) >= sum(ROLES.values()) - ROLES["leaves-strays"])
+        await session.stop("enough")
+        assert living(token) == []
+
+    on_agent(script, [Terminal(tmp_path), toolset], scenario, loop_factory=uvloop.new_event_loop)
 
 
 def heard(found: Sequence[Entry], text: str) -> bool:

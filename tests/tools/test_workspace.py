@@ -246,6 +246,26 @@ def test_a_link_that_is_swapped_in_at_any_moment_leads_nowhere(inside: Path, mon
     assert sorted(os.listdir(outside)) == ["file"]
 
 
+def test_a_link_or_pipe_that_is_swapped_in_after_the_look_is_not_opened(
+    inside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = workspace_module.Place.status
+    for make in (lambda path: path.symlink_to(inside.parent / "secret"), os.mkfifo):
+
+        def swapping(place: workspace_module.Place, make: Any = make) -> os.stat_result | None:
+            found = look(place)
+            (inside / "file").unlink()
+            make(inside / "file")
+            return found
+
+        (inside / "file").unlink()
+        (inside / "file").write_text("inside")
+        monkeypatch.setattr(workspace_module.Place, "status", swapping)
+        with pytest.raises(ToolFailed):
+            read(Workspace(inside), "file")
+        monkeypatch.setattr(workspace_module.Place, "status", look)
+
+
 def test_links_swapped_by_a_racing_thread_never_show_or_change_what_is_outside(inside: Path) -> None:
     outside = inside.parent / "beside"
     (outside / "file").write_text("outside")

@@ -29,7 +29,7 @@ from holdfast.runtime.once import Once
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.leftovers import Note, Notes, make_note
 from holdfast.tools.output import Log, readable
-from holdfast.tools.programs import END_OF_INPUT, Program, ending, shown
+from holdfast.tools.programs import Program, ending, shown, typed
 from holdfast.tools.workspace import Workspace
 
 __all__ = ["BackgroundProcess", "Processes"]
@@ -254,7 +254,7 @@ class Processes(Toolset):
         """
         one = self._find(call, process_id)
         program = one.program
-        data = text.encode("utf-8", "replace") + (END_OF_INPUT if end and program.pty else b"")
+        data = typed(text, end=end and program.pty)
         taken = await program.write(data, timeout_s=_WRITE_S)
         if taken < len(data):
             raise ToolFailed(f"it took only {taken:,} of {len(data):,} bytes in {_WRITE_S:g} s; it does not read")

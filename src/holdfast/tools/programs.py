@@ -26,10 +26,7 @@ from holdfast.runtime import Process, Scope, current_scope
 from holdfast.runtime.processes import STDOUT, TreeResult
 from holdfast.tools.output import Capture
 
-__all__ = ["END_OF_INPUT", "Program", "command_line", "ending", "input_file", "shown"]
-
-END_OF_INPUT = b"\x04"
-"""What a person types on a terminal to end the input."""
+__all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
 
 _LINGER_S = 0.2
 """How long what a program leaves behind may take to end by itself, such as the far end of a pipe of a shell."""
@@ -82,6 +79,13 @@ def _signal_name(number: int) -> str:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
         return f"signal {number}"
+
+
+def typed(text: str, *, end: bool) -> bytes:
+    """What a person types on a terminal to enter a text, and to end the input; on a line that has begun that is twice
+    the same key: the first time it only sends the line."""
+    data = text.encode("utf-8", "replace")
+    return data + (b"\x04" if not data or data.endswith(b"\n") else b"\x04\x04") if end else data
 
 
 def input_file(text: str) -> IO[bytes]:
@@ -222,7 +226,7 @@ class Program:
         return len(data) - len(rest)
 
     def close_input(self) -> None:
-        """It reads the end of its input. On a terminal write `END_OF_INPUT` for that."""
+        """It reads the end of its input. On a terminal write what `typed` gives."""
         if self._entry is not None:
             os.close(self._entry)
             self._entry = None

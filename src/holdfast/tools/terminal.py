@@ -12,7 +12,7 @@ from holdfast.agents.tool import Approval, Tool, Toolset, tool
 from holdfast.runtime.processes import TreeResult
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.output import LiveOutput, Recording
-from holdfast.tools.programs import END_OF_INPUT, Program, ending, input_file
+from holdfast.tools.programs import Program, ending, input_file, typed
 from holdfast.tools.workspace import Workspace
 
 __all__ = ["Terminal"]
@@ -110,7 +110,7 @@ class Terminal(Toolset):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         if pty and stdin is not None:
-                            await program.write(stdin.encode("utf-8", "replace") + END_OF_INPUT, timeout_s=wait_s)
+                            await program.write(typed(stdin, end=True), timeout_s=wait_s)
                         await program.wait()
                 returncode = program.process.returncode  # before the kill, which would give it one
                 result = await program.end(term_first_s=_TERM_FIRST_S if returncode is None else 0.0)
