@@ -18,8 +18,9 @@ from holdfast.protocol.events import TextDelta, encode_event
 from holdfast.storage import sql, verbs
 from holdfast.storage.port import Lease, RunCommit, Send, StoreInfo
 from holdfast.storage.records import Counters
+from holdfast.storage.sql_reads import SqlReads
 from holdfast.storage.sqlite import SqliteStore
-from holdfast.storage.tables import SessionChanged, SqlReads, SqlTables
+from holdfast.storage.tables import SessionChanged, SqlTables
 from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
 from tests.storage.audit import audit
 from tests.storage.postgres_server import postgres

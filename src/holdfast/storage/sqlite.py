@@ -66,7 +66,8 @@ from holdfast.storage.port import (
     StoreInfo,
 )
 from holdfast.storage.records import mailbox_items
-from holdfast.storage.tables import SessionChanged, SqlReads, SqlTables
+from holdfast.storage.sql_reads import SqlReads
+from holdfast.storage.tables import SessionChanged, SqlTables
 from holdfast.storage.writer import Writer, call_loop, fail, succeed
 
 __all__ = ["SCHEMA_VERSION", "SqliteStore"]
@@ -116,7 +117,7 @@ def _passing(point: str, names: Sequence[str]) -> None:
 
 
 class _SqliteDatabase:
-    """See `holdfast.storage.tables.Database`."""
+    """See `holdfast.storage.sql_rows.Database`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection

@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - `Tables` documents its methods
-"""The tables of `holdfast.storage.records` in SQL, and the reads.
+"""The tables of `holdfast.storage.records` in SQL.
 
 Rows of sessions are kept from one transaction to the next, because only this object writes them; what is written is
 collected and goes out with `flush`, many rows to a statement. A session is written only if its fence and its counter
@@ -10,24 +10,11 @@ seen. After any error the transaction is rolled back and `forget` is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
-
-import msgspec
 
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
-from holdfast.protocol.messages import (
-    Attachment,
-    Entry,
-    Message,
-    Question,
-    RunState,
-    RunView,
-    SessionView,
-    Settlement,
-)
-from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import DueQuestion, KeyRecord, Ready
+from holdfast.protocol.messages import Attachment, Entry
+from holdfast.storage.port import KeyRecord
 from holdfast.storage.records import (
     Counters,
     EndedRun,
@@ -35,21 +22,23 @@ from holdfast.storage.records import (
     KnownMessage,
     Mail,
     SessionRow,
-    due_at,
-    due_of,
-    journal,
-    live_run,
     pack_entries,
     pack_events,
-    question_due,
-    ready_since,
-    session_view,
-    settlement_of,
-    unpack_entries,
-    unpack_events,
+)
+from holdfast.storage.sql_reads import SqlReads
+from holdfast.storage.sql_rows import (
+    Database,
+    decode_attachment,
+    decode_run,
+    ended_of,
+    known_of,
+    load,
+    piece_of,
+    read_entries,
+    state_columns,
 )
 
-__all__ = ["Database", "SessionChanged", "SqlReads", "SqlTables"]
+__all__ = ["SessionChanged", "SqlTables"]
 
 _KEPT_SESSIONS = 2048
 _PRUNED_TOGETHER = 1000
@@ -59,166 +48,6 @@ _PURGES = ("purge_withdrawn_messages", "purge_events", "purge_edits", "purge_att
 
 class SessionChanged(Exception):
     """A session's row is not what was read: nothing of the transaction may stay."""
-
-
-class Database(Protocol):
-    """A connection inside a transaction (or, for `SqlReads`, outside of one)."""
-
-    def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of a named statement."""
-        ...
-
-    def write(self, name: str, *parameters: object) -> int:
-        """Execute a named statement; the number of rows it wrote."""
-        ...
-
-    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Execute a named statement for many rows; the number of rows it wrote."""
-        ...
-
-
-class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the session's row holds of the run that is on."""
-
-    agent: str
-    attempt: int
-    started_at: float
-    started_seq: int
-    messages: tuple[str, ...]
-    state: RunState = "running"
-    cause: Cause | None = None
-    steered: int = 0
-    rolled_back: bool = False
-    resumed_as: str | None = None
-    questions: tuple[Question, ...] = ()
-    answered: tuple[tuple[str, int], ...] = ()
-
-
-_decode_live = msgspec.json.Decoder(_LiveRun).decode
-_decode_run = msgspec.json.Decoder(RunView).decode
-_decode_message = msgspec.json.Decoder(Message).decode
-_decode_attachment = msgspec.json.Decoder(Attachment).decode
-
-
-def _mail(columns: tuple[Any, ...]) -> Mail:
-    body, batch, due, target = columns
-    return Mail(_decode_message(body), batch, due, target)
-
-
-def _known(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
-    if not rows:
-        return None
-    message_id, seq, body_hash, run_id, withdrawn_at = rows[0]
-    return KnownMessage(message_id, seq, bytes(body_hash), run_id, withdrawn_at is not None)
-
-
-def _ended(rows: list[tuple[Any, ...]]) -> EndedRun | None:
-    if not rows:
-        return None
-    body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back = rows[0]
-    return EndedRun(
-        _decode_run(body),
-        fence,
-        started_seq,
-        commit_seq,
-        end_seq,
-        next_run_id,
-        previous_run_id,
-        last_n,
-        bool(rolled_back),
-    )
-
-
-def _piece(history_id: str, columns: tuple[Any, ...]) -> HistoryRow:
-    previous_id, whole, last_n, entries = columns
-    return HistoryRow(history_id, previous_id, bool(whole), last_n, tuple(unpack_entries(entries) if entries else ()))
-
-
-def _read_entries(database: Database, session: int, newest: str | None, *, after: int, limit: int) -> list[Entry]:
-    """Entries with n > after of the transcript that ends with the piece `newest`."""
-    out: list[Entry] = []
-    if newest is None:
-        return out
-    for (body,) in database.query("entries_after", newest, session, after, session, session, after, limit):
-        out.extend(entry for entry in unpack_entries(body) if entry.n > after)
-        if len(out) >= limit:
-            break
-    return out[:limit]
-
-
-def _row(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
-    """A session without its messages; how many wait; the ids of those of the run that is on."""
-    row = SessionRow(*columns[:11])
-    _, row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, row.history_id, waiting = columns[
-        11:
-    ]
-    if row.run_id is None:
-        return row, waiting, ()
-    live = _decode_live(columns[11])
-    row.run_agent = live.agent
-    row.attempt = live.attempt
-    row.started_at = live.started_at
-    row.started_seq = live.started_seq
-    row.run_state = live.state
-    row.cause = live.cause
-    row.steered = live.steered
-    row.rolled_back = live.rolled_back
-    row.resumed_as = live.resumed_as
-    row.questions = live.questions
-    row.answered = live.answered
-    return row, waiting, live.messages
-
-
-def _load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
-    row, waiting, taken = _row(columns)
-    if waiting:
-        row.waiting = tuple(_mail(columns) for columns in database.query("waiting_messages", row.session))
-    row.taken = tuple(
-        _mail(columns) for message_id in taken for columns in database.query("taken_message", row.session, message_id)
-    )
-    return row
-
-
-def _state_columns(row: SessionRow) -> tuple[object, ...]:
-    live = None
-    if row.run_id is not None:
-        live = encode_json(
-            _LiveRun(
-                row.run_agent,
-                row.attempt,
-                row.started_at,
-                row.started_seq,
-                tuple([mail.message.message_id for mail in row.taken]),
-                row.run_state,
-                row.cause,
-                row.steered,
-                row.rolled_back,
-                row.resumed_as,
-                row.questions,
-                row.answered,
-            )
-        )
-    waiting = row.waiting
-    return (
-        row.agent,
-        row.updated_at,
-        row.next_seq,
-        row.next_n,
-        row.fence,
-        row.holder,
-        row.run_id,
-        live,
-        row.append_nth,
-        row.append_seq,
-        row.sweep,
-        row.last_run_id,
-        row.history_id,
-        len(waiting),
-        ready_since(row),
-        0.0 if row.run_id is not None else due_at(row),
-        question_due(row),
-        row.deleted_at,
-    )
 
 
 class SqlTables:
@@ -275,14 +104,13 @@ class SqlTables:
         write = self._database.write_rows
         if self._new:
             rows = [
-                (row.session, row.principal, row.key, row.created_at, *_state_columns(row))
-                for row in self._new.values()
+                (row.session, row.principal, row.key, row.created_at, *state_columns(row)) for row in self._new.values()
             ]
             write("add_sessions", rows)
         changed = self._changed
         if changed:
             seen = self._seen
-            rows = [(session, *seen[session], *_state_columns(row)) for session, row in changed.items()]
+            rows = [(session, *seen[session], *state_columns(row)) for session, row in changed.items()]
             if write("save_sessions", rows) != len(rows):
                 raise SessionChanged
         if self._new or changed:
@@ -324,14 +152,14 @@ class SqlTables:
         if kept is not None:
             return kept
         rows = self._database.query("session_by_key", principal, key)
-        return self._keep(_load(self._database, rows[0])) if rows else None
+        return self._keep(load(self._database, rows[0])) if rows else None
 
     def get(self, session: int) -> SessionRow | None:
         kept = self._rows.get(session)
         if kept is not None:
             return kept
         rows = self._database.query("session_by_number", session)
-        return self._keep(_load(self._database, rows[0])) if rows else None
+        return self._keep(load(self._database, rows[0])) if rows else None
 
     def live_sessions(self, principal: str) -> int:
         count = self._live.get(principal)
@@ -346,15 +174,15 @@ class SqlTables:
 
     def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
         self._flush_for(row)
-        return _known(self._database.query("message_by_idempotency_key", row.session, key))
+        return known_of(self._database.query("message_by_idempotency_key", row.session, key))
 
     def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
         self._flush_for(row)
-        return _known(self._database.query("message_by_id", row.session, message_id))
+        return known_of(self._database.query("message_by_id", row.session, message_id))
 
     def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
         self._flush_for(row)
-        return _ended(self._database.query("ended_run", row.session, run_id))
+        return ended_of(self._database.query("ended_run", row.session, run_id))
 
     def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
         self._flush_for(row)
@@ -450,16 +278,16 @@ class SqlTables:
         self._flush_for(row)
         for name in ("run_piece", "edit_piece"):
             for columns in self._database.query(name, row.session, row.history_id):
-                return _piece(row.history_id, columns)
+                return piece_of(row.history_id, columns)
         raise StorageError(f"the transcript of session {row.session} lacks its piece {row.history_id!r}")
 
     def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
         self._flush_for(row)
-        return tuple(_read_entries(self._database, row.session, history_id, after=0, limit=_ALL))
+        return tuple(read_entries(self._database, row.session, history_id, after=0, limit=_ALL))
 
     def attachment(self, principal: str, digest: str) -> Attachment | None:
         rows = self._database.query("attachment", principal, digest)
-        return _decode_attachment(rows[0][0]) if rows else None
+        return decode_attachment(rows[0][0]) if rows else None
 
     def attached_bytes(self, principal: str) -> int:
         return int(self._database.query("attached_bytes", principal)[0][0])
@@ -493,7 +321,7 @@ class SqlTables:
         dropped = 0
         for (session,) in database.query("tombstones", after, upto, tombstones_before):
             for (body,) in database.query("ended_runs", session, session, _ALL, session):
-                run = _decode_run(body)
+                run = decode_run(body)
                 database.write("purge_run", run.run_id, session)
                 for message_id in run.messages:
                     database.write("purge_message", message_id, session)
@@ -537,141 +365,3 @@ class SqlTables:
         revoked = self._database.write("revoke_key", at, key_id) == 1
         self._between()
         return revoked
-
-
-class SqlReads:
-    """The reads of the port, on one connection."""
-
-    def __init__(self, database: Database) -> None:
-        self._query = database.query
-        self._database = database
-
-    def events(self, session: int, *, after: int, limit: int) -> list[Stored]:
-        """Events with seq > after, whole packs until there are `limit`."""
-        out: list[Stored] = []
-        last = after
-        while len(out) < limit:
-            rows = self._query("events_after", session, last, min(limit - len(out), 128))
-            if not rows:
-                break
-            for last_seq, body in rows:
-                pack = unpack_events(last_seq, body)
-                out.extend(pack if pack[0].seq > after else [event for event in pack if event.seq > after])
-                last = last_seq
-                if len(out) >= limit:
-                    break
-        return out
-
-    def oldest_seq(self, session: int) -> int:
-        rows = self._query("oldest_event", session) or self._query("next_seq", session)
-        return int(rows[0][0]) if rows else 1
-
-    def run_events(self, session: int, run_id: str) -> tuple[Stored, ...]:
-        view = self._ended_or_live(session, run_id)
-        if view is None:
-            return ()
-        packs: Iterable[list[Stored]] = (
-            unpack_events(last_seq, body) for last_seq, body in self._query("run_events", session, view[1], run_id)
-        )
-        return tuple(journal(packs))
-
-    def transcript(self, session: int, *, after: int, limit: int) -> tuple[Entry, ...]:
-        for (newest,) in self._query("history_id", session):
-            return tuple(_read_entries(self._database, session, newest, after=after, limit=limit))
-        return ()
-
-    def questions(self, session: int) -> tuple[Question, ...]:
-        return tuple(
-            question for columns in self._query("session_by_number", session) for question in _row(columns)[0].questions
-        )
-
-    def due_questions(self, *, before: float, limit: int) -> tuple[DueQuestion, ...]:
-        rows = [_row(columns)[0] for columns in self._query("asking", before, limit)]
-        return due_of(rows, before=before, limit=limit)
-
-    def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
-        for about, body in self._query("attachment_with_bytes", principal, digest):
-            return _decode_attachment(about), bytes(body)
-        return None
-
-    def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
-        for columns in self._query("session_by_key", principal, key):
-            row, waiting, _ = _row(columns)
-            return row.session, session_view(row, waiting=waiting)
-        return None
-
-    def sessions(self, *, principal: str | None, limit: int, before: float | None) -> tuple[SessionView, ...]:
-        name = "sessions" if principal is None else "sessions_of_principal"
-        parameters: list[object] = [] if principal is None else [principal]
-        if before is not None:
-            name += "_before"
-            parameters.append(before)
-        views = []
-        for columns in self._query(name, *parameters, limit):
-            row, waiting, _ = _row(columns)
-            views.append(session_view(row, waiting=waiting))
-        return tuple(views)
-
-    def mailbox(self, session: int) -> tuple[Mail, ...]:
-        return tuple(_mail(columns) for columns in self._query("waiting_messages", session))
-
-    def settlement(self, session: int, message_id: str) -> Settlement | None:
-        known = _known(self._query("message_by_id", session, message_id))
-        if known is None:
-            return None
-        ended = None if known.run_id is None else _ended(self._query("ended_run", session, known.run_id))
-        return settlement_of(known, ended)
-
-    def _live(self, session: int) -> tuple[RunView, int] | None:
-        for columns in self._query("session_by_number", session):
-            row = _load(self._database, columns)
-            view = live_run(row)
-            return None if view is None else (view, row.started_seq)
-        return None
-
-    def _ended_or_live(self, session: int, run_id: str) -> tuple[RunView, int] | None:
-        live = self._live(session)
-        if live is not None and live[0].run_id == run_id:
-            return live
-        ended = _ended(self._query("ended_run", session, run_id))
-        return None if ended is None else (ended.view, ended.started_seq)
-
-    def run(self, session: int, run_id: str) -> RunView | None:
-        found = self._ended_or_live(session, run_id)
-        return None if found is None else found[0]
-
-    def runs(self, session: int, *, limit: int) -> tuple[RunView, ...]:
-        live = self._live(session)
-        ended = [_decode_run(body) for (body,) in self._query("ended_runs", session, session, limit, session)]
-        if live is not None and all(run.run_id != live[0].run_id for run in ended):
-            ended.insert(0, live[0])
-        return tuple(ended[:limit])
-
-    def ready(self, *, limit: int) -> tuple[Ready, ...]:
-        return tuple(
-            Ready(
-                session=session,
-                principal=principal,
-                key=key,
-                agent=agent if run is None else _decode_live(run).agent,
-                not_before=due,
-            )
-            for session, principal, key, agent, due, run in self._query("ready", limit)
-        )
-
-    def keys(self) -> tuple[KeyRecord, ...]:
-        return tuple(
-            KeyRecord(
-                key_id=key_id,
-                principal=principal,
-                role=role,
-                digest=bytes(digest),
-                created_at=created_at,
-                label=label,
-                revoked_at=revoked_at,
-            )
-            for key_id, principal, role, digest, created_at, label, revoked_at in self._query("keys")
-        )
-
-    def live_sessions(self) -> int:
-        return int(self._query("all_live_sessions")[0][0])

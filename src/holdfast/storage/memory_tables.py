@@ -1,0 +1,287 @@
+# ruff: noqa: D102 - `Tables` documents its methods
+"""The tables of `holdfast.storage.records` as dictionaries.
+
+What a verb changes is there at once: nothing is undone, so a verb that refuses does so before its first change.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from holdfast.errors import StorageError
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Attachment, Entry
+from holdfast.storage.port import KeyRecord
+from holdfast.storage.records import (
+    NOBODY,
+    Counters,
+    EndedRun,
+    HistoryRow,
+    KnownMessage,
+    Mail,
+    SessionRow,
+    pack_events,
+    ready_since,
+    unpack_events,
+)
+
+__all__ = ["MemoryTables"]
+
+
+class _Pack(msgspec.Struct, frozen=True, gc=False):
+    """Events that were written together, packed as in SQL: what only grows is nothing for the garbage collector."""
+
+    first_seq: int
+    last_seq: int
+    run_id: str | None
+    at: float
+    body: bytes
+
+    @property
+    def events(self) -> list[Stored]:
+        """The events."""
+        return unpack_events(self.last_seq, self.body)
+
+
+class _Message(msgspec.Struct, gc=False):
+    """What was accepted, and what became of it."""
+
+    message_id: str
+    seq: int
+    body_hash: bytes
+    accepted_at: float
+    idempotency_key: str | None
+    run_id: str | None = None
+    withdrawn: bool = False
+
+    def known(self) -> KnownMessage:
+        return KnownMessage(self.message_id, self.seq, self.body_hash, self.run_id, self.withdrawn)
+
+
+class _Attachment(msgspec.Struct, gc=False):
+    """What a principal attached, and when (last)."""
+
+    attachment: Attachment
+    body: bytes
+    at: float
+
+
+class _Session:
+    """One session's rows. ``entries`` is the transcript as of the history row ``shown``."""
+
+    __slots__ = ("attached", "by_key", "entries", "history", "log", "messages", "row", "runs", "shown")
+
+    def __init__(self, row: SessionRow) -> None:
+        self.row = row
+        self.log: list[_Pack] = []
+        self.messages: dict[str, _Message] = {}
+        self.by_key: dict[str, str] = {}
+        self.runs: dict[str, EndedRun] = {}
+        self.history: dict[str, HistoryRow] = {}
+        self.entries: list[Entry] = []
+        self.shown: str | None = None
+        self.attached: set[str] = set()
+
+
+class MemoryTables:
+    """The tables as dictionaries (see `holdfast.storage.records.Tables`)."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.counters = Counters()
+        self.sessions: dict[int, _Session] = {}
+        self.by_name: dict[tuple[str, str], _Session] = {}
+        self.owned: dict[str, set[int]] = {}
+        self.ready: dict[int, SessionRow] = {}
+        self.asking: dict[int, SessionRow] = {}
+        self.attachments: dict[str, dict[str, _Attachment]] = {}
+        self.keys: dict[str, KeyRecord] = {}
+        self._last_number = 0
+
+    def find(self, principal: str, key: str) -> SessionRow | None:
+        session = self.by_name.get((principal, key))
+        return None if session is None else session.row
+
+    def get(self, session: int) -> SessionRow | None:
+        found = self.sessions.get(session)
+        return None if found is None else found.row
+
+    def live_sessions(self, principal: str) -> int:
+        return len(self.owned.get(principal, ()))
+
+    def new_session_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
+        session = self.sessions[row.session]
+        message_id = session.by_key.get(key)
+        return None if message_id is None else session.messages[message_id].known()
+
+    def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
+        message = self.sessions[row.session].messages.get(message_id)
+        return None if message is None else message.known()
+
+    def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
+        return self.sessions[row.session].runs.get(run_id)
+
+    def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
+        return tuple(e for e in self.events(row.session, first - 1, last - first + 1) if e.seq <= last)
+
+    def events(self, session: int, after: int, limit: int) -> list[Stored]:
+        """Events with seq > after, whole packs until there are `limit`."""
+        found = self.sessions.get(session)
+        out: list[Stored] = []
+        if found is None:
+            return out
+        log = found.log
+        for index in range(bisect_left(log, after + 1, key=lambda pack: pack.last_seq), len(log)):
+            events = log[index].events
+            out.extend(events if log[index].first_seq > after else [e for e in events if e.seq > after])
+            if len(out) >= limit:
+                break
+        return out
+
+    def orphans(self) -> Sequence[SessionRow]:
+        rows = [
+            s.row
+            for s in self.sessions.values()
+            if s.row.run_id is not None and s.row.holder not in (self.epoch, NOBODY)
+        ]
+        return sorted(rows, key=lambda row: (row.started_at, row.session))
+
+    def add_session(self, row: SessionRow) -> None:
+        session = _Session(row)
+        self.sessions[row.session] = session
+        self.by_name[row.principal, row.key] = session
+        self.owned.setdefault(row.principal, set()).add(row.session)
+        self.save(row)
+
+    def save(self, row: SessionRow) -> None:
+        if ready_since(row) is not None:
+            self.ready[row.session] = row
+        elif row.session in self.ready:
+            del self.ready[row.session]
+        if row.questions:
+            self.asking[row.session] = row
+        elif row.session in self.asking:
+            del self.asking[row.session]
+        if row.deleted_at is not None:
+            self.owned[row.principal].discard(row.session)
+
+    def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
+        if message_id in self.sessions[row.session].messages:
+            raise StorageError(f"the message id {message_id!r} was used before in this session")
+
+    def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
+        session = self.sessions[row.session]
+        message = mail.message
+        session.messages[message.message_id] = _Message(
+            message.message_id, message.seq, body_hash, message.accepted_at, idempotency_key
+        )
+        if idempotency_key is not None:
+            session.by_key[idempotency_key] = message.message_id
+
+    def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
+        messages = self.sessions[row.session].messages
+        for mail in mails:
+            messages[mail.message.message_id].run_id = run_id
+
+    def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
+        messages = self.sessions[row.session].messages
+        for mail in mails:
+            messages[mail.message.message_id].withdrawn = True
+
+    def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
+        self.sessions[row.session].log.append(_Pack(events[0].seq, events[-1].seq, run_id, at, pack_events(events)))
+
+    def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
+        session = self.sessions[row.session]
+        session.runs[run.view.run_id] = run
+        if history is not None:
+            session.history[history.history_id] = history
+            if session.shown == history.previous_id and not history.whole:
+                session.entries.extend(history.entries)
+                session.shown = history.history_id
+
+    def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
+        self.sessions[row.session].history[history.history_id] = history
+
+    def history(self, row: SessionRow) -> HistoryRow | None:
+        return None if row.history_id is None else self.sessions[row.session].history[row.history_id]
+
+    def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
+        return tuple(self.entries(row.session, history_id))
+
+    def entries(self, session: int, history_id: str | None) -> list[Entry]:
+        """The transcript as of that history row; not to be changed."""
+        found = self.sessions[session]
+        if found.shown != history_id:
+            chain: list[HistoryRow] = []
+            newest = history_id
+            while newest is not None:
+                chain.append(found.history[newest])
+                newest = None if chain[-1].whole else chain[-1].previous_id
+            found.entries = [entry for piece in reversed(chain) for entry in piece.entries]
+            found.shown = history_id
+        return found.entries
+
+    def attachment(self, principal: str, digest: str) -> Attachment | None:
+        found = self.attachments.get(principal, {}).get(digest)
+        return None if found is None else found.attachment
+
+    def attached_bytes(self, principal: str) -> int:
+        return sum(len(found.body) for found in self.attachments.get(principal, {}).values())
+
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
+        self.attachments.setdefault(principal, {})[attachment.digest] = _Attachment(attachment, body, at)
+
+    def touch_attachment(self, principal: str, digest: str, at: float) -> None:
+        found = self.attachments[principal][digest]
+        found.at = max(found.at, at)
+
+    def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
+        self.sessions[row.session].attached.update(digests)
+
+    def _drop_attachments(self, before: float) -> int:
+        used = {(session.row.principal, digest) for session in self.sessions.values() for digest in session.attached}
+        dropped = 0
+        for principal, kept in self.attachments.items():
+            for digest in [digest for digest, found in kept.items() if found.at < before]:
+                if (principal, digest) not in used:
+                    del kept[digest]
+                    dropped += 1
+        return dropped
+
+    def prune(
+        self, *, events_before: float, tombstones_before: float, idempotency_before: float, attachments_before: float
+    ) -> int:
+        """See `Store.prune`."""
+        dropped = 0
+        for session in list(self.sessions.values()):
+            row = session.row
+            if row.deleted_at is not None and row.deleted_at < tombstones_before and row.run_id is None:
+                del self.sessions[row.session]
+                del self.by_name[row.principal, row.key]
+                dropped += 1
+                continue
+            keep = row.started_seq if row.run_id is not None else row.next_seq
+            cut = 0
+            for pack in session.log:
+                if pack.at >= events_before or pack.last_seq >= keep:
+                    break
+                cut += 1
+            del session.log[:cut]
+            dropped += cut
+            open_ids = {mail.message.message_id for mail in (*row.waiting, *row.taken)}
+            for message_id, message in session.messages.items():
+                if message_id in open_ids or message.accepted_at >= idempotency_before:
+                    continue
+                if message.idempotency_key is not None:
+                    del session.by_key[message.idempotency_key]
+                    message.idempotency_key = None
+                    dropped += 1
+        return dropped + self._drop_attachments(attachments_before)

@@ -1,0 +1,173 @@
+# ruff: noqa: D102 - the port documents the reads
+"""The reads of the port in SQL, on one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Attachment, Entry, Question, RunView, SessionView, Settlement
+from holdfast.storage.port import DueQuestion, KeyRecord, Ready
+from holdfast.storage.records import (
+    Mail,
+    due_of,
+    journal,
+    live_run,
+    session_view,
+    settlement_of,
+    unpack_events,
+)
+from holdfast.storage.sql_rows import (
+    Database,
+    decode_attachment,
+    decode_live,
+    decode_run,
+    ended_of,
+    known_of,
+    load,
+    mail_of,
+    read_entries,
+    row_of,
+)
+
+__all__ = ["SqlReads"]
+
+
+class SqlReads:
+    """The reads of the port, on one connection."""
+
+    def __init__(self, database: Database) -> None:
+        self._query = database.query
+        self._database = database
+
+    def events(self, session: int, *, after: int, limit: int) -> list[Stored]:
+        """Events with seq > after, whole packs until there are `limit`."""
+        out: list[Stored] = []
+        last = after
+        while len(out) < limit:
+            rows = self._query("events_after", session, last, min(limit - len(out), 128))
+            if not rows:
+                break
+            for last_seq, body in rows:
+                pack = unpack_events(last_seq, body)
+                out.extend(pack if pack[0].seq > after else [event for event in pack if event.seq > after])
+                last = last_seq
+                if len(out) >= limit:
+                    break
+        return out
+
+    def oldest_seq(self, session: int) -> int:
+        rows = self._query("oldest_event", session) or self._query("next_seq", session)
+        return int(rows[0][0]) if rows else 1
+
+    def run_events(self, session: int, run_id: str) -> tuple[Stored, ...]:
+        view = self._ended_or_live(session, run_id)
+        if view is None:
+            return ()
+        packs: Iterable[list[Stored]] = (
+            unpack_events(last_seq, body) for last_seq, body in self._query("run_events", session, view[1], run_id)
+        )
+        return tuple(journal(packs))
+
+    def transcript(self, session: int, *, after: int, limit: int) -> tuple[Entry, ...]:
+        for (newest,) in self._query("history_id", session):
+            return tuple(read_entries(self._database, session, newest, after=after, limit=limit))
+        return ()
+
+    def questions(self, session: int) -> tuple[Question, ...]:
+        return tuple(
+            question
+            for columns in self._query("session_by_number", session)
+            for question in row_of(columns)[0].questions
+        )
+
+    def due_questions(self, *, before: float, limit: int) -> tuple[DueQuestion, ...]:
+        rows = [row_of(columns)[0] for columns in self._query("asking", before, limit)]
+        return due_of(rows, before=before, limit=limit)
+
+    def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
+        for about, body in self._query("attachment_with_bytes", principal, digest):
+            return decode_attachment(about), bytes(body)
+        return None
+
+    def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
+        for columns in self._query("session_by_key", principal, key):
+            row, waiting, _ = row_of(columns)
+            return row.session, session_view(row, waiting=waiting)
+        return None
+
+    def sessions(self, *, principal: str | None, limit: int, before: float | None) -> tuple[SessionView, ...]:
+        name = "sessions" if principal is None else "sessions_of_principal"
+        parameters: list[object] = [] if principal is None else [principal]
+        if before is not None:
+            name += "_before"
+            parameters.append(before)
+        views = []
+        for columns in self._query(name, *parameters, limit):
+            row, waiting, _ = row_of(columns)
+            views.append(session_view(row, waiting=waiting))
+        return tuple(views)
+
+    def mailbox(self, session: int) -> tuple[Mail, ...]:
+        return tuple(mail_of(columns) for columns in self._query("waiting_messages", session))
+
+    def settlement(self, session: int, message_id: str) -> Settlement | None:
+        known = known_of(self._query("message_by_id", session, message_id))
+        if known is None:
+            return None
+        ended = None if known.run_id is None else ended_of(self._query("ended_run", session, known.run_id))
+        return settlement_of(known, ended)
+
+    def _live(self, session: int) -> tuple[RunView, int] | None:
+        for columns in self._query("session_by_number", session):
+            row = load(self._database, columns)
+            view = live_run(row)
+            return None if view is None else (view, row.started_seq)
+        return None
+
+    def _ended_or_live(self, session: int, run_id: str) -> tuple[RunView, int] | None:
+        live = self._live(session)
+        if live is not None and live[0].run_id == run_id:
+            return live
+        ended = ended_of(self._query("ended_run", session, run_id))
+        return None if ended is None else (ended.view, ended.started_seq)
+
+    def run(self, session: int, run_id: str) -> RunView | None:
+        found = self._ended_or_live(session, run_id)
+        return None if found is None else found[0]
+
+    def runs(self, session: int, *, limit: int) -> tuple[RunView, ...]:
+        live = self._live(session)
+        ended = [decode_run(body) for (body,) in self._query("ended_runs", session, session, limit, session)]
+        if live is not None and all(run.run_id != live[0].run_id for run in ended):
+            ended.insert(0, live[0])
+        return tuple(ended[:limit])
+
+    def ready(self, *, limit: int) -> tuple[Ready, ...]:
+        return tuple(
+            Ready(
+                session=session,
+                principal=principal,
+                key=key,
+                agent=agent if run is None else decode_live(run).agent,
+                not_before=due,
+            )
+            for session, principal, key, agent, due, run in self._query("ready", limit)
+        )
+
+    def keys(self) -> tuple[KeyRecord, ...]:
+        return tuple(
+            KeyRecord(
+                key_id=key_id,
+                principal=principal,
+                role=role,
+                digest=bytes(digest),
+                created_at=created_at,
+                label=label,
+                revoked_at=revoked_at,
+            )
+            for key_id, principal, role, digest, created_at, label, revoked_at in self._query("keys")
+        )
+
+    def live_sessions(self) -> int:
+        return int(self._query("all_live_sessions")[0][0])

@@ -1,0 +1,202 @@
+"""The rows of the SQL stores as values and back: how columns and JSON bodies are made of `SessionRow` and the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.protocol.events import encode_json
+from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.records import (
+    EndedRun,
+    HistoryRow,
+    KnownMessage,
+    Mail,
+    SessionRow,
+    due_at,
+    question_due,
+    ready_since,
+    unpack_entries,
+)
+
+__all__ = [
+    "Database",
+    "decode_attachment",
+    "decode_live",
+    "decode_run",
+    "ended_of",
+    "known_of",
+    "load",
+    "mail_of",
+    "piece_of",
+    "read_entries",
+    "row_of",
+    "state_columns",
+]
+
+
+class Database(Protocol):
+    """A connection inside a transaction (or, for reads, outside of one)."""
+
+    def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
+        """The rows of a named statement."""
+        ...
+
+    def write(self, name: str, *parameters: object) -> int:
+        """Execute a named statement; the number of rows it wrote."""
+        ...
+
+    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
+        """Execute a named statement for many rows; the number of rows it wrote."""
+        ...
+
+
+class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the session's row holds of the run that is on."""
+
+    agent: str
+    attempt: int
+    started_at: float
+    started_seq: int
+    messages: tuple[str, ...]
+    state: RunState = "running"
+    cause: Cause | None = None
+    steered: int = 0
+    rolled_back: bool = False
+    resumed_as: str | None = None
+    questions: tuple[Question, ...] = ()
+    answered: tuple[tuple[str, int], ...] = ()
+
+
+decode_live = msgspec.json.Decoder(_LiveRun).decode
+decode_run = msgspec.json.Decoder(RunView).decode
+_decode_message = msgspec.json.Decoder(Message).decode
+decode_attachment = msgspec.json.Decoder(Attachment).decode
+
+
+def mail_of(columns: tuple[Any, ...]) -> Mail:
+    """A message from ``waiting_messages`` or ``taken_message``."""
+    body, batch, due, target = columns
+    return Mail(_decode_message(body), batch, due, target)
+
+
+def known_of(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
+    """The message from ``message_by_id`` or ``message_by_idempotency_key``, if there is one."""
+    if not rows:
+        return None
+    message_id, seq, body_hash, run_id, withdrawn_at = rows[0]
+    return KnownMessage(message_id, seq, bytes(body_hash), run_id, withdrawn_at is not None)
+
+
+def ended_of(rows: list[tuple[Any, ...]]) -> EndedRun | None:
+    """The run from ``ended_run``, if there is one."""
+    if not rows:
+        return None
+    body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back = rows[0]
+    return EndedRun(
+        decode_run(body),
+        fence,
+        started_seq,
+        commit_seq,
+        end_seq,
+        next_run_id,
+        previous_run_id,
+        last_n,
+        bool(rolled_back),
+    )
+
+
+def piece_of(history_id: str, columns: tuple[Any, ...]) -> HistoryRow:
+    """A history row from ``run_piece`` or ``edit_piece``."""
+    previous_id, whole, last_n, entries = columns
+    return HistoryRow(history_id, previous_id, bool(whole), last_n, tuple(unpack_entries(entries) if entries else ()))
+
+
+def read_entries(database: Database, session: int, newest: str | None, *, after: int, limit: int) -> list[Entry]:
+    """Entries with n > after of the transcript that ends with the piece `newest`."""
+    out: list[Entry] = []
+    if newest is None:
+        return out
+    for (body,) in database.query("entries_after", newest, session, after, session, session, after, limit):
+        out.extend(entry for entry in unpack_entries(body) if entry.n > after)
+        if len(out) >= limit:
+            break
+    return out[:limit]
+
+
+def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
+    """A session without its messages; how many wait; the ids of those of the run that is on."""
+    row = SessionRow(*columns[:11])
+    row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, row.history_id, waiting = columns[12:]
+    if row.run_id is None:
+        return row, waiting, ()
+    live = decode_live(columns[11])
+    row.run_agent = live.agent
+    row.attempt = live.attempt
+    row.started_at = live.started_at
+    row.started_seq = live.started_seq
+    row.run_state = live.state
+    row.cause = live.cause
+    row.steered = live.steered
+    row.rolled_back = live.rolled_back
+    row.resumed_as = live.resumed_as
+    row.questions = live.questions
+    row.answered = live.answered
+    return row, waiting, live.messages
+
+
+def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
+    """A session with its messages."""
+    row, waiting, taken = row_of(columns)
+    if waiting:
+        row.waiting = tuple(mail_of(columns) for columns in database.query("waiting_messages", row.session))
+    row.taken = tuple(
+        mail_of(columns) for message_id in taken for columns in database.query("taken_message", row.session, message_id)
+    )
+    return row
+
+
+def state_columns(row: SessionRow) -> tuple[object, ...]:
+    """What ``add_sessions`` and ``save_sessions`` write of a session, in their order."""
+    live = None
+    if row.run_id is not None:
+        live = encode_json(
+            _LiveRun(
+                row.run_agent,
+                row.attempt,
+                row.started_at,
+                row.started_seq,
+                tuple([mail.message.message_id for mail in row.taken]),
+                row.run_state,
+                row.cause,
+                row.steered,
+                row.rolled_back,
+                row.resumed_as,
+                row.questions,
+                row.answered,
+            )
+        )
+    waiting = row.waiting
+    return (
+        row.agent,
+        row.updated_at,
+        row.next_seq,
+        row.next_n,
+        row.fence,
+        row.holder,
+        row.run_id,
+        live,
+        row.append_nth,
+        row.append_seq,
+        row.sweep,
+        row.last_run_id,
+        row.history_id,
+        len(waiting),
+        ready_since(row),
+        0.0 if row.run_id is not None else due_at(row),
+        question_due(row),
+        row.deleted_at,
+    )
