@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 
 from holdfast import Host, Run, agent
-from holdfast.errors import HoldfastError, UnknownQuestion
+from holdfast.errors import HoldfastError, RunClosed, UnknownQuestion
 from holdfast.host.session import Session
 from holdfast.protocol.events import (
     Event,
@@ -27,6 +28,8 @@ from holdfast.testing import VirtualClock
 
 QUICK = Settings(grace_s=1.0, kill_after_s=1.0, quiet_s=0.01, max_wait_s=0.05, drain_s=60.0, suspend_s=3600.0)
 CALLED: list[str] = []
+WOKEN: list[str] = []
+"""Runs that went on while they were leaving the memory."""
 
 
 async def effect(name: str) -> str:
@@ -40,9 +43,13 @@ async def asked(run: Run) -> str:
     """Does something, asks, does more, asks once more, and says what it heard."""
     await run.emit("before ")
     await run.call(effect, "first")
-    one = await run.suspend("shall I?")
-    await run.call(effect, "second")
-    two = await run.suspend("sure?")
+    try:
+        one = await run.suspend("shall I?")
+        await run.call(effect, "second")
+        two = await run.suspend("sure?")
+    except RunClosed:
+        WOKEN.append(run.run_id)
+        raise
     return f"{one.decision} {one.text}, {two.decision} {two.text}"
 
 
@@ -72,6 +79,22 @@ async def branching(run: Run) -> str:
         return str(await run.call(effect, "work", idempotent=True))
 
     return ", ".join(await run.parallel(functools.partial(ask, "a"), functools.partial(ask, "b"), work))
+
+
+@agent(replayable=True)
+async def child(run: Run) -> str:
+    """Asks, and says something when it is stopped."""
+    try:
+        return (await run.suspend("may I?")).text
+    finally:
+        with contextlib.suppress(RunClosed):
+            await run.emit("last words")
+
+
+@agent(replayable=True)
+async def family(run: Run) -> str:
+    """Has a child that asks."""
+    return await run.delegate(child, "ask")
 
 
 @agent
@@ -124,7 +147,7 @@ async def stubborn(run: Run) -> None:
         await asyncio.sleep(0.01)
 
 
-AGENTS = (patient, present, branching, echo, steerable, listening, stumbling, stubborn)
+AGENTS = (patient, present, branching, family, echo, steerable, listening, stumbling, stubborn)
 
 
 def hosted(store: Store, *, settings: Settings = QUICK) -> Host:
@@ -246,6 +269,7 @@ async def check_session(host: Host, key: str) -> list[Event]:
         await asyncio.sleep(0.1)  # a claim that failed is asked again, on its place
     assert not host.live
     assert host.dispatch.admission.statistics().running == 0
+    assert not WOKEN, "a run that leaves the memory went on"
     broken = {number: count for number, count in host.statistics().promises.items() if count.broken}
     assert not broken, broken
     return events

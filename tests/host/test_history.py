@@ -253,6 +253,24 @@ def test_compact_refuses_a_session_that_changes_meanwhile_an_agent_without_a_mod
     virtual(too_slow, model=Agent(name="modelled", model=ScriptedModel("x", delay_s=100.0)), step_s=5.0)
 
 
+def test_compact_never_parts_a_call_from_its_result() -> None:
+    def user(text: str) -> Entry:
+        return Entry(role="user", content=text)
+
+    call = Entry(role="tool_call", content="{}", call_id="c", name="t")
+    result = Entry(role="tool_result", content="1", call_id="c", name="t")
+    said = Entry(role="assistant", content="so")
+    entries = (user("a"), said, user("b"), call, user("steered"), result, said, user("c"), said)
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        await session.import_history(SessionExport(key="x", agent="modelled", entries=entries))
+        kept = await session.compact(keep=2)
+        assert [entry.content for entry in kept] == ["a summary", "b", "{}", "steered", "1", "so", "c", "so"]
+
+    virtual(scenario)
+
+
 def test_a_branch_has_a_copy_of_its_own() -> None:
     async def scenario(host: Host) -> None:
         session = host.session("s")

@@ -221,6 +221,7 @@ def test_a_run_that_waits_is_ended_at_any_moment_against_its_answer(name: str, h
                     case "interrupt":
                         stopped = await session.interrupt("now")
                         assert stopped.outcome == "gone"
+                        assert stopped.cause.reason == "now"
                         assert (await session.wait(receipt.message_id)).state == "interrupted"
                     case "stop":
                         await session.stop("now")
@@ -293,6 +294,21 @@ def test_a_parked_run_is_ended_from_the_log(how: str) -> None:
                 assert [e.role for e in entries[2:]] == ["tool_call", "tool_result"]
             with pytest.raises(UnknownQuestion):
                 await session.answer(question.question_id, "too late")
+            await check_session(host, "s")
+
+    run_virtual(scenario())
+
+
+def test_a_parked_run_with_a_child_says_nothing_while_it_leaves_and_goes_on_with_the_child() -> None:
+    async def scenario() -> None:
+        async with hosted(MemoryStore()) as host:
+            session = host.session("s")
+            receipt = await session.send("x", agent="family")
+            question = await first_question(session)
+            await parked(host)
+            assert not [e for e in await whole_log(host, "s") if isinstance(e, TextDelta)]
+            await session.answer(question.question_id, "yes")
+            assert (await session.wait(receipt.message_id)).text == "last wordsyes"
             await check_session(host, "s")
 
     run_virtual(scenario())

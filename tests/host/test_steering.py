@@ -79,6 +79,28 @@ def test_a_steered_message_is_settled_once_whatever_becomes_of_the_run(name: str
     assert expected in seen
 
 
+def test_what_an_interrupted_run_was_steered_stands_in_the_transcript() -> None:
+    """Also where the interrupt comes between the store's answer and the run that asked for it."""
+
+    def scenario_at(moment: int) -> Scenario:
+        async def scenario() -> None:
+            async with hosted(MemoryStore(yielding=True)) as host:
+                session = host.session("s")
+                await session.send("a", agent="listening")
+                sending = asyncio.ensure_future(session.send("b", policy="steer", agent="echo"))
+                for _ in range(moment):
+                    await asyncio.sleep(0)
+                await session.interrupt("enough")
+                await session.wait((await sending).message_id)
+                await check_session(host, "s")
+
+        return scenario
+
+    for moment in range(0, 24, 2):
+        explore(scenario_at(moment), schedules=15, seed=moment)
+        explore(scenario_at(moment), schedules=10, chooser="pct", seed=moment)
+
+
 @pytest.mark.parametrize("fate", ["refused", "lost"])
 def test_steering_bears_a_store_that_fails(fate: Any) -> None:
     async def scenario() -> None:
