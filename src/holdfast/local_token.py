@@ -10,6 +10,7 @@ import ipaddress
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 from holdfast import ids
@@ -42,31 +43,32 @@ def read_token(store: str) -> str | None:
     return None if path is None else _read(path)
 
 
-def keep_token(store: str) -> str:
-    """The token of a store; it is made where there is none, and anew where others could have read it.
+def keep_token(store: str) -> tuple[str, Path]:
+    """The token of a store, and the file that has it.
+
+    It is made where there is none, and anew where others could have read it. A store without a file gets a new one, in a
+    temporary file that the caller takes away in the end.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
     path = token_path(store)
-    if path is None:
-        return ids.secret(_PREFIX)
-    found = _read(path)
-    if found is not None:
-        return found
+    found = None if path is None else _read(path)
+    if path is not None and found is not None:
+        return found, path
     token = ids.secret(_PREFIX)
-    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    folder = None if path is None else path.parent
     try:
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor, name = tempfile.mkstemp(prefix="holdfast-", suffix="-token", dir=folder)  # mode 0600
         with open(descriptor, "w", encoding="ascii") as file:
             file.write(f"{token}\n")
-        fresh.replace(path)
+        fresh = Path(name)
+        return token, fresh if path is None else fresh.replace(path)
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise ConfigurationError(
-            f"the local token cannot be kept in {path}: {error.strerror}", hint="make the store's folder writable"
+            f"the local token cannot be kept in {path or tempfile.gettempdir()}: {error.strerror}",
+            hint="make that folder writable",
         ) from None
-    return token
 
 
 def remove_token(store: str) -> None:

@@ -39,11 +39,11 @@ def run_live(scenario: Callable[[Live], Awaitable[None]], store: str, *agents: A
 
 def test_a_token_stays_the_same_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/a.db"
-    token = keep_token(store)
-    path = token_path(store)
-    assert path == tmp_path / "a.db-token"
+    token, path = keep_token(store)
+    assert path == token_path(store) == tmp_path / "a.db-token"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert keep_token(store) == token == read_token(store)
+    assert keep_token(store) == (token, path)
+    assert read_token(store) == token
     assert [file.name for file in tmp_path.iterdir()] == ["a.db-token"]
     remove_token(store)
     assert read_token(store) is None
@@ -52,8 +52,7 @@ def test_a_token_stays_the_same_and_only_its_owner_can_read_it(tmp_path: Path) -
 @pytest.mark.parametrize("spoiled", ["readable by others", "a link", "no token", "a pipe"])
 def test_a_token_that_others_could_know_is_not_used(spoiled: str, tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/a.db"
-    token = keep_token(store)
-    path = tmp_path / "a.db-token"
+    token, path = keep_token(store)
     if spoiled == "readable by others":
         path.chmod(0o640)
     elif spoiled == "a link":
@@ -65,15 +64,33 @@ def test_a_token_that_others_could_know_is_not_used(spoiled: str, tmp_path: Path
         path.unlink()
         os.mkfifo(path, 0o600)
     assert read_token(store) is None
-    fresh = keep_token(store)
+    fresh, _ = keep_token(store)
     assert fresh != token
     assert read_token(store) == fresh
 
 
-def test_a_store_without_a_file_has_a_token_for_one_start() -> None:
+def test_a_store_without_a_file_has_a_token_for_one_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert token_path("memory://") is None
     assert read_token("memory://") is None
-    assert keep_token("memory://") != keep_token("memory://")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (first, path), (second, _) = keep_token("memory://"), keep_token("memory://")
+    assert first != second
+    assert (path.read_text().strip(), path.stat().st_mode & 0o777) == (first, 0o600)
+
+
+def test_the_token_of_a_store_without_a_file_ends_with_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def scenario(server: Live) -> None:
+        [file] = tmp_path.glob("*-token")
+        right = {"authorization": f"Bearer {file.read_text().strip()}"}
+        assert (await server.post_as("alice", right)).status_code == 202
+        refused(await server.post("alice"), 401, "unauthenticated")
+
+    run_live(scenario, "memory://")
+    assert list(tmp_path.glob("*-token")) == []
 
 
 def test_a_folder_that_cannot_be_written_is_a_mistake_with_a_name(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ I am the demo model: a few rules instead of a mind, but the tools are real. Ask 
 """
 
 _CHUNK = 12
-_PACE_S = 0.02
 
 _COUNT = """\
 import collections, pathlib
@@ -50,9 +49,13 @@ print("\\n".join(lines) or "no files")
 _SHOWN = 1500
 
 
-def demo_model() -> ScriptedModel:
-    """A new demo model."""
-    return ScriptedModel(_answer, name="scripted:demo", chunk=_CHUNK, delay_s=_PACE_S)
+def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
+    """A new demo model.
+
+    Parameters:
+        pace_s: time before each piece of an answer, in seconds.
+    """
+    return ScriptedModel(_answer, name="scripted:demo", chunk=_CHUNK, delay_s=pace_s)
 
 
 class _Turn:

@@ -12,12 +12,12 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import note, say, say_error, say_json
 from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.local_token import token_path
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, load_settings
 from holdfast.telemetry import configure_logging
@@ -184,7 +184,7 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
                         "agents": sorted(host.agents),
                         "store": settings.store,
                         "keys_required": running.keys_required,
-                        "token_file": _token_file(running, settings),
+                        "token_file": None if running.token_file is None else str(running.token_file),
                         "recovered": host.recovered,
                     }
                 )
@@ -201,11 +201,6 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
     return await serving(host, listener, ready=ready, note=at_step)  # type: ignore[arg-type]
 
 
-def _token_file(running: Running, settings: Settings) -> str | None:
-    path = None if running.token is None else token_path(settings.store)
-    return None if path is None else str(path)
-
-
 def _say_ready(running: Running, settings: Settings) -> None:
     from holdfast import __version__
     from holdfast.server.page import paste_lines
@@ -217,9 +212,9 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say(f"  agents  {names}")
     kept = " (nothing is kept after the end)" if settings.store == "memory://" else ""
     say(f"  store   {settings.store}{kept}")
-    if running.token is not None:
-        say("  keys    the local token, since what the model says is done here; commands on this machine find it:")
-        say(f"          export HOLDFAST_KEY={running.token}")
+    if running.token_file is not None:
+        say("  keys    the local token, since what the model says is done here; commands in this folder find it")
+        say(f"          export HOLDFAST_KEY=$(cat {shlex.quote(_nearest(running.token_file))})")
     else:
         keys = "every request needs one" if running.keys_required else "none: everybody on this machine is local"
         say(f"  keys    {keys}")
@@ -237,13 +232,16 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say(f"{running.url}/ shows what runs. Ctrl-C drains and ends, twice ends at once.")
 
 
+def _nearest(path: Path) -> str:
+    """The shorter of the two ways to name a file."""
+    return min(os.path.relpath(path), str(path), key=len)
+
+
 def _command() -> str:
     """How this command is typed here: by its name where the shell finds it, else by its path."""
     here = os.path.abspath(sys.argv[0])
     found = shutil.which("holdfast")
-    return (
-        "holdfast" if found is not None and os.path.samefile(found, here) else min(os.path.relpath(here), here, key=len)
-    )
+    return "holdfast" if found is not None and os.path.samefile(found, here) else _nearest(Path(here))
 
 
 def _recovered(recovery: Recovery) -> list[str]:

@@ -16,12 +16,13 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
 from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
-from holdfast.local_token import keep_token, remove_token
+from holdfast.local_token import keep_token, remove_token, token_path
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.server.joining import JoiningProtocol
@@ -46,14 +47,14 @@ class Running:
     Parameters:
         url, host, app: see there.
         keys_required: whether a request needs a key, or the local token.
-        token: the local token where one is needed.
+        token_file: the file with the local token, where that is what a request needs.
     """
 
     url: str
     host: Host
     app: App
     keys_required: bool
-    token: str | None = None
+    token_file: Path | None = None
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -182,14 +183,14 @@ async def serve_until(
         StorageError: the store cannot be opened.
     """
     settings = host.settings
+    token_file: Path | None = None
     try:
         async with host:
             keys = KeyRing(host.store)
             await keys.load()
             Gate.require_keys(settings, any_valid=keys.any_valid)
-            token = None
-            if not keys.ever and any(getattr(agent, "executes", False) for agent in host.agents.values()):
-                token = keep_token(settings.store)
+            if not keys.ever and any(agent.executes for agent in host.agents.values()):
+                token, token_file = keep_token(settings.store)
                 keys = KeyRing(host.store, token=token)
             else:
                 remove_token(settings.store)
@@ -197,7 +198,9 @@ async def serve_until(
                 server = _Server(_config(app))
                 serving = group.create_task(server.serve(sockets=[listener]))
                 await server.listening
-                ready(Running(url=_url(listener), host=host, app=app, keys_required=keys.required, token=token))
+                ready(
+                    Running(url=_url(listener), host=host, app=app, keys_required=keys.required, token_file=token_file)
+                )
                 why = await asked
                 note(f"{why}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
                 report = await host.drain(deadline_s=settings.drain_s)
@@ -209,6 +212,8 @@ async def serve_until(
         return report
     finally:
         listener.close()
+        if token_file is not None and token_path(settings.store) is None:
+            token_file.unlink(missing_ok=True)
 
 
 async def _last_frames(app: App) -> None:
