@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Host, Tool, tool
+from holdfast import Agent, Host, Tool, tool
+from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.events import ToolFinished, ToolOutput, ToolStarted
+from holdfast.protocol.model import CallPart
 from holdfast.runtime.procfs import all_pids, read_text
 from holdfast.tools import sandbox
 from holdfast.tools.python import Python
@@ -176,6 +179,44 @@ def test_a_scripts_calls_are_calls_of_the_run(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("decision", ["approve", "deny"])
+def test_a_script_has_the_agents_tools_and_waits_for_the_approval_of_a_person(tmp_path: Path, decision: str) -> None:
+    made: list[int] = []
+
+    @tool(approval=True)
+    async def guarded(number: int) -> int:
+        """Needs approval."""
+        made.append(number)
+        return number + 1
+
+    attempt = "try:\n    told = tools.guarded(1)\nexcept Exception as error:\n    told = str(error)"
+    script = f"{attempt}\nsorted(vars(tools)), told"
+    model = ScriptedModel([CallPart(name="python", arguments={"script": script, "timeout_s": 0.5}), "done"])
+    agent = Agent(name="agent", model=model, tools=(Python(tmp_path), guarded, add))
+    results: list[Any] = []
+
+    async def scenario() -> None:
+        async with asyncio.timeout(20), Host(agent, store="memory://") as host:
+            session = host.session("s")
+            receipt = await session.send("go")
+            while not (questions := await session.questions()):
+                await asyncio.sleep(0.01)
+            (question,) = questions
+            assert (question.tool, question.arguments, made) == ("guarded", {"number": 1}, [])
+            await asyncio.sleep(0.6)  # the script's time does not run meanwhile
+            await getattr(session, decision)(question.question_id)
+            async for event in session.events(follow=receipt.message_id):
+                if isinstance(event, ToolFinished):
+                    results.append(event.result)
+
+    asyncio.run(scenario())
+    assert made == ([1] if decision == "approve" else [])
+    told = 2 if decision == "approve" else "a person denied this call; it was not made"
+    value = json.loads(results[-1].removeprefix("[value] "))
+    assert value[1] == told
+    assert {"add", "guarded"} <= set(value[0]) and "python" not in value[0]
+
+
 def test_calls_at_once_and_in_all_are_bounded(tmp_path: Path) -> None:
     now = most = made = 0
 
@@ -306,7 +347,7 @@ while not os.path.exists("begun"):
                 finished.append(event.status)
         assert len(finished) == started
 
-    on_host([Python(tmp_path, tools=[endless])], agent, scenario)
+    on_host([Python(tmp_path, tools=[endless], calls_at_once=2)], agent, scenario)
     assert told == ["[exit code 3]" if "exit" in how else "[killed by signal 9 (SIGKILL)]"]
     assert ended and finished == [*["interrupted"] * (len(finished) - 1), "ok"]
 

@@ -230,7 +230,6 @@ class _Conversation:
         self._left_s = wait_s
         self._value_limit = value_limit
         self._slots = asyncio.Semaphore(calls_at_once)
-        self._calls_at_once = calls_at_once
         self._calls = calls
         self._made = 0
         self._ended = False
@@ -263,10 +262,10 @@ class _Conversation:
             await program.end()
             self._ended = True
             await calls.stop("the script has ended")
-            for _ in range(self._calls_at_once):  # those of calls that were stopped before they began
-                self._slots.release()
+            self._slots.release()  # for a listener that waits: calls that were stopped before they began keep theirs
             if listening is not None:
                 await _until(listening)
+                listening.interrupt.trigger("the script has ended", kind="stop")
         return returncode
 
     def _order(self, script: str) -> dict[str, Any]:
@@ -298,7 +297,8 @@ class _Conversation:
                     case _Value():
                         self.value = message
                     case _Use():
-                        await self._slots.acquire()
+                        if not self._ended:
+                            await self._slots.acquire()
                         if self._ended:
                             continue
                         self._made += 1
