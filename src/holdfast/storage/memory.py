@@ -1,4 +1,4 @@
-# ruff: noqa: D102 - the port documents the verbs, and `Tables` its methods
+# ruff: noqa: D102 - the port documents the verbs
 """The store that keeps everything in memory: for tests, demos, and as the model that other stores are judged by.
 
 Each verb runs in one step of the event loop, so nothing can be between its check and its write. What was accepted

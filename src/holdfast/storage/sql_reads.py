@@ -75,11 +75,9 @@ class SqlReads:
         return ()
 
     def questions(self, session: int) -> tuple[Question, ...]:
-        return tuple(
-            question
-            for columns in self._query("session_by_number", session)
-            for question in row_of(columns)[0].questions
-        )
+        for columns in self._query("session_by_number", session):
+            return row_of(columns)[0].questions
+        return ()
 
     def due_questions(self, *, before: float, limit: int) -> tuple[DueQuestion, ...]:
         rows = [row_of(columns)[0] for columns in self._query("asking", before, limit)]

@@ -1,4 +1,4 @@
-"""The rows of the SQL stores as values and back: how columns and JSON bodies are made of `SessionRow` and the others."""
+"""The rows of the SQL stores as values, and back: the columns and JSON bodies of `SessionRow` and the others."""
 
 from __future__ import annotations
 
