@@ -178,7 +178,7 @@ def test_what_the_loop_had_no_time_to_read_is_in_the_result(tmp_path: Path, monk
     monkeypatch.setattr("holdfast.tools.output.Capture._on_readable", lambda self: None)
     for pty in (False, True):
         (told,) = run(tmp_path, "head -c 3000 /dev/zero | tr '\\0' x; (setsid sleep 1000 &)", pty=pty)
-        assert told.startswith("x" * 3000 + "\n[exit code 0; 1 process"), told
+        assert told.startswith("x" * 3000 + "\n[exit code 0"), told  # the end of a terminal may end the stray
 
 
 def test_the_far_end_of_a_substitution_may_finish(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_lack_of_descriptors_is_told_and_leaks_none(
         counts.append(len(os.listdir("/proc/self/fd")))
         with monkeypatch.context() as patch:
             left = iter([None] * after)
-            for name in ("pipe2", "openpty", "dup"):
+            for name in ("pipe", "openpty", "dup"):
                 original = getattr(os, name)
 
                 def limited(*values: Any, original: Any = original) -> Any:

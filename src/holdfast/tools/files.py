@@ -54,19 +54,19 @@ class Files(Toolset):
     ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._read_bytes = read_bytes
-        self._approval = approval
-
-    def tools(self) -> Sequence[Tool]:
-        """Five tools."""
         looking = tool(idempotent=True)
-        changing = tool(approval=self._approval)
-        return (
+        changing = tool(approval=approval)
+        self._tools = (
             looking(self.read_file),
             changing(self.write_file),
             changing(self.edit_file),
             looking(self.list_files),
             tool(idempotent=True, timeout_s=_SEARCH_S + 4 * _SEARCH_MARGIN_S)(self.search_files),
         )
+
+    def tools(self) -> Sequence[Tool]:
+        """Five tools."""
+        return self._tools
 
     def _of(self, call: Call) -> Workspace:
         return self._workspace.of(call.run.principal, call.run.session_key)

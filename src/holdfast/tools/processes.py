@@ -132,7 +132,16 @@ class Processes(Toolset):
         self._lifetime_s = lifetime_s
         self._wait_limit_s = wait_limit_s
         self._environment = clean_environment(pass_environment, environment)
-        self._approval = approval
+        looking = tool(idempotent=True)
+        self._tools = (
+            tool(timeout_s=60.0, approval=approval)(self.start_process),
+            looking(self.list_processes),
+            looking(self.poll_process),
+            tool(timeout_s=wait_limit_s + _MARGIN_S, idempotent=True)(self.wait_process),
+            looking(self.read_process_log),
+            tool(self.write_process),
+            tool(self.kill_process),
+        )
         self._clock: Clock = system_clock
         self._notes: Notes | None = None
         self._sessions: dict[Owner, dict[str, BackgroundProcess]] = {}
@@ -141,16 +150,7 @@ class Processes(Toolset):
 
     def tools(self) -> Sequence[Tool]:
         """Seven tools."""
-        looking = tool(idempotent=True)
-        return (
-            tool(timeout_s=60.0, approval=self._approval)(self.start_process),
-            looking(self.list_processes),
-            looking(self.poll_process),
-            tool(timeout_s=self._wait_limit_s + _MARGIN_S, idempotent=True)(self.wait_process),
-            looking(self.read_process_log),
-            tool(self.write_process),
-            tool(self.kill_process),
-        )
+        return self._tools
 
     # ── over the host's life ─────────────────────────────────────────────────────────────────────────────────────
 

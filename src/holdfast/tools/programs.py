@@ -140,7 +140,7 @@ class Program:
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
-            read, write = os.openpty() if pty else os.pipe2(os.O_CLOEXEC)
+            read, write = os.openpty() if pty else os.pipe()
             theirs.callback(os.close, write)
             capture = Capture(read, feed)
             ours.callback(capture.close)
@@ -152,7 +152,7 @@ class Program:
                 environment = {**environment, "TERM": "xterm"}
                 given, entry = None, os.dup(read)
             elif stdin == "open":
-                given, entry = os.pipe2(os.O_CLOEXEC)
+                given, entry = os.pipe()
                 theirs.callback(os.close, given)
                 os.set_blocking(entry, False)
             if entry is not None:

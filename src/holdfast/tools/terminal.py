@@ -61,11 +61,11 @@ class Terminal(Toolset):
         self._timeout_limit_s = max(timeout_limit_s, timeout_s)
         self._output_bytes = output_bytes
         self._environment = clean_environment(pass_environment, environment)
-        self._approval = approval
+        self._tools = (tool(timeout_s=self._timeout_limit_s + _MARGIN_S, approval=approval)(self.terminal),)
 
     def tools(self) -> Sequence[Tool]:
         """The one tool."""
-        return (tool(timeout_s=self._timeout_limit_s + _MARGIN_S, approval=self._approval)(self.terminal),)
+        return self._tools
 
     async def terminal(
         self,

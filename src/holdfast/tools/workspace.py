@@ -345,7 +345,7 @@ def _walk(folder: int, above: str, depth: int, unsearched: Collection[str]) -> I
         os.close(folder)
 
 
-class FileChanged(ToolFailed):
+class FileChanged(Exception):
     """A file is not as it was when it was read; nothing was written."""
 
 
