@@ -144,8 +144,8 @@ class Screen:
         """An event as it comes."""
         match event:
             case TextDelta():
-                self._speak("answer")
-                self._write(event.text)
+                self._speak(event.run_id)
+                self._write(event.text, dim=_is_child(event.run_id))
             case ReasoningDelta():
                 self._speak("reasoning")
                 self._write(event.text, dim=True)
@@ -154,7 +154,8 @@ class Screen:
                     self.line(f"message: {_short(event.content)}")
             case StepStarted():
                 if event.label or event.step > 1:
-                    self.line(f"step {event.step} {event.label}".rstrip())
+                    whose = "child's step" if _is_child(event.run_id) else "step"
+                    self.line(f"{whose} {event.step} {event.label}".rstrip())
             case ToolStarted():
                 self._calls[event.call_id] = event.name
                 self.line(f"{event.name}{_arguments(event.arguments)}")
@@ -207,6 +208,11 @@ class Screen:
             self.line(f"interrupted: {_why(cause.kind, cause.reason) if cause else event.error or 'no reason given'}")
         if event.usage.input_tokens:
             self.line(_spent(event.usage))
+
+
+def _is_child(run_id: str) -> bool:
+    """Whether it is a child that speaks: its id is a path below that of the run."""
+    return "." in run_id
 
 
 def _told(event: Event | Gap) -> str | None:

@@ -1,0 +1,183 @@
+"""Questions, edited histories and attachments on the command line and in a chat, with the demo model's assistant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.processes import Served, served, terminal
+
+CTRL_D = "\x04"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server for all tests of this module; each uses a session of its own."""
+    folder = tmp_path_factory.mktemp("talking")
+    with served(folder, "--model", "scripted:demo", "--approve", "all", HOLDFAST_GRACE_S="0.3") as running:
+        yield running
+
+
+def asking(server: Served, session: str, text: str) -> str:
+    """Start a run that asks something; the question's id."""
+    server.run("send", text, "-s", session)
+    while True:
+        found = json.loads(server.run("questions", "-s", session, "--json").stdout)["questions"]
+        if found:
+            return str(found[0]["question_id"])
+
+
+def answer_of(server: Served, session: str) -> str:
+    """The newest answer in the transcript, once the session is idle."""
+    while json.loads(server.run("ps", "--json").stdout)["sessions"][0]["state"] != "idle":
+        pass
+    lines = server.run("export", "-s", session, "--json").stdout.splitlines()
+    return str([entry for line in lines if (entry := json.loads(line))["role"] == "assistant"][-1]["content"])
+
+
+def test_a_call_is_approved_or_denied(server: Served) -> None:
+    question = asking(server, "approve", "run echo it is done > done.txt")
+    listed = server.run("ps").stdout
+    assert "suspended" in listed and "approve asks: terminal" in listed and "holdfast approve" in listed
+    assert "echo it is done" in server.run("questions", "-s", "approve").stdout
+    approved = server.run("approve", "-s", "approve", "--json")
+    assert json.loads(approved.stdout)["question_id"] == question
+    answer_of(server, "approve")
+    assert (server.folder / "done.txt").read_text() == "it is done\n"
+    asking(server, "approve", "run echo again > again.txt")
+    denied = server.run("deny", "-s", "approve", "-r", "not here")
+    assert (denied.returncode, denied.stdout.split(":")[0]) == (0, "denied")
+    answer_of(server, "approve")
+    assert not (server.folder / "again.txt").exists()
+    nothing = server.run("approve", "-s", "approve")
+    assert (nothing.returncode, "waits for no approval" in nothing.stderr) == (4, True)
+    wrong = server.run("approve", "nonsense", "-s", "approve", "--json")
+    assert (wrong.returncode, json.loads(wrong.stderr)["error"]["code"]) == (4, "unknown_question")
+
+
+def test_a_question_is_answered(server: Served) -> None:
+    asking(server, "answer", "ask which colour?")
+    assert "which colour?" in server.run("questions", "-s", "answer").stdout
+    assert server.run("answer", "blue", "-s", "answer").returncode == 0
+    assert "blue" in answer_of(server, "answer")
+
+
+def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        assert server.run("send", text, "-s", "edit", "--wait", "20").returncode == 0
+    assert server.run("retry", "-s", "edit", "--wait", "20").returncode == 0
+    assert server.run("branch", "edit-2", "-s", "edit", "--through", "2").returncode == 0
+    undone = json.loads(server.run("undo", "-s", "edit", "--json").stdout)["entries"]
+    assert [entry["content"] for entry in undone if entry["role"] == "user"] == ["two"]
+    assert "2 entries taken out" in server.run("undo", "-s", "edit").stdout
+    assert server.run("undo", "-s", "edit").returncode == 4
+    archive = tmp_path / "archive.json"
+    assert server.run("export", "-s", "edit-2", "--archive", "-o", str(archive)).returncode == 0
+    assert "edit-3" in server.run("import", str(archive), "-s", "edit-3").stdout
+    exported = [server.run("export", "-s", session, "--json").stdout for session in ("edit-2", "edit-3")]
+    assert exported[0] and exported[0] == exported[1]
+    assert server.run("import", str(archive), "-s", "edit-3").returncode == 4
+    compacted = server.run("compact", "-s", "edit-2", "--keep", "0", "--json")
+    assert [entry["role"] for entry in json.loads(compacted.stdout)["entries"]] == ["summary"]
+    assert "in short" in server.run("export", "-s", "edit-2").stdout
+    archive.write_text("{}")
+    assert server.run("import", str(archive), "-s", "edit-4").returncode == 2
+    assert server.run("import", str(tmp_path / "none"), "-s", "edit-4").returncode == 2
+
+
+def test_a_file_is_attached(server: Served, tmp_path: Path) -> None:
+    picture = tmp_path / "a picture.png"
+    picture.write_bytes(b"\x89PNG")
+    sent = server.run("send", "look", "-s", "attach", "--attach", str(picture), "--wait", "20")
+    assert sent.returncode == 0, sent.stderr
+    entry = json.loads(server.run("export", "-s", "attach", "--json").stdout.splitlines()[0])
+    assert (entry["attachments"][0]["name"], entry["attachments"][0]["media_type"]) == ("a picture.png", "image/png")
+    assert "a picture.png (image/png)" in server.run("export", "-s", "attach").stdout
+    assert server.run("send", "look", "--attach", str(tmp_path / "none")).returncode == 2
+
+
+def test_a_chat_asks_for_approval_and_shows_the_call(server: Served) -> None:
+    with terminal("chat", "-s", "chat", folder=server.folder, HOLDFAST_URL=server.url) as screen:
+        screen.expect("> ")
+        screen.type("run echo 4$((1+1))\n")
+        screen.expect("may it call terminal")
+        screen.expect("y/n> ")
+        screen.type("perhaps\n")
+        screen.expect("write y or n")
+        screen.type("y\n")
+        screen.expect("[approved]")
+        screen.expect("42")
+        screen.expect("[terminal ok]")
+        screen.expect("tokens]")
+        screen.expect("> ")
+        screen.type("run echo nothing\n")
+        screen.expect("y/n> ")
+        screen.type("n I said so\n")
+        screen.expect("[denied: I said so]")
+        screen.expect("> ")
+        screen.type("ask which colour?\n")
+        screen.expect("asks: which colour?")
+        screen.expect("answer> ")
+        screen.type("blue\n")
+        screen.expect("[answered: blue]")
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+
+
+def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
+    with terminal("chat", "-s", "slash", folder=server.folder, HOLDFAST_URL=server.url) as screen:
+        screen.expect("> ")
+        screen.type("/help\n")
+        screen.expect("/rollback TEXT")
+        screen.type("/nonsense\n")
+        screen.expect("there is no /nonsense")
+        screen.type("run sleep 600\n")
+        screen.expect("y/n> ")
+        screen.type("/status\n")
+        screen.expect("suspended")
+        screen.type("/approve\n")
+        screen.expect("[approved]")
+        screen.expect("[terminal sleep 600]")
+        screen.type("/tree\n")
+        screen.expect("[session slash running]")
+        screen.type("/queue later\n")
+        screen.expect("queued")
+        screen.type("/stop enough\n")
+        screen.expect("gone after")
+        screen.expect("withdrawn: later")
+        screen.type("hello\n")
+        screen.expect("tokens]")
+        screen.expect("> ")
+        screen.type("/undo\n")
+        screen.expect("2 entries taken out")
+        screen.type("/branch slash-other\n")
+        screen.expect("session slash-other")
+        screen.type("/new\n")
+        screen.expect("session slash-other-2")
+        screen.type("//help me\n")
+        screen.expect("tokens]")
+        screen.type("/quit\n")
+        assert screen.end() == 0
+    entries = server.run("export", "-s", "slash-other-2", "--json").stdout.splitlines()
+    assert json.loads(entries[0])["content"] == "/help me"
+
+
+def test_a_chat_comes_back_to_an_open_question(server: Served) -> None:
+    asking(server, "back", "ask which shape?")
+    with terminal("chat", "-s", "back", folder=server.folder, HOLDFAST_URL=server.url) as screen:
+        screen.expect("asks: which shape?")
+        screen.type("round\n")
+        screen.expect("round")
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+
+
+def test_lines_from_a_pipe_do_not_wait_for_an_answer_that_nobody_gives(server: Served) -> None:
+    found = server.run("chat", "-s", "pipe", stdin="ask which colour?\n")
+    assert (found.returncode, "waits for an answer" in found.stderr) == (6, True)
+    server.run("stop", "-s", "pipe")
