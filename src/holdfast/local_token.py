@@ -46,8 +46,8 @@ def read_token(store: str) -> str | None:
 def keep_token(store: str) -> tuple[str, Path]:
     """The token of a store, and the file that has it.
 
-    It is made where there is none, and anew where others could have read it. A store without a file gets a new one, in a
-    temporary file that the caller takes away in the end.
+    It is made where there is none, and anew where others could have read it. A store without a file gets a new one, in
+    a temporary file that the caller takes away in the end.
 
     Raises:
         ConfigurationError: the file cannot be written.

@@ -1,0 +1,123 @@
+"""``holdfast serve --model`` gives a useful assistant, for those who may have it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.serving import AssistantFlags, serve
+from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served
+
+REPORT = "make a report about the files here"
+
+
+@contextmanager
+def model_server(*arguments: str) -> Iterator[dict[str, str]]:
+    """``python -m holdfast.testing.model_server`` until the end of the block; the variables that it prints."""
+    argv = [sys.executable, "-m", "holdfast.testing.model_server", "--port", "0", *arguments]
+    with subprocess.Popen(argv, env=clean_environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            printed = ""
+            while "Ctrl-C" not in printed:
+                line = process.stdout.readline()
+                assert line, printed
+                printed += line
+            lines = [line.removeprefix("export ") for line in printed.splitlines() if line.startswith("export ")]
+            yield dict(line.split("=", 1) for line in lines)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0
+
+
+def test_it_works_in_its_folder_for_commands_that_find_the_token(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    with served(tmp_path, "--model", "scripted:demo", "--workspace", "work") as server:
+        assert server.ready["agents"] == ["assistant"]
+        assert server.ready["token_file"] == str(tmp_path / "holdfast.db-token")
+        (work / "note.txt").write_text("hello")
+        said = server.run("send", REPORT, "--wait", "20")
+        assert said.returncode == 0, said
+        assert "note.txt" in (work / "report.md").read_text()
+        assert server.run("ps").returncode == 0
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        refused = run("ps", folder=elsewhere, HOLDFAST_URL=server.url)
+        assert refused.returncode != 0
+        assert "token" in refused.stderr
+        token = (tmp_path / "holdfast.db-token").read_text().strip()
+        assert run("ps", folder=elsewhere, HOLDFAST_URL=server.url, HOLDFAST_KEY=token).returncode == 0
+        assert server.end() == 0
+
+
+def test_what_it_prints_has_a_line_that_finds_the_token_and_not_the_token(tmp_path: Path) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    argv = [*HOLDFAST, "serve", "--model", "scripted:demo", "--port", "0"]
+    environment = clean_environment(HOLDFAST_DRAIN_S="0.2")
+    with subprocess.Popen(
+        argv, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        printed = ""
+        while "shows what runs" not in printed:
+            line = process.stdout.readline()
+            assert line, printed
+            printed += line
+        token = (folder / "holdfast.db-token").read_text().strip()
+        export = next(line for line in printed.splitlines() if "export HOLDFAST_KEY" in line)
+        shell = f"{export}\necho $HOLDFAST_KEY"
+        found = subprocess.run(["sh", "-c", shell], cwd=folder, capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == token
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()
+        assert process.wait(LIMIT_S) == 0
+        assert token not in printed + rest
+
+
+def test_it_serves_a_model_that_is_reached_over_a_real_protocol(tmp_path: Path) -> None:
+    with (
+        model_server() as variables,
+        served(tmp_path, "--model", "openai:demo", "--workspace", "work", **variables) as server,
+    ):
+        said = server.run("send", REPORT, "--wait", "20")
+        assert said.returncode == 0, said
+        assert (tmp_path / "work/report.md").exists()
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ({"model": "openai:gpt-5"}, "OPENAI_API_KEY"),
+        ({"model": "nobody:gpt"}, "no provider"),
+        ({"model": "gpt-5"}, "write provider:model"),
+        ({"approve": "some"}, "use all, dangerous or none"),
+        ({"mcp": ["files"]}, "NAME=COMMAND"),
+        ({"workspace": "/proc/no"}, "workspace"),
+    ],
+)
+def test_what_cannot_be_served_is_named_with_what_to_do(
+    flags: dict[str, Any],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for variable in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("holdfast.cli.serving.configure_logging", lambda level: None)
+    chosen = AssistantFlags(**{"model": "scripted:demo", "workspace": ".", "approve": "none", "mcp": [], **flags})
+    assert serve([], {"port": 0}, as_json=True, chosen=chosen) == Exit.USAGE
+    assert told in str(json.loads(capsys.readouterr().err)["error"])
+    assert list(tmp_path.iterdir()) == []
