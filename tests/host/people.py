@@ -71,7 +71,11 @@ async def branching(run: Run) -> str:
 
     async def ask(text: str) -> str:
         answer = await run.suspend(text)
-        return f"{text} {answer.decision}"
+        try:
+            return str(await run.call(effect, f"{text} {answer.decision}"))
+        except RunClosed:
+            WOKEN.append(run.run_id)
+            raise
 
     async def work() -> str:
         for _ in range(3):

@@ -96,9 +96,9 @@ def test_what_an_interrupted_run_was_steered_stands_in_the_transcript() -> None:
 
         return scenario
 
-    for moment in range(0, 24, 2):
-        explore(scenario_at(moment), schedules=15, seed=moment)
-        explore(scenario_at(moment), schedules=10, chooser="pct", seed=moment)
+    for moment in range(1, 8, 2):
+        explore(scenario_at(moment), schedules=60, seed=moment)
+        explore(scenario_at(moment), schedules=30, chooser="pct", seed=moment)
 
 
 @pytest.mark.parametrize("fate", ["refused", "lost"])
