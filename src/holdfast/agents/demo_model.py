@@ -58,7 +58,7 @@ def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
     return ScriptedModel(_answer, name="scripted:demo", chunk=_CHUNK, delay_s=pace_s)
 
 
-class _Turn:
+class _Task:
     """What the last request was, and what was done for it since then."""
 
     def __init__(self, request: ModelRequest) -> None:
@@ -79,25 +79,25 @@ class _Turn:
 
 
 def _answer(request: ModelRequest) -> ScriptedAnswer:
-    turn = _Turn(request)
-    word, _, rest = turn.text.partition(" ")
+    task = _Task(request)
+    word, _, rest = task.text.partition(" ")
     rule = _RULES.get(word.lower())
     if rule is not None:
-        return list(rule(turn, rest.strip()))
-    if re.search(r"\b(report|files)\b", turn.text, re.IGNORECASE):
-        return list(_report(turn, rest))
+        return list(rule(task, rest.strip()))
+    if re.search(r"\b(report|files)\b", task.text, re.IGNORECASE):
+        return list(_report(task, rest))
     return HELP
 
 
-def _one(tool: str, parameter: str, begin: str = "") -> Callable[[_Turn, str], Iterator[Any]]:
+def _one(tool: str, parameter: str, begin: str = "") -> Callable[[_Task, str], Iterator[Any]]:
     """A rule that makes one call and tells its result."""
 
-    def rule(turn: _Turn, rest: str) -> Iterator[Any]:
-        if tool not in turn.tools:
+    def rule(task: _Task, rest: str) -> Iterator[Any]:
+        if tool not in task.tools:
             yield f"I have no tool {tool!r} here."
         elif not rest:
             yield HELP
-        elif (found := turn.result(tool)) is None:
+        elif (found := task.result(tool)) is None:
             yield from [begin] if begin else []
             yield CallPart(name=tool, arguments={parameter: rest})
         else:
@@ -106,21 +106,21 @@ def _one(tool: str, parameter: str, begin: str = "") -> Callable[[_Turn, str], I
     return rule
 
 
-def _wait(turn: _Turn, rest: str) -> Iterator[Any]:
+def _wait(task: _Task, rest: str) -> Iterator[Any]:
     seconds = rest.split(" ")[0].removesuffix("s")
     if not seconds.replace(".", "", 1).isdigit():
         yield HELP
-    elif (found := turn.result("terminal")) is None:
+    elif (found := task.result("terminal")) is None:
         yield f"I sleep for {seconds} s."
         yield CallPart(name="terminal", arguments={"command": f"sleep {seconds} && echo slept"})
     else:
         yield found
 
 
-def _report(turn: _Turn, rest: str) -> Iterator[Any]:
+def _report(task: _Task, rest: str) -> Iterator[Any]:
     """Look with the terminal; count with Python while a child reads; write it down; say it."""
-    listing, counted, read = (turn.result(name) for name in ("terminal", "python", "delegate"))
-    if "terminal" in turn.tools and listing is None:
+    listing, counted, read = (task.result(name) for name in ("terminal", "python", "delegate"))
+    if "terminal" in task.tools and listing is None:
         yield "I look at what is here first."
         yield CallPart(name="terminal", arguments={"command": "ls -p | head -50"})
         return
@@ -130,18 +130,18 @@ def _report(turn: _Turn, rest: str) -> Iterator[Any]:
             ("python", {"script": _COUNT}, counted),
             ("delegate", {"task": "run head -n 5 README* 2>/dev/null || echo there is no README"}, read),
         )
-        if name in turn.tools and done is None
+        if name in task.tools and done is None
     ]
     if calls:
         yield "Now I count with Python, while a child agent reads the README."
         yield from calls
         return
     report = _text(listing, counted, read)
-    if "write_file" in turn.tools and turn.result("write_file") is None:
+    if "write_file" in task.tools and task.result("write_file") is None:
         yield "I write the report down."
         yield CallPart(name="write_file", arguments={"path": "report.md", "content": report})
         return
-    written = turn.result("write_file")
+    written = task.result("write_file")
     yield report
     if written is not None:
         yield f"\n(written to report.md: {written.splitlines()[0] if written else 'done'})\n"
@@ -155,7 +155,7 @@ def _text(listing: str | None, counted: str | None, read: str | None) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_RULES: dict[str, Callable[[_Turn, str], Iterator[Any]]] = {
+_RULES: dict[str, Callable[[_Task, str], Iterator[Any]]] = {
     "report": _report,
     "run": _one("terminal", "command"),
     "python": _one("python", "script"),
