@@ -272,6 +272,28 @@ def test_a_session_has_only_so_many_and_a_log_only_so_long(tmp_path: Path) -> No
     use(Processes(tmp_path, limit=2, log_bytes=10_000), agent)
 
 
+def test_the_limit_holds_for_starts_at_the_same_time(tmp_path: Path) -> None:
+    async def agent(bench: Bench) -> None:
+        async def one() -> None:
+            answers.append(await bench("start_process", command="sleep 1000"))
+
+        await bench.run.parallel(*[one] * 6)
+
+    answers: list[str] = []
+    use(Processes(tmp_path, limit=2), agent)
+    assert sum(answer.startswith("process p") for answer in answers) == 2
+    assert sum("which is the limit" in answer for answer in answers) == 4
+
+
+def test_a_command_with_odd_letters_is_shown_in_plain_ones(tmp_path: Path) -> None:
+    async def agent(bench: Bench) -> None:
+        one = process_id(await bench("start_process", command=["true", "\x1b[31m", "a\n b", "\udcff", "é"]))
+        waited = await bench("wait_process", process_id=one)
+        assert waited.splitlines()[0].endswith("; true \ufffd[31m a b \ufffd é"), waited
+
+    use(Processes(tmp_path), agent)
+
+
 def test_what_cannot_be_started_is_told_and_takes_no_place(tmp_path: Path) -> None:
     async def agent(bench: Bench) -> None:
         for _ in range(5):

@@ -145,6 +145,66 @@ def test_an_interrupt_at_any_moment_of_a_call_leaves_nothing(tmp_path: Path, mom
     assert living(token) == []
 
 
+def test_an_interrupt_of_one_session_leaves_the_commands_of_others_alone(tmp_path: Path) -> None:
+    def script(request: Any) -> Any:
+        last = request.messages[-1]
+        if isinstance(last, UserMessage):
+            token = token_of(tmp_path, last.content)
+            return CallPart(name="terminal", arguments={"command": program("double-fork", token)})
+        return "never"
+
+    async def scenario(host: Host) -> None:
+        sessions = [host.session(key, principal=who) for key, who in (("a", "ann"), ("b", "ann"), ("a", "bob"))]
+        tokens = [token_of(tmp_path, f"alone{number}") for number in range(3)]
+        for number, session in enumerate(sessions):
+            await session.send(f"alone{number}")
+        await until(lambda: all(len(living(token)) == 2 for token in tokens))
+        for number, session in enumerate(sessions):
+            await session.interrupt("enough")
+            assert [len(living(token)) for token in tokens] == [0] * (number + 1) + [2] * (2 - number)
+
+    on_agent(script, [Terminal(tmp_path)], scenario)
+
+
+def test_a_command_of_a_child_agent_ends_with_its_parent(tmp_path: Path) -> None:
+    token = token_of(tmp_path, "child")
+    command = CallPart(name="terminal", arguments={"command": program("new-session", token)})
+    child = Agent(name="child", model=ScriptedModel([command, "never"]), tools=[Terminal(tmp_path)])
+    parent = Agent(
+        name="parent", model=ScriptedModel([CallPart(name="child", arguments={"task": "go"}), "never"]), tools=[child]
+    )
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            async with Host(parent, store="memory://", settings=Settings(grace_s=0.3)) as host:
+                session = host.session("s")
+                await session.send("go")
+                await until(lambda: len(living(token)) == 2)
+                receipt = await session.interrupt("enough")
+                assert receipt.outcome == "gone" and living(token) == []
+
+    asyncio.run(main())
+
+
+def test_a_person_can_be_asked_before_each_command(tmp_path: Path) -> None:
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        for decision, said in ((session.approve, "exit code 0"), (session.deny, "done: ")):
+            receipt = await session.send("go")
+            async with asyncio.timeout(15):
+                while not (open_ := await session.questions()):
+                    await asyncio.sleep(0.01)
+            assert not (tmp_path / "made").exists()
+            await decision(open_[0].question_id)
+            settled = await session.wait(receipt.message_id, timeout_s=15)
+            assert said in settled.text, settled
+            assert (tmp_path / "made").exists() == (decision == session.approve)
+            (tmp_path / "made").unlink(missing_ok=True)
+
+    call = CallPart(name="terminal", arguments={"command": "touch made"})
+    on_agent(say_after(call), [Terminal(tmp_path, approval=True)], scenario)
+
+
 def test_programs_are_fed_read_and_ended_on_uvloop_too(tmp_path: Path) -> None:
     token = token_of(tmp_path, "uvloop")
     uvloop = pytest.importorskip("uvloop")

@@ -25,6 +25,7 @@ from holdfast.errors import ToolFailed
 from holdfast.runtime import Process, Scope, current_scope
 from holdfast.runtime.processes import STDOUT, TreeResult
 from holdfast.tools.output import Capture
+from holdfast.tools.workspace import printable
 
 __all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
 
@@ -61,7 +62,7 @@ def _shell() -> str:
 
 def shown(command: str | Sequence[str]) -> str:
     """A command on one line of bounded length, for people."""
-    line = " ".join((command if isinstance(command, str) else " ".join(command)).split())
+    line = printable(" ".join((command if isinstance(command, str) else " ".join(command)).split()))
     return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
 
 

@@ -27,7 +27,7 @@ from typing import IO, Literal
 from holdfast import ids
 from holdfast.errors import ConfigurationError, ToolFailed
 
-__all__ = ["Entry", "FileChanged", "Place", "Version", "Workspace", "is_binary", "version"]
+__all__ = ["Entry", "FileChanged", "Place", "Version", "Workspace", "is_binary", "printable", "version"]
 
 _LINKS_LIMIT = 40
 _CHUNK_BYTES = 1 << 20
@@ -360,7 +360,7 @@ def is_binary(data: bytes) -> bool:
 
 
 def printable(name: str) -> str:
-    """A file's name on one line, U+FFFD for what cannot be shown."""
+    """A name on one line, U+FFFD for what cannot be shown."""
     if _UNFIT.search(name):
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return _UNFIT.sub("\ufffd", name)
