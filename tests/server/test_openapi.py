@@ -13,6 +13,7 @@ from openapi_spec_validator import validate
 
 from holdfast import Agent
 from holdfast.agents.scripted import ScriptedModel
+from holdfast.protocol.events import RunSuspended
 from holdfast.server.app import SHELL, operations
 from holdfast.server.openapi import document
 from tests.server.live import AGENTS, JSON, Live, served
@@ -143,8 +144,18 @@ def test_every_operation_answers_as_the_document_says() -> None:
                 break
         open_ = await check("GET", f"{one}/approvals", 200, await http.get(f"{base}/fred/approvals"))
         path = f"{base}/fred/approvals/{open_['questions'][0]['question_id']}"
+        form = {"session": "fred", "question": "none", "decision": "answer", "text": "x"}
+        origin = {"origin": server.url}
+        await check("POST", "/", 200, await http.post("/", data=form, headers=origin))
         given = await http.post(path, json={"decision": "answer", "text": "blue"})
         await check("POST", f"{one}/approvals/{{question_id}}", 200, given)
+        started = (await server.post("gina", agent="asker")).json()
+        async for event in server.host.session("gina").events(after=started["cursor"]):
+            if isinstance(event, RunSuspended):
+                form.update(session="gina", question=event.question.question_id)
+                break
+        answered = await http.post("/", data=form, headers=origin)
+        assert answered.status_code == 303 and answered.headers["location"] == "/"
         uploaded = await http.post("/v1/attachments?name=a.png", content=b"png", headers={"content-type": "image/png"})
         kept = await check("POST", "/v1/attachments", 201, uploaded)
         found = await http.get(f"/v1/attachments/{kept['digest']}")
@@ -165,7 +176,10 @@ def test_every_operation_answers_as_the_document_says() -> None:
         refusal = await server.post("bob")
         await check("POST", messages, 503, refusal)
         everything = {(o.method, o.path, status) for o in operations() for status in o.answers}
-        assert everything - covered == {("DELETE", one, 202)}, "it takes no wait, and nothing here stops slowly enough"
+        assert everything - covered == {
+            ("DELETE", one, 202),  # it takes no wait, and nothing here stops slowly enough
+            ("POST", "/", 303),  # it has no body
+        }
         await server.end()
 
     served(scenario, *AGENTS, slow, asker, Agent(name="writer", model=ScriptedModel("a summary")))

@@ -7,8 +7,12 @@ from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast import Host
+from holdfast import Agent, Host, Run, tool
+from holdfast.agents import Call
+from holdfast.agents.scripted import ScriptedModel
 from holdfast.host import PROMISES
+from holdfast.protocol.events import RunSuspended
+from holdfast.protocol.model import CallPart
 from holdfast.server import metrics
 from tests.server.live import Live, echo, served
 
@@ -95,3 +99,86 @@ def test_the_page_refuses_in_the_documented_shape_and_asks_a_browser_for_the_key
         assert answer.headers["www-authenticate"].startswith("Basic ")
 
     served(scenario)
+
+
+async def asker(run: Run) -> str:
+    """Ask a person."""
+    return (await run.suspend(f"which colour? {MARKUP} \u202e")).text
+
+
+@tool(approval=True)
+async def erase(call: Call, name: str) -> str:
+    """Erase a file, and say how it goes."""
+    await call.output(f"erasing {name} {MARKUP}")
+    await call.run.interrupt.wait()
+    return "erased"
+
+
+def eraser() -> Agent:
+    """An agent that wants to erase."""
+    return Agent(name="eraser", model=ScriptedModel([CallPart(name="erase", arguments={"name": "a"})]), tools=[erase])
+
+
+async def asked(server: Live, key: str, agent: str) -> str:
+    """Start a run that asks something; the question's id."""
+    receipt = (await server.post(key, agent=agent)).json()
+    async for event in server.host.session(key).events(after=receipt["cursor"]):
+        if isinstance(event, RunSuspended):
+            return event.question.question_id
+    raise AssertionError("it asked nothing")
+
+
+def test_a_call_is_approved_on_the_page_and_its_progress_is_shown() -> None:
+    async def scenario(server: Live) -> None:
+        assert 'http-equiv="refresh"' in (await server.http.get("/")).text
+        question = await asked(server, "s", "eraser")
+        text = (await server.http.get("/")).text
+        assert "May it call <b>erase</b>" in text and "suspended" in text
+        assert 'http-equiv="refresh"' not in text, "it would take the form away while somebody uses it"
+        form = {"session": "s", "question": question, "decision": "approve", "text": ""}
+        for headers in ({}, {"origin": "http://evil.example"}, {"origin": "null"}):
+            refused = await server.http.post("/", data=form, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_refused")
+        assert len(await server.host.session("s").questions()) == 1
+        answer = await server.http.post("/", data=form, headers={"origin": server.url})
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        while "erasing a" not in (text := (await server.http.get("/")).text):
+            pass
+        assert "erase <code>{&quot;name&quot;:&quot;a&quot;}</code>" in text
+        assert "<script" not in text and "1 + 1 tokens" in text
+        again = await server.http.post("/", data={**form, "decision": "deny"}, headers={"origin": server.url})
+        assert "was approved" in again.text or "no question" in again.text
+
+    served(scenario, echo, eraser())
+
+
+def test_a_question_is_answered_on_the_page_by_whom_it_is_for() -> None:
+    async def scenario(server: Live) -> None:
+        question = await asked(server, "s", "asker")
+        text = (await server.http.get("/")).text
+        assert "<script" not in text and "\u202e" not in text and "\\u202e" in text
+        other = {"x-holdfast-user": "mallory", "origin": server.url}
+        form = {"session": "s", "question": question, "decision": "answer", "text": "blue & green ✓"}
+        assert "there is no session" in (await server.http.post("/", data=form, headers=other)).text
+        for broken in (b"", b"decision=answer", b"\xff", b"decision=perhaps&session=s&question=q"):
+            refused = await server.http.post("/", content=broken, headers={"origin": server.url})
+            assert refused.status_code in (200, 422), refused.text
+        assert (await server.http.post("/", content=b"x" * 200_000, headers={"origin": server.url})).status_code == 413
+        await server.http.post("/", data=form, headers={"origin": server.url})
+        settled = (await server.host.session("s").runs())[0].messages[0]
+        assert (await server.host.session("s").wait(settled)).text == "blue & green ✓"
+
+    served(scenario, echo, asker)
+
+
+def test_an_admin_sees_what_others_are_asked_and_cannot_answer_for_them() -> None:
+    async def scenario(server: Live) -> None:
+        receipt = await server.host.session("theirs", principal="bob").send("x", agent="asker")
+        async for event in server.host.session("theirs", principal="bob").events(after=receipt.cursor):
+            if event.kind == "run.suspended":
+                break
+        text = (await server.http.get("/")).text
+        assert "which colour?" in text and "of bob" in text
+        assert "<form" not in text and 'http-equiv="refresh"' in text
+
+    served(scenario, echo, asker)

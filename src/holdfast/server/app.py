@@ -6,6 +6,7 @@ small Starlette application. Nothing reaches a handler before the allow-lists, t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
@@ -15,10 +16,20 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from holdfast.errors import Forbidden, HoldfastError, InternalError, MethodNotAllowed, Unauthenticated, UnknownRoute
+from holdfast.errors import (
+    BodyTooLarge,
+    Forbidden,
+    HoldfastError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    OriginRefused,
+    Unauthenticated,
+    UnknownRoute,
+)
 from holdfast.host import Host
 from holdfast.server import attachments, histories, metrics, native, page, questions
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
@@ -39,12 +50,15 @@ from holdfast.server.limits import RateLimit
 from holdfast.server.native import Native
 from holdfast.server.openapi import document
 from holdfast.server.operations import Operation, Table
+from holdfast.server.questions import decide
 
 __all__ = ["App", "operations"]
 
 _log = logging.getLogger("holdfast.server")
 
 Headers = tuple[tuple[bytes, bytes], ...]
+_FORM_BYTES = 100_000
+_FORM_S = 30.0
 _EVENTS_PATH = "/v1/sessions/{key}/events"
 
 
@@ -259,7 +273,32 @@ class App:
             response = _json(error_answer(error))
             response.headers["www-authenticate"] = 'Basic realm="holdfast: any name, and an API key as the password"'
             return response
-        html = await page.render(self.host, caller, address=str(request.base_url).rstrip("/"))
+        return await self._page(request, caller)
+
+    @SHELL.enter(
+        "POST",
+        "/",
+        body="application/x-www-form-urlencoded",
+        answers={200: "text/html", 303: "text/html"},
+        errors=(OriginRefused,),
+    )
+    async def answer_on_page(self, request: Request) -> Response:
+        """The buttons of the page: `session`, `question`, `decision` and `text`. Only the page itself may send it."""
+        headers = request.scope["holdfast.headers"]
+        if b"origin" not in headers:
+            raise OriginRefused("only the page itself may send its form", hint="programs use …/approvals/{id}")
+        caller = self._caller(headers)
+        given = page.read_form(await _small_body(request))
+        try:
+            await decide(
+                self.host.session(given.session, principal=caller.principal), given.question, given.decision, given.text
+            )
+        except HoldfastError as error:
+            return await self._page(request, caller, told=str(error))
+        return RedirectResponse("/", status_code=303, headers=page.HEADERS)
+
+    async def _page(self, request: Request, caller: Caller, *, told: str = "") -> Response:
+        html = await page.render(self.host, caller, address=str(request.base_url).rstrip("/"), told=told)
         return HTMLResponse(html, headers=page.HEADERS)
 
     @SHELL.enter("GET", "/healthz", answers={200: Status}, public=True)
@@ -295,6 +334,20 @@ class App:
     async def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HoldfastError)
         return _json(error_answer(error))
+
+
+async def _small_body(request: Request) -> bytes:
+    """The body of a form. Raises `BodyTooLarge`, and `InvalidRequest` when it does not come in time."""
+    body = b""
+    try:
+        async with asyncio.timeout(_FORM_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _FORM_BYTES:
+                    raise BodyTooLarge(f"the form has more than {_FORM_BYTES} bytes", hint="use the API for long texts")
+    except TimeoutError:
+        raise InvalidRequest(f"the form did not come within {_FORM_S:g} s", hint="send it again") from None
+    return body
 
 
 def _json(answer: Answer) -> Response:

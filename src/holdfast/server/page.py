@@ -1,4 +1,7 @@
-"""The page at ``/``: what runs, what waits, how the promises stand, and lines to paste. No script, no extra file."""
+"""The page at ``/``: what runs and asks, what waits, how the promises stand, lines to paste. No script, no extra file.
+
+It renews itself, but not while it has a form that somebody may be about to use.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,25 @@ import base64
 import hashlib
 from datetime import UTC, datetime
 from html import escape
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
 
 from holdfast import clock
+from holdfast.errors import InvalidRequest
 from holdfast.host import PROMISES, Host, HostStatistics, Incident
-from holdfast.protocol.messages import SessionView, TreeNode
+from holdfast.protocol.messages import Question, SessionView, TreeNode, Usage
+from holdfast.server.doing import CallNow, Doing, doing
 from holdfast.server.exchange import Caller
+from holdfast.server.questions import Choice
 
-__all__ = ["HEADERS", "render"]
+__all__ = ["HEADERS", "Form", "read_form", "render"]
 
 _SHOWN = 100
+_RUNS_SHOWN = 20
 _REFRESH_S = 5
+_ARGUMENTS = 2000
 _USUAL_ADDRESS = "http://127.0.0.1:8420"
 
 _STYLE = """
@@ -42,6 +54,18 @@ td.key { overflow-wrap: anywhere; min-width: 6rem; }
 .ok { color: var(--ok); } .busy { color: var(--busy); } .bad { color: var(--bad); font-weight: 600; }
 pre { background: var(--code); border-radius: .4rem; padding: .6rem .75rem; margin: .4rem 0; overflow-x: auto;
   font: 13px/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+article { padding: .5rem 0; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+article:last-child { border-bottom: 0; padding-bottom: 0; }
+article > p, form > p { margin: .25rem 0; }
+code, q { font: 13px/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
+q { quotes: none; display: block; color: var(--soft); white-space: pre-wrap; max-height: 4.4em; overflow: hidden; }
+form { border-left: 3px solid var(--busy); padding-left: .75rem; margin: .5rem 0 .25rem; }
+.row { display: flex; flex-wrap: wrap; gap: .5rem; margin-top: .4rem; }
+input { flex: 1 1 12rem; min-width: 0; } input, button { font: inherit; color: inherit; padding: .35rem .8rem;
+  border: 1px solid var(--line); border-radius: .4rem; background: var(--bg); }
+button { cursor: pointer; } button.go { background: var(--ok); border-color: var(--ok); color: var(--card); }
+button:focus-visible, input:focus-visible, a:focus-visible { outline: 2px solid var(--busy); outline-offset: 2px; }
+a { color: var(--busy); }
 ul { list-style: none; margin: 0; padding-left: 1rem; } section > ul { padding-left: 0; }
 @media (max-width: 34rem) { .wide { display: none; } body { padding: .6rem; } }
 """
@@ -50,7 +74,7 @@ _DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
 HEADERS = {
     "content-security-policy": (
-        f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -58,21 +82,46 @@ HEADERS = {
 }
 
 
-async def render(host: Host, caller: Caller, *, address: str) -> str:
+class Form(NamedTuple):
+    """What a form of the page sends."""
+
+    session: str
+    question: str
+    decision: Choice
+    text: str
+
+
+def read_form(body: bytes) -> Form:
+    """The fields of a form. Raises `InvalidRequest`."""
+    try:
+        fields = dict(parse_qsl(body.decode("ascii"), strict_parsing=True, errors="strict", max_num_fields=10))
+        decision = msgspec.convert(fields.get("decision"), Choice)
+    except (ValueError, msgspec.ValidationError):
+        raise InvalidRequest("that is no form of the page", hint="look at the page again") from None
+    return Form(fields.get("session", ""), fields.get("question", ""), decision, fields.get("text", ""))
+
+
+async def render(host: Host, caller: Caller, *, address: str, told: str = "") -> str:
     """The page for `caller`: admins see everybody's sessions, others their own.
 
     Parameters:
         host: whose state is shown.
         caller: who looks.
         address: the URL under which the server was asked, for the lines to paste.
+        told: what became of the answer that was just given.
     """
     everybody = caller.role == "admin"
     principal = None if everybody else caller.principal
     statistics = host.statistics()
     sessions = await host.sessions(principal=principal, limit=_SHOWN)
+    at_work = [view for view in sessions if view.run_id is not None][:_RUNS_SHOWN]
+    runs = [(view, await doing(host, view)) for view in at_work]
+    asked = any(now.questions for view, now in runs if view.principal == caller.principal)
     parts = [
-        _head(statistics),
+        _head(statistics, renewed=not (asked or told)),
+        f'<section class="bad" role="alert">{escape(told)}</section>' if told else "",
         _figures(statistics, sessions),
+        _runs(runs, caller.principal, everybody),
         _sessions(sessions, everybody),
         _tree(host.tree(principal=principal)),
         _incidents(list(host.incidents.newest)[-10:]) if everybody else "",
@@ -82,18 +131,20 @@ async def render(host: Host, caller: Caller, *, address: str) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Holdfast</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="refresh" content="{_REFRESH_S}"><style>{_STYLE}</style></head><body>'
+        + ("" if asked or told else f'<meta http-equiv="refresh" content="{_REFRESH_S}">')
+        + f"<style>{_STYLE}</style></head><body>"
         + "".join(parts)
         + "</body></html>"
     )
 
 
-def _head(statistics: HostStatistics) -> str:
+def _head(statistics: HostStatistics, *, renewed: bool) -> str:
     state = '<span class="bad">draining</span>' if statistics.draining else '<span class="ok">running</span>'
     since = _time(statistics.started_at)
+    renews = f"renewed every {_REFRESH_S} s" if renewed else 'not renewed by itself now: <a href="/">look again</a>'
     return (
         f'<header><h1>Holdfast</h1>{state}<span class="soft">pid {statistics.pid} · started {since} · '
-        f"renewed every {_REFRESH_S} s</span></header>"
+        f"{renews}</span></header>"
     )
 
 
@@ -112,13 +163,92 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
     return f'<section class="figures">{cells}</section>'
 
 
+def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool) -> str:
+    """What each run does; what the caller's own ones ask comes first, with a form to answer it."""
+    if not runs:
+        return ""
+    ordered = sorted(runs, key=lambda run: not run[1].questions)
+    shown = "".join(_run(view, now, mine=view.principal == principal, everybody=everybody) for view, now in ordered)
+    return f"<section><h2>At work</h2>{shown}</section>"
+
+
+def _run(view: SessionView, now: Doing, *, mine: bool, everybody: bool) -> str:
+    owner = f'<span class="soft"> of {escape(view.principal)}</span>' if everybody and not mine else ""
+    style = "bad" if view.state == "stopping" else "busy"
+    facts = [escape(now.agent)]
+    if now.step:
+        facts.append(f"step {now.step}")
+    if now.usage is not None:
+        facts += _usage(now.usage)
+    head = (
+        f'<b>{escape(view.key)}</b>{owner} <span class="{style}">{escape(view.state)}</span> '
+        f'<span class="soft">{" · ".join(facts)}</span>'
+    )
+    asked = "".join(_question(view.key, question, mine=mine) for question in now.questions)
+    calls = "".join(map(_call, now.calls.values())) if not now.questions else ""
+    said = f"<q>{escape(now.said)}</q>" if now.said and not now.calls else ""
+    return f"<article>{head}{asked}{calls}{said}</article>"
+
+
+def _usage(usage: Usage) -> list[str]:
+    found = []
+    if usage.tool_calls:
+        found.append(f"{usage.tool_calls:,} call{'' if usage.tool_calls == 1 else 's'}")
+    if usage.input_tokens or usage.output_tokens:
+        found.append(f"{usage.input_tokens:,} + {usage.output_tokens:,} tokens")
+    if usage.cost_usd:
+        found.append(f"${usage.cost_usd:.4f}")
+    return found
+
+
+def _call(call: CallNow) -> str:
+    since = f' <span class="soft">{_time(call.began_at)}</span>' if call.began_at else ""
+    output = f"<q>{escape(call.output)}</q>" if call.output.strip() else ""
+    return f"<p>{escape(call.name)} <code>{escape(call.arguments)}</code>{since}</p>{output}"
+
+
+def _question(key: str, question: Question, *, mine: bool) -> str:
+    """What is asked; with the buttons, if it is the caller's to answer."""
+    arguments = "" if question.arguments is None else _visible(msgspec.json.encode(question.arguments).decode())
+    what = escape(_visible(question.text))
+    if question.kind == "approval":
+        told = f"<br>{what}" if what else ""
+        what = f"May it call <b>{escape(question.tool or '')}</b> <code>{escape(arguments[:_ARGUMENTS])}</code>?{told}"
+        if len(arguments) > _ARGUMENTS:
+            what += f' <span class="bad">{len(arguments) - _ARGUMENTS:,} more characters are not shown</span>'
+    since = f' <span class="soft">asked {_time(question.asked_at)}</span>'
+    if not mine:
+        return f"<p>{what}{since}</p>"
+    if question.kind == "approval":
+        fields = (
+            '<button class="go" name="decision" value="approve">Approve</button>'
+            '<button name="decision" value="deny">Deny</button>'
+            '<input name="text" aria-label="reason" placeholder="a reason, for the model" autocomplete="off">'
+        )
+    else:
+        fields = (
+            '<input name="text" aria-label="answer" required autocomplete="off">'
+            '<button class="go" name="decision" value="answer">Answer</button>'
+        )
+    hidden = (
+        f'<input type="hidden" name="session" value="{escape(key)}">'
+        f'<input type="hidden" name="question" value="{escape(question.question_id)}">'
+    )
+    return f'<form method="post" action="/"><p>{what}{since}</p>{hidden}<div class="row">{fields}</div></form>'
+
+
+def _visible(text: str) -> str:
+    """The text with what cannot be seen, such as a turn of the writing direction, written out."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
+
+
 def _sessions(sessions: list[SessionView], everybody: bool) -> str:
     if not sessions:
         return '<section><h2>Sessions</h2><p class="soft">None yet. The lines below start one.</p></section>'
     owner = '<th class="wide">Principal</th>' if everybody else ""
     rows = []
     for view in sessions:
-        style = {"running": "busy", "stopping": "bad", "deleted": "soft"}.get(view.state, "")
+        style = {"running": "busy", "suspended": "busy", "stopping": "bad", "deleted": "soft"}.get(view.state, "")
         cell = f'<td class="wide key">{escape(view.principal)}</td>' if everybody else ""
         rows.append(
             f'<tr><td class="key">{escape(view.key)}</td>{cell}<td class="{style}">{escape(view.state)}</td>'

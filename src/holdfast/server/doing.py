@@ -1,0 +1,109 @@
+"""What a session does now, read from the end of its log: its step, its calls with their output, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.protocol.events import (
+    ReasoningDelta,
+    RunStarted,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolOutput,
+    ToolStarted,
+    decode_event,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.host import Host
+    from holdfast.protocol.events import Event
+    from holdfast.protocol.messages import Question, SessionView, Usage
+
+__all__ = ["CallNow", "Doing", "doing", "read_doing"]
+
+_LOOK_BACK = 300
+_TAIL = 160
+
+
+@dataclass(slots=True)
+class CallNow:
+    """A call that is on: its tool, its arguments in short, when it began, and the end of its output."""
+
+    name: str
+    arguments: str = ""
+    began_at: float = 0.0
+    output: str = ""
+
+
+@dataclass(slots=True)
+class Doing:
+    """What a run does, as far as the end of the log tells.
+
+    Parameters:
+        agent: its agent.
+        step: the step it is at; 0 while it has none.
+        calls: the calls that are on, by their id; the finished ones are counted in `done`.
+        said: the end of what it says or thinks.
+        usage: what it used, while it is in this process.
+        questions: what it waits for.
+    """
+
+    agent: str = ""
+    step: int = 0
+    calls: dict[str, CallNow] = field(default_factory=dict)
+    done: int = 0
+    said: str = ""
+    usage: Usage | None = None
+    questions: list[Question] = field(default_factory=list)
+
+
+def read_doing(events: Iterable[Event]) -> Doing:
+    """What the newest run among the events does."""
+    now = Doing()
+    for event in events:
+        match event:
+            case RunStarted():
+                now = Doing(agent=event.agent)
+            case StepStarted():
+                now.step = event.step
+            case TextDelta() | ReasoningDelta():
+                now.said = (now.said + event.text)[-_TAIL:]
+            case ToolStarted():
+                now.calls[event.call_id] = CallNow(event.name, _short(event.arguments), event.at)
+            case ToolOutput():
+                call = now.calls.setdefault(event.call_id, CallNow("a call"))
+                call.output = (call.output + event.text)[-_TAIL:]
+            case ToolFinished():
+                now.calls.pop(event.call_id, None)
+                now.done += 1
+    return now
+
+
+async def doing(host: Host, view: SessionView) -> Doing:
+    """What the session of `view`, which has a run, does now."""
+    found = await host.store.find_session(view.principal, view.key)
+    if found is None:
+        return Doing(agent=view.agent)
+    row, view = found
+    stored = await host.store.read_events(row, after=max(0, view.seq - _LOOK_BACK), limit=_LOOK_BACK)
+    now = read_doing(map(decode_event, stored))
+    now.agent = now.agent or view.agent
+    live = host.live.get(view.run_id or "")
+    if live is not None:
+        now.usage = live.run.usage
+    if view.state == "suspended":
+        now.questions = list(await host.store.questions(row))
+    return now
+
+
+def _short(arguments: Any) -> str:
+    if not arguments:
+        return ""
+    text = msgspec.json.encode(arguments).decode()
+    return text if len(text) <= _TAIL else f"{text[:_TAIL]}…"
