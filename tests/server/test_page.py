@@ -30,6 +30,8 @@ def test_the_page_escapes_everything_and_allows_no_script() -> None:
         assert "default-src 'none'" in policy
         assert "script" not in policy
         assert "unsafe" not in policy
+        assert "form-action 'self'" in policy
+        assert answer.headers["referrer-policy"] == "same-origin", "under no-referrer browsers send forms as of nobody"
         assert answer.headers["x-content-type-options"] == "nosniff"
 
     served(scenario)

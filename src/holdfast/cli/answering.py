@@ -94,7 +94,8 @@ def asked(question: Question) -> str:
         return question.text
     arguments = msgspec.json.encode(question.arguments).decode() if question.arguments is not None else ""
     shown = f"{question.tool} {arguments}" if len(arguments) <= _SHOWN else f"{question.tool} {arguments[:_SHOWN]}…"
-    return f"{shown}  ({question.text})" if question.text else shown
+    usual = question.text in ("", f"May {question.tool} be called?")
+    return shown if usual else f"{shown}  ({question.text})"
 
 
 def _say(given: Answer, *, as_json: bool) -> None:

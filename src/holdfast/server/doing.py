@@ -73,12 +73,12 @@ def read_doing(events: Iterable[Event]) -> Doing:
             case StepStarted():
                 now.step = event.step
             case TextDelta() | ReasoningDelta():
-                now.said = (now.said + event.text)[-_TAIL:]
+                now.said = _tail(now.said + event.text)
             case ToolStarted():
                 now.calls[event.call_id] = CallNow(event.name, _short(event.arguments), event.at)
             case ToolOutput():
                 call = now.calls.setdefault(event.call_id, CallNow("a call"))
-                call.output = (call.output + event.text)[-_TAIL:]
+                call.output = _tail(call.output + event.text)
             case ToolFinished():
                 now.calls.pop(event.call_id, None)
                 now.done += 1
@@ -100,6 +100,15 @@ async def doing(host: Host, view: SessionView) -> Doing:
     if view.state == "suspended":
         now.questions = list(await host.store.questions(row))
     return now
+
+
+def _tail(text: str) -> str:
+    """The end of a text, from a line or word on."""
+    if len(text) <= _TAIL:
+        return text
+    end = text[-_TAIL:]
+    at = end.find("\n") + 1 or end.find(" ") + 1
+    return end[at:]
 
 
 def _short(arguments: Any) -> str:

@@ -77,7 +77,7 @@ HEADERS = {
         f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",  # with none at all browsers send the page's own forms without an origin
     "cache-control": "no-store",
 }
 
@@ -212,7 +212,7 @@ def _question(key: str, question: Question, *, mine: bool) -> str:
     arguments = "" if question.arguments is None else _visible(msgspec.json.encode(question.arguments).decode())
     what = escape(_visible(question.text))
     if question.kind == "approval":
-        told = f"<br>{what}" if what else ""
+        told = f"<br>{what}" if what and question.text != f"May {question.tool} be called?" else ""
         what = f"May it call <b>{escape(question.tool or '')}</b> <code>{escape(arguments[:_ARGUMENTS])}</code>?{told}"
         if len(arguments) > _ARGUMENTS:
             what += f' <span class="bad">{len(arguments) - _ARGUMENTS:,} more characters are not shown</span>'
