@@ -164,6 +164,15 @@ def test_folders_are_listed_within_bounds(tmp_path: Path) -> None:
     assert told[3:] == ["[nothing]", "!ToolFailed: there is no missing"]
 
 
+def test_a_folder_of_too_many_names_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.tools.workspace._NAMES_LIMIT", 10)
+    for number in range(11):
+        (tmp_path / str(number)).touch()
+    assert do(tmp_path, ("list_files", {})) == ["!ToolFailed: ./ has more than 10 names; use a program to look at it"]
+    (tmp_path / "0").unlink()
+    assert do(tmp_path, ("list_files", {}))[0].count("\n") == 9
+
+
 def test_files_are_searched_within_bounds(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "one.py").write_text("def Alpha():\n    pass\n")

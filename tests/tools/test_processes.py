@@ -193,7 +193,7 @@ def test_the_end_of_the_host_ends_them(tmp_path: Path) -> None:
     assert living(token) == []
 
 
-def test_a_start_that_is_cut_leaves_nothing(tmp_path: Path) -> None:
+def test_a_start_that_is_cut_leaves_nothing_that_is_not_listed(tmp_path: Path) -> None:
     token = token_of(tmp_path, "cut")
     toolset = Processes(tmp_path, limit=100)
 
@@ -214,11 +214,10 @@ def test_a_start_that_is_cut_leaves_nothing(tmp_path: Path) -> None:
             for _ in range(ticks):
                 await asyncio.sleep(0)
             await session.interrupt("at once")
-            told = [said for said in answered if said.startswith("process p")]
-            await until(lambda told=told: len(living(token)) <= len(told))  # type: ignore[misc]
+            told = {process_id(said) for said in answered if said.startswith("process p")}
             kept = toolset._sessions.get(("local", f"s{ticks}"), {})
-            assert sorted(process_id(said) for said in told) == sorted(kept)
-            assert len(living(token)) == len(told)
+            assert told <= set(kept)  # more where the run was stopped between the tool's return and the agent
+            assert {one.program.process.pid for one in kept.values()} == set(living(token))
             await session.stop("all of it")
             assert living(token) == []
 

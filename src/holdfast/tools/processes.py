@@ -3,7 +3,7 @@
 Invariants
 - A process belongs to one session's activation: an interrupt of the run leaves it alone, the session's stop ends it.
 - A session can name its own processes only; the id of another one's does not exist for it.
-- A start that is cut before it was answered is taken back: nothing runs that the session was not told of.
+- A start that is cut before it returns is taken back: what runs is in the session's list.
 - Each process ends once, and what is told of it says how. Its session gets a message then, unless a tool call or a stop
   ended it, or the host itself ends: then the next start tells, from the note that is kept.
 """

@@ -20,7 +20,7 @@ __all__ = ["Terminal"]
 _MARGIN_S = 30.0
 """The call's own deadline comes so much after the command's: time to end its tree and to tell."""
 _TERM_FIRST_S = 1.0
-_LIVE_BYTES = 200_000
+_LIVE_BYTES = 100_000
 
 
 class Terminal(Toolset):

@@ -307,7 +307,7 @@ class Workspace:
             unsearched: names of folders that are not gone into.
 
         Raises:
-            ToolFailed: there is no such file or folder inside the root.
+            ToolFailed: there is no such file or folder inside the root, or a folder has too many names.
         """
         with self.place(path) as place:
             status = place.status()
@@ -327,7 +327,9 @@ def _walk(folder: int, above: str, depth: int, unsearched: Collection[str]) -> I
     """Owns and closes the descriptor."""
     try:
         with os.scandir(folder) as listed:
-            names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT))
+            names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))
+        if len(names) > _NAMES_LIMIT:
+            raise ToolFailed(f"{above or './'} has more than {_NAMES_LIMIT:,} names; use a program to look at it")
         for name in names:
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
