@@ -27,7 +27,7 @@ from holdfast.protocol.model import (
 )
 from holdfast.testing.model_server import ModelServer, Reply
 
-NAMES = ("openai:gpt-test", "anthropic:claude-test")
+NAMES = ("openai:gpt-test", "openai-responses:gpt-test", "anthropic:claude-test")
 ASK = ModelRequest(messages=(UserMessage(content="hello"),))
 ADD = ToolSpec(
     name="add",
@@ -40,9 +40,14 @@ ADD = ToolSpec(
 )
 
 
-@pytest.fixture(params=NAMES, ids=["openai", "anthropic"])
+@pytest.fixture(params=NAMES, ids=["openai", "responses", "anthropic"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def provider_of(name: str) -> str:
+    """How its variables begin."""
+    return name.partition(":")[0].partition("-")[0].upper()
 
 
 def with_server(
@@ -172,6 +177,25 @@ def test_reasoning_comes_apart_and_what_signs_it_goes_back(monkeypatch: pytest.M
 
     reply = Reply(reasoning="Let me think.", text="I add.", calls=[("add", {"a": 1, "b": 2})])
     with_server(work, [reply, Reply(text="3.")], "anthropic:claude-test", monkeypatch)
+
+
+def test_sealed_reasoning_goes_back_before_the_call_that_it_led_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(server: ModelServer, model: PydanticModel) -> None:
+        parts = await all_parts(model, ModelRequest(messages=(UserMessage(content="add"),), tools=(ADD,)))
+        call = ToolCall(call_id="c", name="add", arguments={"a": 1, "b": 2})
+        history = (
+            UserMessage(content="add"),
+            AssistantMessage(text=text_of(parts), calls=(call,), state=end_of(parts).state),
+            ToolMessage(call_id="c", name="add", content="3"),
+        )
+        await all_parts(model, ModelRequest(messages=history, tools=(ADD,)))
+        _, reasoning, asked, result = server.exchanges[1].body["input"]
+        assert (reasoning["type"], reasoning["encrypted_content"]) == ("reasoning", "sealed-rs_1_0")
+        assert (asked["type"], asked["id"], asked["call_id"]) == ("function_call", "fc_1_1", "call_1_0")
+        assert result["call_id"] == "call_1_0"
+
+    reply = Reply(reasoning="Let me think.", calls=[("add", {"a": 1, "b": 2})])
+    with_server(work, [reply, Reply(text="3.")], "openai-responses:gpt-5", monkeypatch)
 
 
 def test_attachments_go_along_and_what_the_provider_cannot_take_is_named(
@@ -317,7 +341,7 @@ def test_a_failure_says_what_it_was_and_whether_to_try_again_and_is_not_repeated
 
 def test_a_key_that_is_refused_names_its_variable_and_is_not_shown(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(server: ModelServer, model: PydanticModel) -> None:
-        variable = f"{name.partition(':')[0].upper()}_API_KEY"
+        variable = f"{provider_of(name)}_API_KEY"
         monkeypatch.setenv(variable, "sk-very-secret")
         with pytest.raises(ModelFailed, match=f"set {variable} to a key") as failed:
             await all_parts(pydantic_model(name))
@@ -346,7 +370,7 @@ def test_a_server_that_is_not_there_is_a_failure_to_connect(name: str, monkeypat
 
 
 def test_a_missing_key_names_its_variable(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    provider = name.partition(":")[0].upper()
+    provider = provider_of(name)
     monkeypatch.delenv(f"{provider}_BASE_URL", raising=False)
     monkeypatch.delenv(f"{provider}_API_KEY", raising=False)
     with pytest.raises(ConfigurationError, match=f"set .*{provider}_API_KEY"):

@@ -16,11 +16,11 @@ from holdfast.protocol.messages import Settlement
 from holdfast.protocol.model import ModelRequest, ToolMessage, UserMessage
 from holdfast.testing.model_server import Exchange, ModelServer, Reply
 
-NAMES = ("openai:gpt-test", "anthropic:claude-test")
+NAMES = ("openai:gpt-test", "openai-responses:gpt-test", "anthropic:claude-test")
 SETTINGS = Settings(grace_s=0.5, kill_after_s=0.5, drain_s=0.5)
 
 
-@pytest.fixture(params=NAMES, ids=["openai", "anthropic"])
+@pytest.fixture(params=NAMES, ids=["openai", "responses", "anthropic"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -67,12 +67,14 @@ async def settled(session: Session, text: str) -> Settlement:
 
 
 def results_of(exchange: Exchange) -> list[str]:
-    """What the model was told of the calls, in either protocol."""
+    """What the model was told of the calls, in any of the protocols."""
     found = []
-    for message in exchange.body["messages"]:
-        if message["role"] == "tool":
+    for message in exchange.body.get("messages") or exchange.body["input"]:
+        if message.get("type") == "function_call_output":
+            found.append(message["output"])
+        elif message.get("role") == "tool":
             found.append(message["content"])
-        elif isinstance(message["content"], list):
+        elif isinstance(message.get("content"), list):
             found += [str(block["content"]) for block in message["content"] if block["type"] == "tool_result"]
     return found
 

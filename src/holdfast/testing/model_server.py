@@ -1,4 +1,4 @@
-"""A model provider on this machine: it speaks the OpenAI and Anthropic protocols in streams, by a script, with faults.
+"""A model provider on this machine: it speaks OpenAI's and Anthropic's protocols in streams, by a script, with faults.
 
     async with ModelServer([Reply(text="Hello.")]) as server:
         ...                                     # server.environment points a model at it
@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import CallPart, EndPart, ModelRequest, Part, ReasoningPart, TextPart
-from holdfast.testing.model_wires import AnthropicWire, OpenAIWire, Wire
+from holdfast.testing.model_wires import ChatWire, MessagesWire, ResponsesWire, Wire
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -36,7 +36,11 @@ __all__ = ["Exchange", "ModelServer", "Reply", "Script"]
 
 Fault = Literal["cut", "short", "garbage", "error", "stall"]
 
-_WIRES: dict[str, type[Wire]] = {"/v1/chat/completions": OpenAIWire, "/v1/messages": AnthropicWire}
+_WIRES: dict[str, type[Wire]] = {
+    "/v1/chat/completions": ChatWire,
+    "/v1/responses": ResponsesWire,
+    "/v1/messages": MessagesWire,
+}
 _USAGE = Usage(input_tokens=10, output_tokens=5)
 _REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 429: "Too Many Requests"}
 
@@ -306,7 +310,7 @@ class _Connection(asyncio.Protocol):
     ) -> None:
         kind = _WIRES.get(path)
         if kind is None or method != "POST":
-            self._refuse(transport, OpenAIWire, 404, f"there is no {method} {path}; there is: {', '.join(_WIRES)}")
+            self._refuse(transport, ChatWire, 404, f"there is no {method} {path}; there is: {', '.join(_WIRES)}")
             return
         try:
             body = msgspec.json.decode(content, type=dict[str, Any])

@@ -37,7 +37,9 @@ BACK_S = 0.5
 
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 _GROUP = re.compile(r"pydantic-ai-slim\[([a-z-]+)\]")
-_REASONS: Mapping[str, Literal["stop", "length", "calls", "refused"]] = {
+Reason = Literal["stop", "length", "calls", "refused", "other"]
+
+_REASONS: Mapping[str, Reason] = {
     "stop": "stop",
     "length": "length",
     "tool_call": "calls",
@@ -74,7 +76,9 @@ class PydanticModel(Toolset):
         self._name = name
         self._spelled = _spelled(name)
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ProviderModel] = WeakKeyDictionary()
-        self._context_tokens = _build(name, self._spelled).context_window
+        self._unused: ProviderModel | None = _build(name, self._spelled)
+        """What was built to see whether it can be, for the first loop that comes."""
+        self._context_tokens = self._unused.context_window
 
     @property
     def name(self) -> str:
@@ -120,7 +124,8 @@ class PydanticModel(Toolset):
         loop = asyncio.get_running_loop()
         found = self._of_loop.get(loop)
         if found is None:
-            found = self._of_loop[loop] = _build(self._name, self._spelled)
+            found = self._of_loop[loop] = self._unused or _build(self._name, self._spelled)
+            self._unused = None
         return found
 
     async def _open(
@@ -163,9 +168,10 @@ class PydanticModel(Toolset):
         finally:
             if not ended:
                 await stream.cancel()
-        for call in calls_of(response):
+        calls = calls_of(response)
+        for call in calls:
             yield call
-        yield _end(response)
+        yield _end(response, asks=bool(calls))
 
     def _check_whole(self, stream: StreamedResponse, response: ModelResponse) -> None:
         """A stream that just stops may end in the middle of an answer, or of a call's arguments."""
@@ -317,13 +323,14 @@ def _must_say(stream: StreamedResponse) -> bool:
     )
 
 
-def _end(response: ModelResponse) -> EndPart:
+def _end(response: ModelResponse, *, asks: bool) -> EndPart:
     from holdfast.agents.adapters.pydantic_messages import state_of
 
     used = response.usage
+    reason: Reason = _REASONS.get(response.finish_reason or "stop", "other")
     return EndPart(
         usage=Usage(input_tokens=used.input_tokens, output_tokens=used.output_tokens, cost_usd=_cost(response)),
-        reason=_REASONS.get(response.finish_reason or "stop", "other"),
+        reason="calls" if asks and reason == "stop" else reason,
         model=response.model_name or "",
         state=state_of(response),
     )

@@ -1,0 +1,12 @@
+"""The wire protocols that the model server speaks: how each reads a request, what it objects to, and how it answers.
+
+They refuse what their providers refuse: a call without its result, a result without its call, ids and names in letters
+that are not allowed, arguments that are no object, and text blocks with nothing in them.
+"""
+
+from holdfast.testing.model_wires.chat import ChatWire
+from holdfast.testing.model_wires.form import Wire
+from holdfast.testing.model_wires.messages import MessagesWire
+from holdfast.testing.model_wires.responses import ResponsesWire
+
+__all__ = ["ChatWire", "MessagesWire", "ResponsesWire", "Wire"]
