@@ -13,7 +13,6 @@ from holdfast import Agent, Host
 from holdfast.agents.scripted import Pause
 from holdfast.protocol.events import ToolStarted
 from holdfast.storage import MemoryStore
-from holdfast.storage.memory import MemoryTables
 from holdfast.testing import VirtualClock, run_virtual
 from tests.agents.modelled import (
     QUICK,
@@ -108,9 +107,9 @@ class Remembering(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.states: list[MemoryTables] = []
+        self.states: list[Any] = []
 
-    def _now(self, verb: Callable[[MemoryTables], Any]) -> Any:
+    def _now(self, verb: Callable[[Any], Any]) -> Any:
         before = self._tables.counters.commits
         result = super()._now(verb)
         if self._tables.counters.commits != before:
@@ -118,7 +117,7 @@ class Remembering(MemoryStore):
         return result
 
 
-def restored(tables: MemoryTables) -> Remembering:
+def restored(tables: Any) -> Remembering:
     store = Remembering()
     store._tables = copy.deepcopy(tables)
     return store
@@ -148,10 +147,10 @@ def test_a_run_that_is_killed_after_any_write_goes_on_and_does_nothing_twice_tha
 
     text = run_virtual(whole())
 
-    def again(tables: MemoryTables) -> list[MemoryTables]:
+    def again(tables: Any) -> list[Any]:
         store = restored(tables)
         agent = make()
-        states: list[MemoryTables] = []
+        states: list[Any] = []
 
         async def main() -> None:
             async with Host(agent, store=store, settings=QUICK, clock=VirtualClock()) as host:

@@ -87,22 +87,23 @@ def start_call(
         isolated = functools.partial(importable(work), *given, **kwargs)
         return scope.spawn(isolated, on="process", name=name, output=call.output)
     given = (call, *args) if wants_call(work) else args
+    bound = functools.partial(work, *given, **kwargs)
+
+    def begun() -> Any:
+        """Where the function runs. One that is stopped before it begins holds nothing."""
+        if exclusive:
+            run._exclusive[call.call_id] = name
+        return bound()
 
     def ended() -> None:
-        """Where the function ran: after its scope it was given up, and what it gives comes too late."""
+        """After its scope it was given up, and what it gives comes too late."""
         if scope.closed:
             run._recorder.late()
         if exclusive:
             run._soon(functools.partial(run._release, call.call_id))
 
-    if exclusive:
-        run._exclusive[call.call_id] = name
-    try:
-        bound = placed(functools.partial(work, *given, **kwargs), Branch(call.call_id), where, ended)
-        return scope.spawn(bound, on=where, name=name)
-    except BaseException:
-        run._exclusive.pop(call.call_id, None)
-        raise
+    begun.__name__ = name
+    return scope.spawn(placed(begun, Branch(call.call_id), where, ended), on=where, name=name)
 
 
 def check_said(text: object, what: str) -> None:

@@ -245,7 +245,8 @@ class ActiveRun:
         self._receipt = receipt = scope.receipt
         error = _agent_error(self._handle)
         self._host.scope_closed(scope)
-        self.surroundings.end_rest()
+        if self.surroundings.resting:
+            self.surroundings.end_rest()
         if receipt is not None:
             self._host.receipt_made(self, receipt)
         if self.lost:
@@ -432,7 +433,7 @@ class ActiveRun:
         elif self._batch or (self._buffer and not self._committing):
             self._flush()
         elif self._committing:
-            self._submit()
+            self._submit_once_released()
         elif self.leaving:
             self._let_go()
         else:
@@ -477,6 +478,18 @@ class ActiveRun:
             if not future.done():
                 future.set_result(self._receipt or nothing_to_stop(self.run_id, self._host.now()))
         self._receipts.clear()
+
+    def _submit_once_released(self) -> None:
+        """An exclusive call that was given up keeps the slot until it has really ended."""
+        if not self.run.held_by:
+            self._submit()
+            return
+        self._answer()
+        self.run.released(functools.partial(self._host.loop.call_soon, self._released, context=self._host.context))
+
+    def _released(self) -> None:
+        if not self._ended:
+            self._submit()
 
     def _submit(self) -> None:
         """Give the commit to the store; what is left in the buffer goes with it."""
