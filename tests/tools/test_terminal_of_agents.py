@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -34,11 +35,12 @@ def on_agent(
     *,
     store: str = "memory://",
     grace_s: float = 0.5,
+    bound_s: float = 40.0,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:
     async def main() -> None:
         agent = Agent(name="a", model=ScriptedModel(script), tools=list(toolsets))
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(bound_s):
             async with Host(agent, store=store, settings=Settings(grace_s=grace_s, drain_s=0.5)) as host:
                 await scenario(host)
 
@@ -117,31 +119,41 @@ def test_parallel_commands_of_hostile_trees_all_end_with_the_run(tmp_path: Path,
     assert living(token) == []
 
 
-@pytest.mark.parametrize("moment", [0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08])
-def test_an_interrupt_at_any_moment_of_a_call_leaves_nothing(tmp_path: Path, moment: float) -> None:
-    token = token_of(tmp_path, f"moment-{moment}")
+@pytest.mark.parametrize("rounds", [20, pytest.param(200, marks=[pytest.mark.nightly, pytest.mark.timeout(600)])])
+def test_an_interrupt_at_any_moment_of_a_call_leaves_nothing(tmp_path: Path, rounds: int) -> None:
+    token = token_of(tmp_path, "moment")
     toolset = Processes(tmp_path)
+    moments = random.Random(rounds)
     calls = [
         CallPart(name="terminal", arguments={"command": program("double-fork", token)}),
         CallPart(name="terminal", arguments={"command": program("leaves-strays", token), "pty": True}),
         CallPart(name="start_process", arguments={"command": program("double-fork", token)}),
+        CallPart(name="write_file", arguments={"path": "big", "content": "x" * 300_000}),
+        CallPart(name="search_files", arguments={"pattern": "y"}),
     ]
 
     async def scenario(host: Host) -> None:
-        session = host.session("s")
-        await session.send("go")
-        await asyncio.sleep(moment)
-        await session.interrupt("enough")
-        kept = list(toolset._sessions.get(("local", "s"), {}).values())
-        pids = {one.program.process.pid for one in kept}
-        assert len(kept) <= 1
-        assert len(living(token)) <= 2 * len(pids), "only the background process may live"
-        assert await session.ask("still there?") == "heard still there?"
-        await entries(session)
-        await session.stop("all of it")
-        assert living(token) == []
+        descriptors = 0
+        for number in range(rounds):
+            session = host.session(f"s{number}")
+            (tmp_path / "big").unlink(missing_ok=True)
+            await session.send("go")
+            await asyncio.sleep(moments.choice((0.0, 0.01, 0.1)) * moments.random())
+            await session.interrupt("enough")
+            kept = list(toolset._sessions.get(("local", f"s{number}"), {}).values())
+            assert len(kept) <= 1
+            assert len(living(token)) <= 2 * len(kept), "only the background process may live"
+            assert not (tmp_path / "big").exists() or (tmp_path / "big").stat().st_size == 300_000
+            assert not list(tmp_path.glob(".big*")), "a part of a file was left"
+            assert await session.ask("still there?") == "heard still there?"
+            await entries(session)
+            await session.stop("all of it")
+            assert living(token) == []
+            if number == rounds // 2:
+                descriptors = len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 8  # sockets of threads and readers that linger
 
-    on_agent(say_after(*calls), [Terminal(tmp_path), toolset], scenario, grace_s=0.1)
+    on_agent(say_after(*calls), [Terminal(tmp_path), toolset, Files(tmp_path)], scenario, grace_s=0.1, bound_s=500)
     assert living(token) == []
 
 
