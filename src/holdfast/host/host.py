@@ -385,7 +385,8 @@ class Host:
             status = "interrupted"
         counts[f"runs_{status}"] += 1
         kept["P5"] += len(settled)
-        expected = [*(message.message_id for message in claim.messages), *steered]
+        expected = [message.message_id for message in claim.messages]
+        expected += steered
         if settled != expected and (sure or settled[: len(expected)] != expected):
             broken["P5"] += 1
         if committed.waiting > self.settings.mailbox_limit:
