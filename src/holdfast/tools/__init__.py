@@ -9,21 +9,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.tools.browser import Browser
     from holdfast.tools.files import Files
     from holdfast.tools.mcp import McpServer
     from holdfast.tools.processes import Processes
+    from holdfast.tools.python import Python
+    from holdfast.tools.sandbox import Sandbox
     from holdfast.tools.terminal import Terminal
+    from holdfast.tools.web import Web
     from holdfast.tools.workspace import Workspace
 
 _HOMES = {
-    "McpServer": "mcp",
+    "Browser": "browser",
     "Files": "files",
+    "McpServer": "mcp",
     "Processes": "processes",
+    "Python": "python",
+    "Sandbox": "sandbox",
     "Terminal": "terminal",
+    "Web": "web",
     "Workspace": "workspace",
 }
 
-__all__ = ["Files", "McpServer", "Processes", "Terminal", "Workspace"]
+__all__ = ["Browser", "Files", "McpServer", "Processes", "Python", "Sandbox", "Terminal", "Web", "Workspace"]
 
 
 def __getattr__(name: str) -> Any:
