@@ -165,7 +165,7 @@ def test_folders_are_listed_within_bounds(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_too_many_names_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.tools.workspace._NAMES_LIMIT", 10)
+    monkeypatch.setattr("holdfast.tools.entries._NAMES_LIMIT", 10)
     for number in range(11):
         (tmp_path / str(number)).touch()
     assert do(tmp_path, ("list_files", {})) == ["!ToolFailed: ./ has more than 10 names; use a program to look at it"]

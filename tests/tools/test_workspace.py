@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.tools import workspace as workspace_module
-from holdfast.tools.workspace import FileChanged, Workspace, version
+from holdfast.tools.entries import Place, link_target, version
+from holdfast.tools.workspace import FileChanged, Workspace
 
 
 def nothing() -> None:
@@ -220,7 +221,7 @@ def test_a_link_that_is_swapped_in_at_any_moment_leads_nowhere(inside: Path, mon
     """Between the look at a name and its opening somebody puts a link there; tried at each opening of the walk."""
     outside = inside.parent / "beside"
     (outside / "file").write_text("outside")
-    original = workspace_module._link_target
+    original = link_target
     for swapped in ("sub", "sub/file"):
         (inside / "sub").mkdir(exist_ok=True)
         (inside / "sub" / "file").write_text("below")
@@ -232,7 +233,7 @@ def test_a_link_that_is_swapped_in_at_any_moment_leads_nowhere(inside: Path, mon
                 (inside / swapped).symlink_to(outside / "file" if name == "file" else outside)
             return found
 
-        monkeypatch.setattr(workspace_module, "_link_target", look)
+        monkeypatch.setattr(workspace_module, "link_target", look)
         with pytest.raises(ToolFailed):
             read(Workspace(inside), "sub/file")
         (inside / swapped).unlink()
@@ -240,7 +241,7 @@ def test_a_link_that_is_swapped_in_at_any_moment_leads_nowhere(inside: Path, mon
         with pytest.raises(ToolFailed):
             Workspace(inside).replace("sub/file", b"overwritten", check=nothing)
         (inside / swapped).unlink()
-        monkeypatch.setattr(workspace_module, "_link_target", original)
+        monkeypatch.setattr(workspace_module, "link_target", original)
         (inside / f"moved-{swapped.rpartition('/')[2]}").rename(inside / swapped)
     assert (outside / "file").read_text() == "outside"
     assert sorted(os.listdir(outside)) == ["file"]
@@ -249,10 +250,10 @@ def test_a_link_that_is_swapped_in_at_any_moment_leads_nowhere(inside: Path, mon
 def test_a_link_or_pipe_that_is_swapped_in_after_the_look_is_not_opened(
     inside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = workspace_module.Place.status
+    look = Place.status
     for make in (lambda path: path.symlink_to(inside.parent / "secret"), os.mkfifo):
 
-        def swapping(place: workspace_module.Place, make: Any = make) -> os.stat_result | None:
+        def swapping(place: Place, make: Any = make) -> os.stat_result | None:
             found = look(place)
             (inside / "file").unlink()
             make(inside / "file")
@@ -260,10 +261,10 @@ def test_a_link_or_pipe_that_is_swapped_in_after_the_look_is_not_opened(
 
         (inside / "file").unlink()
         (inside / "file").write_text("inside")
-        monkeypatch.setattr(workspace_module.Place, "status", swapping)
+        monkeypatch.setattr(Place, "status", swapping)
         with pytest.raises(ToolFailed):
             read(Workspace(inside), "file")
-        monkeypatch.setattr(workspace_module.Place, "status", look)
+        monkeypatch.setattr(Place, "status", look)
 
 
 def test_links_swapped_by_a_racing_thread_never_show_or_change_what_is_outside(inside: Path) -> None:

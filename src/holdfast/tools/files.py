@@ -12,9 +12,10 @@ from holdfast.agents.run import Call
 from holdfast.agents.tool import Approval, Tool, Toolset, tool
 from holdfast.errors import Interrupted, ToolFailed
 from holdfast.runtime import check_interrupt, current_scope
+from holdfast.tools.entries import is_binary, version
 from holdfast.tools.output import readable
 from holdfast.tools.searching import search
-from holdfast.tools.workspace import FileChanged, Workspace, is_binary, version
+from holdfast.tools.workspace import FileChanged, Workspace
 
 __all__ = ["Files"]
 

@@ -24,8 +24,8 @@ from typing import IO, Literal
 from holdfast.errors import ToolFailed
 from holdfast.runtime import Process, Scope, current_scope
 from holdfast.runtime.processes import STDOUT, TreeResult
+from holdfast.tools.entries import printable
 from holdfast.tools.output import Capture
-from holdfast.tools.workspace import printable
 
 __all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
 

@@ -7,7 +7,8 @@ import re
 
 from holdfast.clock import system_clock
 from holdfast.errors import ToolFailed
-from holdfast.tools.workspace import Workspace, is_binary
+from holdfast.tools.entries import is_binary
+from holdfast.tools.workspace import Workspace
 
 __all__ = ["search"]
 

@@ -13,100 +13,41 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import os
 import re
 import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
 from holdfast import ids
 from holdfast.errors import ConfigurationError, ToolFailed
+from holdfast.tools.entries import (
+    DEPTH_LIMIT,
+    LIST_FOLDER,
+    UNFIT,
+    Entry,
+    Place,
+    Version,
+    kind,
+    link_target,
+    open_regular,
+    version,
+    walk_folder,
+)
 
-__all__ = ["Entry", "FileChanged", "Place", "Version", "Workspace", "is_binary", "printable", "version"]
+__all__ = ["FileChanged", "Workspace"]
 
 _LINKS_LIMIT = 40
 _CHUNK_BYTES = 1 << 20
 _LOCK_S = 10.0
-_DEPTH_LIMIT = 64
-_NAMES_LIMIT = 100_000
-_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 _OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
-_LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _locks = tuple(threading.Lock() for _ in range(64))
 """Held from the last look at a file to the rename that replaces it; which one is chosen by the file's place."""
-
-Version = tuple[int, int, int] | None
-"""Which content a file has: inode, size and time of change; None where there is no file."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a path leads: a name in an open folder, which may not exist, and was no link when it was looked at.
-
-    Parameters:
-        folder: descriptor of the folder.
-        name: in that folder; ``.`` for the root itself.
-        path: from the root, for people.
-    """
-
-    folder: int
-    name: str
-    path: str
-
-    def status(self) -> os.stat_result | None:
-        """What is there; None for nothing."""
-        try:
-            return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What a walk found; for use until the walk goes on.
-
-    Parameters:
-        folder: descriptor of the folder that it is in.
-        name: in that folder.
-        path: from the root, for people.
-        status: of itself, not of what a link points to.
-    """
-
-    folder: int
-    name: str
-    path: str
-    status: os.stat_result
-
-    @property
-    def is_file(self) -> bool:
-        """Whether it is a regular file."""
-        return stat.S_ISREG(self.status.st_mode)
-
-    def read(self, limit_bytes: int) -> bytes:
-        """The beginning of the file. Raises `OSError`, `ToolFailed`."""
-        with os.fdopen(_open_regular(Place(folder=self.folder, name=self.name, path=self.path)), "rb", 0) as file:
-            parts = []
-            while limit_bytes > 0 and (data := file.read(min(limit_bytes, _CHUNK_BYTES))):
-                parts.append(data)
-                limit_bytes -= len(data)
-            return b"".join(parts)
-
-    def line(self) -> str:
-        """One line for people."""
-        mode = self.status.st_mode
-        if stat.S_ISDIR(mode):
-            return f"{self.path}/"
-        if stat.S_ISLNK(mode):
-            return f"{self.path} -> {printable(_link_target(self.name, self.folder) or '?')}"
-        return f"{self.path}  {self.status.st_size:,} bytes" if self.is_file else f"{self.path}  ({kind(mode)})"
 
 
 class Workspace:
@@ -150,7 +91,7 @@ class Workspace:
         Raises:
             ToolFailed: it is absolute and not below the root, or no path at all.
         """
-        if _UNFIT.search(path):
+        if UNFIT.search(path):
             raise ToolFailed(f"{path!r} is no path that can be used: it has control characters or lone surrogates")
         if os.path.isabs(path):
             try:
@@ -186,7 +127,7 @@ class Workspace:
                     names.pop()
                     os.close(folders.pop())
                     continue
-                target = _link_target(part, folders[-1])
+                target = link_target(part, folders[-1])
                 if target is not None:
                     links += 1
                     if links > _LINKS_LIMIT:
@@ -243,7 +184,7 @@ class Workspace:
             ToolFailed: there is no such file inside the root, it is something else, or it cannot be read.
         """
         with self.place(path) as place:
-            with os.fdopen(_open_regular(place), "rb") as file:
+            with os.fdopen(open_regular(place), "rb") as file:
                 yield file, place
 
     def replace(
@@ -316,73 +257,15 @@ class Workspace:
             if stat.S_ISREG(status.st_mode):
                 yield Entry(folder=place.folder, name=place.name, path=place.path, status=status)
             elif stat.S_ISDIR(status.st_mode):
-                folder = os.open(place.name, _LIST_FOLDER, dir_fd=place.folder)
+                folder = os.open(place.name, LIST_FOLDER, dir_fd=place.folder)
                 above = "" if place.path == "." else f"{place.path}/"
-                yield from _walk(folder, above, _DEPTH_LIMIT if depth is None else depth, unsearched)
+                yield from walk_folder(folder, above, DEPTH_LIMIT if depth is None else depth, unsearched)
             else:
                 raise ToolFailed(f"{place.path} is {kind(status.st_mode)}")
 
 
-def _walk(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[Entry]:
-    """Owns and closes the descriptor."""
-    try:
-        with os.scandir(folder) as listed:
-            names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))
-        if len(names) > _NAMES_LIMIT:
-            raise ToolFailed(f"{above or './'} has more than {_NAMES_LIMIT:,} names; use a program to look at it")
-        for name in names:
-            try:
-                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            except OSError:
-                continue
-            path = above + printable(name)
-            yield Entry(folder=folder, name=name, path=path, status=status)
-            if stat.S_ISDIR(status.st_mode) and depth > 1 and name not in unsearched:
-                try:
-                    below = os.open(name, _LIST_FOLDER, dir_fd=folder)
-                except OSError:
-                    continue
-                yield from _walk(below, f"{path}/", depth - 1, unsearched)
-    finally:
-        os.close(folder)
-
-
 class FileChanged(Exception):
     """A file is not as it was when it was read; nothing was written."""
-
-
-def version(status: os.stat_result | None) -> Version:
-    """Which content a file has now."""
-    return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def is_binary(data: bytes) -> bool:
-    """Whether this is no text."""
-    return b"\0" in data
-
-
-def printable(name: str) -> str:
-    """A name on one line, U+FFFD for what cannot be shown."""
-    if _UNFIT.search(name):
-        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return _UNFIT.sub("\ufffd", name)
-
-
-def kind(mode: int) -> str:
-    """What a file mode stands for, with its article."""
-    match stat.S_IFMT(mode):
-        case stat.S_IFREG:
-            return "a file"
-        case stat.S_IFDIR:
-            return "a folder"
-        case stat.S_IFLNK:
-            return "a symbolic link"
-        case stat.S_IFIFO:
-            return "a named pipe"
-        case stat.S_IFSOCK:
-            return "a socket"
-        case _:
-            return "a device"
 
 
 def refusal(error: OSError, path: str) -> ToolFailed:
@@ -406,27 +289,6 @@ def _outside(path: str) -> ToolFailed:
 
 def _open_folder(name: str, above: int | None) -> int:
     return os.open(name, _OPEN_FOLDER, dir_fd=above)
-
-
-def _link_target(name: str, folder: int) -> str | None:
-    """Where a symbolic link points; None for what is no link."""
-    try:
-        return os.readlink(name, dir_fd=folder)
-    except OSError:  # no link, or nothing at all: whoever opens it learns which
-        return None
-
-
-def _open_regular(place: Place) -> int:
-    status = place.status()
-    if status is None:
-        raise ToolFailed(f"there is no file {place.path}")
-    if stat.S_ISREG(status.st_mode):  # before it is opened: to open a device can have an effect already
-        fd = os.open(place.name, _OPEN_FILE, dir_fd=place.folder)
-        status = os.fstat(fd)
-        if stat.S_ISREG(status.st_mode):
-            return fd
-        os.close(fd)
-    raise ToolFailed(f"{place.path} is {kind(status.st_mode)}, not a file")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,185 @@
+"""What is in a folder of a workspace: its kind, its name, its content, and a walk over all of it.
+
+Everything is named by the descriptor of the folder that it is in, so nothing that is changed meanwhile leads elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from holdfast.errors import ToolFailed
+
+__all__ = [
+    "DEPTH_LIMIT",
+    "LIST_FOLDER",
+    "UNFIT",
+    "Entry",
+    "Place",
+    "Version",
+    "is_binary",
+    "kind",
+    "link_target",
+    "open_regular",
+    "printable",
+    "version",
+    "walk_folder",
+]
+
+LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DEPTH_LIMIT = 64
+UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""What names are not given or shown with: control characters and lone surrogates."""
+
+_NAMES_LIMIT = 100_000
+_CHUNK_BYTES = 1 << 20
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+Version = tuple[int, int, int] | None
+"""Which content a file has: inode, size and time of change; None where there is no file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a path leads: a name in an open folder, which may not exist, and was no link when it was looked at.
+
+    Parameters:
+        folder: descriptor of the folder.
+        name: in that folder; ``.`` for the root itself.
+        path: from the root, for people.
+    """
+
+    folder: int
+    name: str
+    path: str
+
+    def status(self) -> os.stat_result | None:
+        """What is there; None for nothing."""
+        try:
+            return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a walk found; for use until the walk goes on.
+
+    Parameters:
+        folder: descriptor of the folder that it is in.
+        name: in that folder.
+        path: from the root, for people.
+        status: of itself, not of what a link points to.
+    """
+
+    folder: int
+    name: str
+    path: str
+    status: os.stat_result
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return stat.S_ISREG(self.status.st_mode)
+
+    def read(self, limit_bytes: int) -> bytes:
+        """The beginning of the file. Raises `OSError`, `ToolFailed`."""
+        with os.fdopen(open_regular(Place(folder=self.folder, name=self.name, path=self.path)), "rb", 0) as file:
+            parts = []
+            while limit_bytes > 0 and (data := file.read(min(limit_bytes, _CHUNK_BYTES))):
+                parts.append(data)
+                limit_bytes -= len(data)
+            return b"".join(parts)
+
+    def line(self) -> str:
+        """One line for people."""
+        mode = self.status.st_mode
+        if stat.S_ISDIR(mode):
+            return f"{self.path}/"
+        if stat.S_ISLNK(mode):
+            return f"{self.path} -> {printable(link_target(self.name, self.folder) or '?')}"
+        return f"{self.path}  {self.status.st_size:,} bytes" if self.is_file else f"{self.path}  ({kind(mode)})"
+
+
+def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[Entry]:
+    """What is in a folder and below; it owns and closes the descriptor. See `Workspace.walk`."""
+    try:
+        with os.scandir(folder) as listed:
+            names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))
+        if len(names) > _NAMES_LIMIT:
+            raise ToolFailed(f"{above or './'} has more than {_NAMES_LIMIT:,} names; use a program to look at it")
+        for name in names:
+            try:
+                status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            except OSError:
+                continue
+            path = above + printable(name)
+            yield Entry(folder=folder, name=name, path=path, status=status)
+            if stat.S_ISDIR(status.st_mode) and depth > 1 and name not in unsearched:
+                try:
+                    below = os.open(name, LIST_FOLDER, dir_fd=folder)
+                except OSError:
+                    continue
+                yield from walk_folder(below, f"{path}/", depth - 1, unsearched)
+    finally:
+        os.close(folder)
+
+
+def version(status: os.stat_result | None) -> Version:
+    """Which content a file has now."""
+    return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def is_binary(data: bytes) -> bool:
+    """Whether this is no text."""
+    return b"\0" in data
+
+
+def printable(name: str) -> str:
+    """A name on one line, U+FFFD for what cannot be shown."""
+    if UNFIT.search(name):
+        name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return UNFIT.sub("\ufffd", name)
+
+
+def kind(mode: int) -> str:
+    """What a file mode stands for, with its article."""
+    match stat.S_IFMT(mode):
+        case stat.S_IFREG:
+            return "a file"
+        case stat.S_IFDIR:
+            return "a folder"
+        case stat.S_IFLNK:
+            return "a symbolic link"
+        case stat.S_IFIFO:
+            return "a named pipe"
+        case stat.S_IFSOCK:
+            return "a socket"
+        case _:
+            return "a device"
+
+
+def link_target(name: str, folder: int) -> str | None:
+    """Where a symbolic link points; None for what is no link."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:  # no link, or nothing at all: whoever opens it learns which
+        return None
+
+
+def open_regular(place: Place) -> int:
+    """A descriptor of the regular file at a place, to read. Raises `ToolFailed` for anything else, and `OSError`."""
+    status = place.status()
+    if status is None:
+        raise ToolFailed(f"there is no file {place.path}")
+    if stat.S_ISREG(status.st_mode):  # before it is opened: to open a device can have an effect already
+        fd = os.open(place.name, _OPEN_FILE, dir_fd=place.folder)
+        status = os.fstat(fd)
+        if stat.S_ISREG(status.st_mode):
+            return fd
+        os.close(fd)
+    raise ToolFailed(f"{place.path} is {kind(status.st_mode)}, not a file")
