@@ -25,6 +25,7 @@ __all__ = ["CONFIG_FILE", "SettingInfo", "Settings", "describe", "load_settings"
 
 CONFIG_FILE = "holdfast.toml"
 _PREFIX = "HOLDFAST_"
+_SECRET_LENGTH = 32
 _NOT_SETTINGS = frozenset(("HOLDFAST_CONFIG", "HOLDFAST_URL", "HOLDFAST_KEY", "HOLDFAST_SESSION"))
 
 
@@ -139,6 +140,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     allowed_origins: Annotated[
         tuple[str, ...], Meta(description="origins of web pages that may call, such as `https://chat.example.org`")
     ] = ()
+
+    # Signed tokens of an identity provider, beside API keys
+    jwt_secret: Annotated[
+        str, Meta(description="secret with which bearer tokens (JWT) are signed by HS256, 32 characters or more")
+    ] = ""
+    jwt_public_key: Annotated[
+        str, Meta(description="public key of bearer tokens (JWT) signed by RS256: PEM text, or a file that has it")
+    ] = ""
+    jwt_issuer: Annotated[str, Meta(description="what a token's `iss` must be; empty: anything")] = ""
+    jwt_audience: Annotated[
+        str, Meta(description="what a token's `aud` must have; empty: tokens with an `aud` are refused")
+    ] = ""
 
     def __post_init__(self) -> None:
         """Check values that were given as arguments."""
@@ -259,11 +272,17 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
     except msgspec.ValidationError as error:
         reason = str(error)
     else:
+        if name == "jwt_secret" and 0 < len(converted) < _SECRET_LENGTH:
+            raise ConfigurationError(
+                f"setting jwt_secret (from {source}) has {len(converted)} characters, which can be guessed",
+                hint=f"use {_SECRET_LENGTH} random characters or more",
+            )
         if not isinstance(converted, float) or math.isfinite(converted):
             return converted
         reason = "Expected a finite number"
+    shown = "***" if name == "jwt_secret" else repr(value)
     raise ConfigurationError(
-        f"setting {name} is {value!r} (from {source}): {reason[:1].lower()}{reason[1:]}",
+        f"setting {name} is {shown} (from {source}): {reason[:1].lower()}{reason[1:]}",
         hint=f"it is the {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
     )
 

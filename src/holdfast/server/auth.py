@@ -3,7 +3,8 @@
 A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, everybody on
 loopback is the principal ``local`` and may do everything; from the first key on, every request needs one. Any other
 address to listen on needs a key before the server starts. Where an agent does what a model says, even loopback needs
-something while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``.
+something while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``. Signed tokens
+(`holdfast.server.tokens`) stand beside the keys where the settings have a key for them.
 
 The store is open in this process only, so the keys in memory are the truth: they change through `KeyRing` alone.
 """
@@ -33,6 +34,7 @@ from holdfast.errors import (
 )
 from holdfast.local_token import is_loopback
 from holdfast.server.exchange import Caller, Role
+from holdfast.server.tokens import TokenVerifier, looks_signed
 from holdfast.settings import Settings
 
 if TYPE_CHECKING:
@@ -102,12 +104,21 @@ class KeyRing:
         store: keeps the keys.
         clock: for the time of a change.
         token: what everybody must show while there are no keys; None: nothing.
+        signed: verifies signed tokens (JWT); None: there are none.
     """
 
-    __slots__ = ("_by_digest", "_clock", "_ever", "_store", "_token")
+    __slots__ = ("_by_digest", "_clock", "_ever", "_signed", "_store", "_token")
 
-    def __init__(self, store: KeyStore, clock: Clock = system_clock, *, token: str | None = None) -> None:
+    def __init__(
+        self,
+        store: KeyStore,
+        clock: Clock = system_clock,
+        *,
+        token: str | None = None,
+        signed: TokenVerifier | None = None,
+    ) -> None:
         self._store = store
+        self._signed = signed
         self._clock = clock
         self._token = None if token is None else digest_of(token)
         self._by_digest: dict[bytes, KeyRecord] = {}
@@ -115,8 +126,8 @@ class KeyRing:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key or the token. A key: since the first one was made, even if all are revoked."""
-        return self._ever or self._token is not None
+        """Whether a request needs a key or a token. A key: since the first one was made, even if all are revoked."""
+        return self._ever or self._token is not None or self._signed is not None
 
     @property
     def ever(self) -> bool:
@@ -125,8 +136,8 @@ class KeyRing:
 
     @property
     def any_valid(self) -> bool:
-        """Whether there is a key that is not revoked."""
-        return bool(self._by_digest)
+        """Whether there is a key that is not revoked, or signed tokens are taken."""
+        return bool(self._by_digest) or self._signed is not None
 
     async def load(self) -> None:
         """Read the keys from the store."""
@@ -166,13 +177,7 @@ class KeyRing:
             Unauthenticated: a key is needed and there is none, or it is not valid.
             Forbidden: ``X-Holdfast-User`` came with a key that may not act for others.
         """
-        if self._ever:
-            record = self.find(_secret(headers.get(b"authorization")))
-            caller = Caller(record.principal, record.role, record.key_id)
-        else:
-            if self._token is not None:
-                self._check_token(self._token, headers.get(b"authorization"))
-            caller = LOCAL
+        caller = self._known(headers.get(b"authorization"))
         user = headers.get(_USER_HEADER)
         if user is None:
             return caller
@@ -186,6 +191,20 @@ class KeyRing:
             raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
         check_principal(principal)
         return Caller(principal, caller.role, caller.key_id)
+
+    def _known(self, authorization: bytes | None) -> Caller:
+        """The owner of a key or token; everybody is `LOCAL` where none is needed. Raises `Unauthenticated`."""
+        if self._signed is not None and authorization is not None and looks_signed(secret := _secret(authorization)):
+            return self._signed.caller(secret)
+        if self._ever:
+            record = self.find(_secret(authorization))
+            return Caller(record.principal, record.role, record.key_id)
+        if self._token is not None:
+            self._check_token(self._token, authorization)
+        elif self._signed is not None:
+            _secret(authorization)
+            raise Unauthenticated("that is no signed token")
+        return LOCAL
 
     @staticmethod
     def _check_token(token: bytes, authorization: bytes | None) -> None:

@@ -26,6 +26,7 @@ from holdfast.local_token import keep_token, remove_token, token_path
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.server.joining import JoiningProtocol
+from holdfast.server.tokens import TokenVerifier
 from holdfast.settings import Settings
 
 __all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
@@ -179,19 +180,20 @@ async def serve_until(
         note: called with a line for people at each step of the shutdown.
 
     Raises:
-        ConfigurationError: others can reach the address, and there is no API key.
+        ConfigurationError: others can reach the address, and there is no API key; a key for tokens that is none.
         StorageError: the store cannot be opened.
     """
     settings = host.settings
     token_file: Path | None = None
     try:
+        signed = TokenVerifier.of(settings)
         async with host:
-            keys = KeyRing(host.store)
+            keys = KeyRing(host.store, signed=signed)
             await keys.load()
             Gate.require_keys(settings, any_valid=keys.any_valid)
             if not keys.ever and any(agent.executes for agent in host.agents.values()):
                 token, token_file = keep_token(settings.store)
-                keys = KeyRing(host.store, token=token)
+                keys = KeyRing(host.store, token=token, signed=signed)
             else:
                 remove_token(settings.store)
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
