@@ -368,6 +368,77 @@ def test_adoption_leaves_no_descriptor(host: ProcessHost) -> None:
     assert not adoption._by_tag
 
 
+def popen_of_true() -> int:
+    program = subprocess.Popen(["true"])
+    program.returncode = 0  # the test waits for it
+    return program.pid
+
+
+def posix_spawn_of_true() -> int:
+    return os.posix_spawn("/bin/true", ["true"], dict(os.environ))
+
+
+def fork_that_ends() -> int:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    return pid
+
+
+def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is started at the same time; nobody is given a tag when it runs already."""
+    plain = adoption_processes._tag_process
+    monkeypatch.setattr(adoption_processes, "_tag_process", lambda pid, tag: plain(pid, tag) if pid == 0 else None)
+    adoption = adoption_processes._adoption
+    assert adoption is not None
+    right: list[str] = []
+    wrong: list[str] = []
+
+    def start_some(place: Place | None, way: Callable[[], int]) -> None:
+        here.set(place)
+        for _ in range(25):
+            pid = way()
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            tag = foreign.tag_of(pid)
+            expected = [adoption.own_tag] if place is None else [one._tag for one in place.members if one.pid == pid]
+            (right if expected[-1:] == [tag] else wrong).append(way.__name__)
+            os.waitpid(pid, 0)
+
+    threads = [
+        threading.Thread(target=start_some, args=(place, way))
+        for place in (Place(), Place(), None)
+        for way in (popen_of_true, posix_spawn_of_true, fork_that_ends)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert len(right) == 225
+    assert foreign.tag_of(os.getpid()) == adoption.own_tag
+
+
+def test_a_program_of_os_system_is_a_member_and_its_status_is_as_ever(token: str) -> None:
+    assert os.system("exit 3") == 3 << 8
+    assert os.system("kill -9 $$") == 9
+
+    async def body() -> None:
+        place = Place()
+
+        def call() -> int:
+            with inside(place):
+                return os.system(f"trap '' TERM; setsid sh -c 'sleep 1000; :' {token} & sleep 1000")
+
+        calling = asyncio.create_task(asyncio.to_thread(call))
+        while not living(token):
+            await asyncio.sleep(0.005)
+        assert (await place.kill()).outcome == "gone"
+        assert living(token) == []
+        assert await calling == 9
+
+    run(body)
+
+
 def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
     """The reading thread is held between two events; the number of the second one's descriptor is another's by then."""
     script = (

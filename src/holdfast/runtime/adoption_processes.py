@@ -1,7 +1,7 @@
 """Adopting the programs that foreign code starts by itself inside a scope, so that they end with it.
 
-While installed, what Python starts by ``subprocess``, ``asyncio.create_subprocess_*``, ``multiprocessing``, ``os.fork``
-and ``os.posix_spawn`` inside a scope becomes a `ForeignProcess` of that scope. Invariants:
+While installed, what Python starts by ``subprocess``, ``asyncio.create_subprocess_*``, ``multiprocessing``,
+``os.system``, ``os.fork`` and ``os.posix_spawn`` inside a scope becomes a `ForeignProcess` of that scope. Invariants:
 
 - The program's exit status stays its starter's: nothing here waits for a pid that foreign code was given. Only
   orphans that came home to this process, which is a child subreaper meanwhile, are waited for.
@@ -10,11 +10,10 @@ and ``os.posix_spawn`` inside a scope becomes a `ForeignProcess` of that scope. 
 - A scope's members are complete: when an adopted program ends and leaves strays, these are adopted before its end is
   told.
 - Each adopted program is named by a pidfd that was opened while its pid could not be recycled.
-- Outside of scopes a start costs one look at the context variable.
+- A program has its tag from its first moment: for the time of the start, which no two share, it is ours.
 
-Known gaps: a program gets its tag the moment after it was started, so what it forks before (the host may have to wait
-for a processor) carries only the marker, and what then also wipes its environment and leaves its parents cannot be
-attributed: it is named, and the outcome is ``unknown``. The fork server's children have no marker.
+Known gaps: what C code of an extension starts by itself, on another thread and just in the moment of a start, has that
+start's tag. The fork server's children have no marker, and get their tag only when they run.
 
 What is shared between scopes must be started outside of them (a process pool that was filled inside a scope ends with
 that scope). The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
@@ -26,6 +25,7 @@ import _posixsubprocess
 import asyncio
 import contextlib
 import ctypes
+import functools
 import itertools
 import multiprocessing.process
 import os
@@ -35,7 +35,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any, Protocol
 
 from holdfast.runtime import foreign, procfs
@@ -142,6 +142,7 @@ class _Adoption:
         self.pid = os.getpid()
         self.started = procfs.start_time(self.pid) or 0
         self._lock = threading.Lock()
+        self._inheritance = threading.RLock()
         self._families: dict[int, _Family] = {}  # by id of the owner, which the family keeps alive
         self._by_tag: dict[int, _Family] = {}
         self._number = _first_number()
@@ -155,6 +156,11 @@ class _Adoption:
         self._buried = 0
 
     # -- starts
+
+    @property
+    def own_tag(self) -> int:
+        """The tag of this process, and so of what is started outside of scopes."""
+        return foreign.make_tag(self.pid, self.started, 0)
 
     @property
     def forked(self) -> bool:
@@ -197,6 +203,20 @@ class _Adoption:
         """The new pid is known, or there is none."""
         with self._lock:
             self._starting -= 1
+
+    @contextlib.contextmanager
+    def bequeath(self, tag: int | None) -> Iterator[None]:
+        """Around the very start: what is started has this tag from its first moment, as it inherits our limits; None:
+        nobody's. All starts pass through here one by one, so none gets the tag of another."""
+        with self._inheritance:
+            if tag is None:
+                yield
+                return
+            _tag_process(0, tag)
+            try:
+                yield
+            finally:
+                _tag_process(0, self.own_tag)
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
         """A program was started for ``owner`` just now, or is an orphan of its; it was not waited for yet."""
@@ -497,8 +517,7 @@ def install(current: Callable[[], Owner | None], processes: ProcessHost | None =
     processes.start()
     limits = resource.getrlimit(foreign.RLIMIT_LOCKS)
     with contextlib.suppress(ValueError, OSError):
-        tag = foreign.make_tag(adoption.pid, adoption.started, 0)
-        resource.setrlimit(foreign.RLIMIT_LOCKS, (tag, limits[1]))
+        resource.setrlimit(foreign.RLIMIT_LOCKS, (adoption.own_tag, limits[1]))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     before = ctypes.c_int()
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
@@ -520,6 +539,36 @@ def install(current: Callable[[], Owner | None], processes: ProcessHost | None =
     return Restorer(undo)
 
 
+class _Bequeathing:
+    """Awaits a start of uvloop's, which makes the program before it waits for anything."""
+
+    def __init__(self, adoption: _Adoption, tag: int | None, start: Coroutine[Any, Any, Any]) -> None:
+        self._adoption = adoption
+        self._tag = tag
+        self._start = start
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        try:
+            with self._adoption.bequeath(self._tag):
+                awaited = self._start.send(None)
+        except StopIteration as done:
+            return done.value
+        while True:
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                self._start.close()
+                raise
+            except BaseException as error:
+                step = functools.partial(self._start.throw, error)
+            else:
+                step = functools.partial(self._start.send, sent)
+            try:
+                awaited = step()
+            except StopIteration as done:
+                return done.value
+
+
 def _wrap(adoption: _Adoption) -> Callable[[], None]:
     """Put wrappers around all ways to start a process; returns what takes them off again."""
     undo: list[tuple[Any, str, Any]] = []
@@ -537,7 +586,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             words = arguments[0]
             with adoption.start():
                 if owner is None or any(shared in os.fsdecode(word) for word in words for shared in _SHARED):
-                    pid = plain(*arguments)
+                    with adoption.bequeath(None):
+                        pid = plain(*arguments)
                     adoption.note_outside(pid)
                     return pid
                 tag = adoption.tag_for(owner)
@@ -546,7 +596,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
                     environment = [key + b"=" + value for key, value in os.environb.items()]
                 marks = [key + b"=" + value for key, value in _marks(tag).items()]
                 kept = [entry for entry in environment if not entry.startswith(_MARK_PREFIXES)]
-                pid = plain(*arguments[:5], [*kept, *marks], *arguments[6:])
+                with adoption.bequeath(tag):
+                    pid = plain(*arguments[:5], [*kept, *marks], *arguments[6:])
                 adoption.enter(owner, pid, _base(words[0]), tag)
                 return pid
 
@@ -557,21 +608,22 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             if adoption.forked:
                 return plain()
             owner = adoption.owner()
-            tag = 0 if owner is None else adoption.tag_for(owner)
+            tag = None if owner is None else adoption.tag_for(owner)
             adoption.begin()
             try:
-                result = plain()
+                with adoption.bequeath(None):  # the child tags itself, before anything else
+                    result = plain()
             except BaseException:
                 adoption.finish()
                 raise
             pid = result if isinstance(result, int) else result[0]
             if pid == 0:  # a lock may be held for ever here, by a thread that was not forked along
-                if owner is not None:
+                if tag is not None:
                     _tag_process(0, tag)
                     os.environb.update(_marks(tag))
                 return result
             try:
-                if owner is None:
+                if owner is None or tag is None:
                     adoption.note_outside(pid)
                 else:
                     adoption.enter(owner, pid, "fork", tag)
@@ -588,13 +640,15 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             owner = adoption.owner()
             with adoption.start():
                 if owner is None:
-                    pid = plain(path, argv, env, *rest, **options)
+                    with adoption.bequeath(None):
+                        pid = plain(path, argv, env, *rest, **options)
                     adoption.note_outside(pid)
                     return pid
                 tag = adoption.tag_for(owner)
                 own = os.environ if env is None else env  # None since 3.13
                 marked = {os.fsencode(key): os.fsencode(value) for key, value in own.items()} | _marks(tag)
-                pid = plain(path, argv, marked, *rest, **options)
+                with adoption.bequeath(tag):
+                    pid = plain(path, argv, marked, *rest, **options)
                 adoption.enter(owner, pid, _base(path), tag)
                 return pid
 
@@ -616,22 +670,32 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             owner = adoption.owner()
             with adoption.start():
                 if owner is None:
-                    result = await plain(self, *arguments, **options)
+                    result = await _Bequeathing(adoption, None, plain(self, *arguments, **options))
                     adoption.note_outside(result[0].get_pid())
                     return result
                 tag = adoption.tag_for(owner)
                 environment = os.environ if options.get("env") is None else options["env"]
                 marks = {os.fsdecode(key): os.fsdecode(value) for key, value in _marks(tag).items()}
                 options["env"] = {**environment, **marks}
-                result = await plain(self, *arguments, **options)
+                result = await _Bequeathing(adoption, tag, plain(self, *arguments, **options))
                 name = arguments[1] if len(arguments) > 1 else "program"
                 adoption.enter(owner, result[0].get_pid(), _base(name), tag)
                 return result
 
         return start
 
+    def around_system(plain: Callable[[Any], int]) -> Callable[[Any], int]:
+        def system(command: Any) -> int:
+            if adoption.forked:
+                return plain(command)
+            code = subprocess.call(command, shell=True, close_fds=False)
+            return -code if code < 0 else code << 8
+
+        return system
+
     put(subprocess, "_fork_exec", around_fork_exec)
     put(_posixsubprocess, "fork_exec", around_fork_exec)
+    put(os, "system", around_system)
     put(os, "fork", around_fork)
     put(os, "forkpty", around_fork)
     put(os, "posix_spawn", around_posix_spawn)
