@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.agents.adapters.pydantic_models import PydanticModel, pydantic_model
-from holdfast.errors import ConfigurationError, ModelFailed
+from holdfast.errors import ConfigurationError, ModelFailed, UnknownAttachment
 from holdfast.protocol.messages import Attachment, Usage
 from holdfast.protocol.model import (
     AssistantMessage,
@@ -204,6 +204,8 @@ def test_attachments_go_along_and_what_the_provider_cannot_take_is_named(
     files = {"a" * 64: b"\x89PNG\r\n", "b" * 64: b"\x00\x01"}
 
     async def load(digest: str) -> bytes:
+        if digest not in files:
+            raise UnknownAttachment(digest)
         return files[digest]
 
     async def work(server: ModelServer, model: PydanticModel) -> None:
@@ -212,9 +214,13 @@ def test_attachments_go_along_and_what_the_provider_cannot_take_is_named(
         ask = UserMessage(content="what is this?", attachments=(image,))
         await all_parts(model, ModelRequest(messages=(ask,)), attachment=load)
         assert "iVBORw0K" in str(server.exchanges[0].body)
-        ask = UserMessage(content="and this?", attachments=(image, odd))
+        gone = Attachment(digest="c" * 64, media_type="image/png", name="gone.png")
+        ask = UserMessage(content="and this?", attachments=(image, odd, gone))
         await all_parts(model, ModelRequest(messages=(ask,)), attachment=load)
-        assert "'odd.bin': application/x-odd, 2 bytes" in str(server.exchanges[1].body)
+        seen = str(server.exchanges[1].body)
+        assert "iVBORw0K" in seen
+        assert "'odd.bin': application/x-odd, 2 bytes" in seen
+        assert "'gone.png'" in seen
 
     with_server(work, [Reply(text="A cat."), Reply(text="Odd.")], name, monkeypatch)
 

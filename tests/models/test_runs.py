@@ -51,7 +51,7 @@ def with_run(
         async with asyncio.timeout(30), ModelServer(script) as server:
             for variable, value in server.environment.items():
                 monkeypatch.setenv(variable, value)
-            agent = Agent(name="agent", model=name, tools=(add, forever), **options)
+            agent = Agent(**{"name": "agent", "model": name, "tools": (add, forever), **options})
             host = Host(agent, store="memory://", settings=SETTINGS)
             async with host:
                 await scenario(server, host.session("alice"))
@@ -158,6 +158,52 @@ def test_a_model_that_stalls_meets_the_deadline_of_the_step(name: str, monkeypat
 
     stall = Reply(text="some words", fault="stall")
     with_run(scenario, [stall, Reply(text="Hello.")], name, monkeypatch, limits=AgentLimits(step_s=0.3))
+
+
+def test_a_message_that_is_steered_comes_after_the_results_of_the_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Session] = []
+
+    async def scenario(server: ModelServer, session: Session) -> None:
+        begun.append(session)
+        sent = await session.send("add")
+        assert (await session.wait(sent.message_id)).text.endswith("In French: trois.")
+        assert "3" in results_of(server.exchanges[1])[0]
+        assert "say it in French" in str(server.exchanges[1].body)
+
+    async def slowly(a: int, b: int) -> int:
+        """Add two numbers; meanwhile the user says something."""
+        await begun[0].send("say it in French", policy="steer")
+        return a + b
+
+    script = [Reply(calls=[("slowly", {"a": 1, "b": 2})]), Reply(text="In French: trois.")]
+    with_run(scenario, script, name, monkeypatch, tools=(slowly,))
+
+
+def test_a_history_is_summed_up_undone_and_asked_again_in_requests_that_the_provider_takes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(server: ModelServer, session: Session) -> None:
+        for n in range(4):
+            assert (await session.ask(f"add {n}")).endswith("It is 3.")
+        await session.compact(keep=1)
+        assert await session.ask("hello") == "Hello."
+        assert "They added." in str(server.exchanges[-1].body)
+        again = await session.retry()
+        assert (await session.wait(again.message_id)).text == "Hello."
+        await session.undo()
+        assert (await session.ask("add 5")).endswith("It is 3.")
+
+    def answer(request: ModelRequest) -> Reply:
+        last = request.messages[-1]
+        if isinstance(last, ToolMessage):
+            return Reply(text="It is 3.")
+        if isinstance(last, UserMessage) and last.content.startswith("add"):
+            return Reply(text="I add. ", calls=[("add", {"a": 1, "b": 2})])
+        return Reply(text="Hello.") if request.tools else Reply(text="They added.")
+
+    with_run(scenario, answer, name, monkeypatch)
 
 
 # ── interrupts ───────────────────────────────────────────────────────────────────────────────────────────────────────

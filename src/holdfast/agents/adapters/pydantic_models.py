@@ -14,15 +14,15 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from holdfast.agents.tool import Home, Tool, Toolset
-from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, told
+from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, UnknownAttachment, told
 from holdfast.protocol.messages import Usage
-from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart
+from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart, UserMessage
 from holdfast.telemetry import redact
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class PydanticModel(Toolset):
             attachment: the bytes of an attachment by its digest; without it attachments are only named.
         """
         model = self._model()
-        files = {} if attachment is None else {digest: await attachment(digest) for digest in _digests(request)}
+        files = {} if attachment is None else await _load(request, attachment)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(model)
             try:
@@ -129,19 +129,24 @@ class PydanticModel(Toolset):
         return found
 
     async def _open(
-        self, stack: AsyncExitStack, model: ProviderModel, request: ModelRequest, files: Mapping[str, bytes]
+        self, stack: AsyncExitStack, model: ProviderModel, request: ModelRequest, files: Mapping[str, _File]
     ) -> StreamedResponse:
-        from pydantic_ai.exceptions import ModelAPIError
+        """Send the request. Files that this provider cannot take are named: they must not spoil the session."""
+        from httpx2 import StreamError, TransportError
+        from pydantic_ai.exceptions import AgentRunError
 
-        try:
-            return await stack.enter_async_context(_request(model, request, files))
-        except ModelAPIError:
-            raise
-        except Exception:
-            if not files:
-                raise
-            # A kind of file that this provider cannot take: it must not spoil the session for good.
-            return await stack.enter_async_context(_request(model, request, {}))
+        images = {digest: file for digest, file in files.items() if file.media_type.startswith("image/")}
+        attempts = [files, *([images] if 0 < len(images) < len(files) else []), *([{}] if files else [])]
+        for n, tried in enumerate(attempts, 1):
+            try:
+                contents = {digest: file.content for digest, file in tried.items()}
+                return await stack.enter_async_context(_request(model, request, contents))
+            except (AgentRunError, TransportError, StreamError):
+                raise  # it was sent
+            except Exception:
+                if n == len(attempts):
+                    raise
+        raise AssertionError("there is always an attempt")
 
     async def _parts(self, stream: StreamedResponse) -> AsyncGenerator[Part]:
         from pydantic_ai import messages as theirs
@@ -305,12 +310,20 @@ def _request(model: ProviderModel, request: ModelRequest, files: Mapping[str, by
     )
 
 
-def _digests(request: ModelRequest) -> list[str]:
-    return list(
-        dict.fromkeys(
-            attachment.digest for message in request.messages for attachment in getattr(message, "attachments", ())
-        )
-    )
+class _File(NamedTuple):
+    media_type: str
+    content: bytes
+
+
+async def _load(request: ModelRequest, attachment: Callable[[str], Awaitable[bytes]]) -> dict[str, _File]:
+    """The files of a request by digest, without those that are gone."""
+    files: dict[str, _File] = {}
+    for message in request.messages:
+        for file in message.attachments if isinstance(message, UserMessage) else ():
+            if file.digest not in files:
+                with suppress(UnknownAttachment):
+                    files[file.digest] = _File(file.media_type, await attachment(file.digest))
+    return files
 
 
 def _must_say(stream: StreamedResponse) -> bool:
