@@ -675,9 +675,11 @@ def test_an_interrupt_stops_the_children_with_a_cause_that_names_their_parent() 
         for cause in causes:
             assert cause is not None
             assert cause.kind == "parent"
-            while cause.parent is not None:
-                cause = cause.parent
-            assert (cause.kind, cause.reason) == ("user", "enough")
+            chain = [cause]
+            while chain[-1].parent is not None:
+                chain.append(chain[-1].parent)
+            assert (chain[-1].kind, chain[-1].reason) == ("user", "enough")
+            assert sent.run_id in [above.origin for above in chain]
         events = await log_of(host, "s")
         ended = [(e.run_id, e.status) for e in events if isinstance(e, ChildFinished)]
         assert ended == [(sent.run_id, "interrupted")] * 3

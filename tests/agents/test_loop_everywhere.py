@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from holdfast import Agent, Host
 from holdfast.agents.scripted import Pause
 from holdfast.protocol.events import ToolStarted
 from holdfast.storage import MemoryStore
-from holdfast.testing import VirtualClock, run_virtual
+from holdfast.testing import VirtualClock, explore, run_virtual
 from tests.agents.modelled import (
     QUICK,
     approve_all,
@@ -92,13 +93,18 @@ def ended_at(step: int, how: str) -> bool:
     return run_virtual(main())
 
 
-@pytest.mark.parametrize("how", ENDS)
+EVERY_STEP = [pytest.param(how, 1, marks=pytest.mark.nightly) for how in ENDS if how != "interrupt"]
+
+
+@pytest.mark.parametrize(
+    ("how", "stride"), [("interrupt", 1), *((how, 7) for how in ENDS if how != "interrupt"), *EVERY_STEP]
+)
 def test_a_run_that_is_ended_at_any_step_leaves_a_valid_transcript_and_nothing_else_and_the_next_one_works(
-    how: str,
+    how: str, stride: int
 ) -> None:
     step = 1
     while not ended_at(step, how):
-        step += 1 if how == "interrupt" else 3
+        step += stride
     assert step > 100
 
 
@@ -133,9 +139,10 @@ def people_agent() -> Agent:
     return Agent(name="busy", model=model(steps(script)), tools=[careful, nap])
 
 
+@pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("make", [lambda: busy_agent()[0], people_agent], ids=["busy", "people"])
 def test_a_run_that_is_killed_after_any_write_goes_on_and_does_nothing_twice_that_has_its_result(
-    make: Callable[[], Agent],
+    make: Callable[[], Agent], twice: bool
 ) -> None:
     first = Remembering()
 
@@ -179,7 +186,30 @@ def test_a_run_that_is_killed_after_any_write_goes_on_and_does_nothing_twice_tha
         return states
 
     seconds = [again(tables) for tables in first.states]
-    for states in seconds[::6]:  # and killed once more, on the way back
-        for tables in states[::5]:
+    for states in seconds if twice else ():  # and killed once more, on the way back
+        for tables in states[::3]:
             again(tables)
     assert len(first.states) > 10
+
+
+@pytest.mark.parametrize("tasks", ["ordinary", "eager"])
+def test_under_any_schedule_a_run_is_ended_or_steered_and_the_next_one_works(tasks: Any) -> None:
+    def scenario_at(how: str, delay_s: float) -> Callable[[], Any]:
+        async def scenario() -> None:
+            agent, models = busy_agent()
+            async with Host(agent, store=MemoryStore(yielding=True), settings=QUICK, clock=VirtualClock()) as host:
+                session = host.session("s")
+                sent = await session.send("go")
+                await asyncio.sleep(delay_s)
+                await ENDS[how](host, session)
+                await session.wait(sent.message_id)
+                check_entries(await session.transcript())
+                await session.ask("again")
+                check_entries(await session.transcript())
+                assert all(used.open == 0 for used in models)
+
+        return scenario
+
+    dice = random.Random(7)
+    for seed, how in enumerate(list(ENDS) * 3):
+        explore(scenario_at(how, dice.uniform(0, 0.06)), schedules=3, seed=seed, tasks=tasks, late_s=0.003)
