@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -191,17 +192,29 @@ def test_a_command_that_closes_its_output_early_is_waited_for(tmp_path: Path) ->
     assert run(tmp_path, "echo a; exec >&- 2>&-; sleep 0.3; exit 4") == ["a\n[exit code 4]"]
 
 
-@pytest.mark.parametrize("role", list(ROLES))
 def test_a_deadline_ends_every_hostile_tree_and_keeps_what_was_written(
-    tmp_path: Path, role: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.tools.terminal._TERM_FIRST_S", 0.1)
-    token = f"deadline-{role}-{os.getpid()}-{tmp_path.name}"
-    code = program(role, token)[4]
-    terminal = Terminal(tmp_path, environment={"code": code})
-    hostile = " ".join('"$code"' if word == code else word for word in program(role, token))
-    (told,) = run(tmp_path, f"echo before; {hostile}; sleep 1000", terminal=terminal, timeout_s=0.7)
-    assert told.startswith("before\n") and "did not end within 0.7 s" in told
+    token = f"deadline-{os.getpid()}-{tmp_path.name}"
+    code = program("", token)[4]
+    results: dict[str, str] = {}
+
+    async def agent(bench: Bench) -> None:
+        def hostile(role: str) -> Callable[[], Awaitable[None]]:
+            words = " ".join('"$code"' if word == code else word for word in program(role, token))
+
+            async def command() -> None:
+                results[role] = await bench("terminal", command=f"echo {role}; {words}; sleep 1000", timeout_s=2.0)
+
+            return command
+
+        await bench.run.parallel(*map(hostile, ROLES))
+
+    use(Terminal(tmp_path, environment={"code": code}), agent)
+    for role, told in results.items():
+        assert told.startswith(f"{role}\n") and "did not end within 2 s" in told
+    assert len(results) == len(ROLES)
     assert living(token) == []
 
 

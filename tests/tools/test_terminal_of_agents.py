@@ -34,7 +34,7 @@ def on_agent(
     scenario: Callable[[Host], Coroutine[Any, Any, None]],
     *,
     store: str = "memory://",
-    grace_s: float = 0.5,
+    grace_s: float = 0.2,
     bound_s: float = 40.0,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> None:

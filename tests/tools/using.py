@@ -44,7 +44,7 @@ def on_host(
     scenario: Callable[[Host], Coroutine[Any, Any, None]],
     *,
     store: str = "memory://",
-    grace_s: float = 0.5,
+    grace_s: float = 0.2,
 ) -> None:
     """Run the scenario on a host whose only agent works with these tools."""
 
