@@ -89,6 +89,13 @@ def counters_page() -> str:
     return table(("counter", "promise", "`kept` counts", "`broken` counts, and stays 0"), rows)
 
 
+def counts_page() -> str:
+    """Everything else that a host counts."""
+    from holdfast.host import COUNTS
+
+    return table(("name", "what it counts"), ((code(name), what) for name, what in COUNTS.items()))
+
+
 def metrics_page() -> str:
     """Every family of ``/metrics``."""
     from holdfast.host import HostStatistics

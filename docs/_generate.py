@@ -15,7 +15,16 @@ from typing import TypeVar
 
 from _api import module_page
 from _diagrams import StateDiagram
-from _faces import cli_page, counters_page, exits_page, failpoints_page, http_page, import_everything, metrics_page
+from _faces import (
+    cli_page,
+    counters_page,
+    counts_page,
+    exits_page,
+    failpoints_page,
+    http_page,
+    import_everything,
+    metrics_page,
+)
 from _text import code, fields_of, plain, table
 
 import holdfast
@@ -174,6 +183,7 @@ PAGES: Mapping[str, Page] = {
     "exits.md": exits_page,
     "failpoints.md": failpoints_page,
     "counters.md": counters_page,
+    "counts.md": counts_page,
     "metrics.md": metrics_page,
     "python.md": api_page,
 }

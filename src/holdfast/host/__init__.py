@@ -3,9 +3,10 @@
 from holdfast.host.host import Host
 from holdfast.host.readers import LogReader
 from holdfast.host.session import Session
-from holdfast.host.statistics import PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
+from holdfast.host.statistics import COUNTS, PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
 
 __all__ = [
+    "COUNTS",
     "PROMISES",
     "DrainReport",
     "Host",

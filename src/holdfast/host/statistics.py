@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["PROMISES", "DrainReport", "HostStatistics", "Incident", "Incidents", "PromiseCount", "Recovery"]
+__all__ = ["COUNTS", "PROMISES", "DrainReport", "HostStatistics", "Incident", "Incidents", "PromiseCount", "Recovery"]
 
 IncidentKind = Literal[
     "loop_blocked",
@@ -38,6 +38,26 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P14": ("private", "refusals at a principal's own caps", "not counted here: the storm judges it"),
 }
 """For each promise that this host can give: its name, what counts as kept, and what counts as broken."""
+
+
+COUNTS: dict[str, str] = {
+    "sends_<disposition>": "messages accepted, by what was decided",
+    "runs_started": "runs started, resumed ones included",
+    "runs_<status>": "runs ended, by their status",
+    "interrupts_<cause>": "runs interrupted, by the kind of the cause",
+    "stops_<outcome>": "receipts, by their outcome",
+    "steered": "messages given to a run while it was on",
+    "rolled_back": "runs taken back",
+    "suspended": "questions asked of people",
+    "resumed": "runs that got the last answer they waited for",
+    "questions_expired": "questions that nobody answered in time",
+    "abandoned": "tasks and threads that did not stop and were quarantined",
+    "late_results": "outputs and results that came after the end of their run or call, and were refused",
+    "gaps": "gaps shown to readers",
+    "rows_pruned": "rows of the store that were dropped or changed by retention",
+    "incidents_<kind>": "incidents, by their kind",
+}
+"""Everything that a host counts beside the promises; a name with ``<…>`` stands for one counter for each of those."""
 
 
 class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +149,7 @@ class Incidents:
 
     def __init__(self, *, limit: int = 200) -> None:
         self.newest: deque[Incident] = deque(maxlen=limit)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter({name: 0 for name in COUNTS if "<" not in name})
         self.kept: Counter[str] = Counter()
         self.broken: Counter[str] = Counter()
 
