@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.util
 import os
 import re
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Tool, Toolset, tool
+from holdfast.agents.tool import Home, Tool, Toolset, tool
 from holdfast.errors import MissingExtra, ToolFailed
 from holdfast.runtime import check_interrupt, current_scope
 from holdfast.tools.environment import clean_environment
@@ -104,6 +105,12 @@ class Browser(Toolset):
         self._workspace = workspace if workspace is None or isinstance(workspace, Workspace) else Workspace(workspace)
         self._text_limit = text_limit
         self._windows: dict[tuple[str, str], _Window] = {}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, home: Home) -> AsyncIterator[None]:
+        """Load Playwright before the first run: it takes a second, in which the loop would stand still."""
+        await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
+        yield
 
     def tools(self) -> Sequence[Tool]:
         """The tools."""

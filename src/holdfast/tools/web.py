@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -183,7 +184,10 @@ class Web(Toolset):
         limits = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
         timeout = httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s))
         extensions = {"sni_hostname": request.url.host, "timeout": timeout.as_dict()}
-        transport = httpx2.AsyncHTTPTransport(verify=_ssl_context(), trust_env=False, limits=limits)
+        scope = current_scope()
+        assert scope is not None, "tools run in a scope"
+        context = await scope.spawn(_ssl_context, on="thread", name="certificates")
+        transport = httpx2.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
         async with contextlib.AsyncExitStack() as opened:
             await opened.enter_async_context(transport)
             for number, address in enumerate(addresses, 1):
@@ -256,7 +260,8 @@ def _headline(fetched: _Fetched) -> str:
 
 
 @functools.cache
-def _ssl_context() -> Any:
+def _ssl_context() -> ssl.SSLContext:
+    """With the certificates of this machine; the first time that takes a while."""
     return httpx2.create_ssl_context(trust_env=True)
 
 
