@@ -19,6 +19,21 @@ SHOWN = {
     "replayable.py": ["ended with -9", "1 run goes on", "duplicate: completed: charged a teapot", "['a teapot']"],
     "process_tree.py": ["outcome: gone, survivors: []"],
     "client.py": ["message.accepted … "],
+    "model_agent.py": ["tool.finished  190", "child.finished", "375 km in all.", "3 steps, 3 calls"],
+    "approval.py": [
+        "asked: pay {'to': 'Bob', 'amount': 2000}",
+        "still open after the restart: pay to Bob",
+        "that is too much",
+        "pay: ok: Ann has got 20",
+    ],
+    "steering.py": [
+        "steer: steering\nI heard: hotels in Oslo | only cheap ones",
+        "the first one: superseded",
+        "['hotels in Lima']",
+    ],
+    "history.py": ["answer 2 to 'where is this?' with ['map.png']", "2 of 4 entries", "1 attachment", "summary: They"],
+    "own_tool.py": ["connected\noutput: 3", "error: I count from 5 at most", "note: ok: 1", "closed"],
+    "mcp_tools.py": ["tools: ['clock_add_hours']", "['3']"],
 }
 
 

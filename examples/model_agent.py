@@ -1,0 +1,60 @@
+"""The built-in agent: a model, two tools, and a child agent to which it hands a part. The model is a script here."""
+
+import asyncio
+
+import holdfast
+from holdfast.agents.scripted import ScriptedModel
+from holdfast.protocol.model import CallPart
+
+
+@holdfast.tool(idempotent=True)
+def distance_km(start: str, end: str) -> int:
+    """How far it is from one town to another.
+
+    Parameters:
+        start: where it begins.
+        end: where it ends.
+    """
+    return {("Graz", "Vienna"): 190, ("Vienna", "Linz"): 185}[start, end]
+
+
+poet = holdfast.Agent(
+    name="poet",
+    description="Writes a line of verse.",
+    model=ScriptedModel("Three towns, two roads, one day."),
+)
+
+planner = holdfast.Agent(
+    name="planner",
+    instructions="Plan trips. Ask the poet for a line to end with.",
+    # In real life: model="anthropic:claude-sonnet-5", with pip install 'holdfast[models]' and a key.
+    model=ScriptedModel(
+        [
+            [
+                "I look it up. ",
+                CallPart(name="distance_km", arguments={"start": "Graz", "end": "Vienna"}),
+                CallPart(name="distance_km", arguments={"start": "Vienna", "end": "Linz"}),
+                CallPart(name="poet", arguments={"task": "a line about three towns"}),
+            ],
+            "375 km in all.",
+        ]
+    ),
+    tools=[distance_km, poet],
+)
+
+
+async def main() -> None:
+    async with holdfast.Host(planner, store="memory://") as host:
+        session = host.session("alice")
+        receipt = await session.send("from Graz over Vienna to Linz")
+        async for event in session.events(after=receipt.cursor, follow=receipt.message_id):
+            match event.kind:
+                case "tool.started" | "tool.finished" | "step.started" | "child.finished":
+                    print(event.kind, getattr(event, "name", ""), getattr(event, "result", "") or "")
+        run = (await session.runs())[0]
+        print(f"{run.state}: {run.text}")
+        print(f"{run.usage.steps} steps, {run.usage.tool_calls} calls")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
