@@ -758,6 +758,46 @@ def test_a_history_that_is_too_long_is_summed_up_before_the_run() -> None:
     on_host(scenario, agent)
 
 
+def test_what_a_long_run_did_is_summed_up_for_its_next_requests_and_its_entries_stay() -> None:
+    @tool(idempotent=True)
+    async def read(part: int) -> str:
+        return f"part {part}: " + "x" * 400
+
+    sums = 0
+
+    def script(request: Any) -> Any:
+        nonlocal sums
+        if "sum up" in request.instructions:
+            sums += 1
+            return f"Read so far, {sums}."
+        done = agent_calls(request)
+        return call("read", part=done) if done < 12 else "All is read."
+
+    def agent_calls(request: Any) -> int:
+        results = [m for m in request.messages if isinstance(m, ToolMessage)]
+        return int(results[-1].content.split(":")[0].split()[1]) + 1 if results else 0
+
+    agent = Agent(name="a", model=model(script), tools=[read], limits=AgentLimits(context_tokens=500))
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        assert await session.ask("read all of it") == "All is read."
+        assert 2 <= sums <= 6
+        requests = agent.model.requests  # type: ignore[union-attr]
+        assert all(sum(len(getattr(m, "content", "")) for m in r.messages) < 3000 for r in requests)
+        summed = [r for r in requests if "Read so far" in str(r.messages[0]) and not r.instructions]
+        assert all(r.messages[0].content.endswith("asked for last:\n\nread all of it") for r in summed)
+        assert all(r.messages[0].content.count("asked for last") == 1 for r in summed)
+        entries = await session.transcript()
+        assert sum(e.role == "tool_result" for e in entries) == 12
+        assert entries[0].content == "read all of it"
+        check_entries(entries)
+        [finished] = [e for e in await log_of(host, "s") if isinstance(e, RunFinished)]
+        assert finished.text == "All is read."
+
+    on_host(scenario, agent)
+
+
 def test_an_agent_without_a_model_cannot_sum_up() -> None:
     async def work(run: Run) -> None: ...
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Host
+from holdfast import Agent, Host, tool
 from holdfast.agents.scripted import Pause
 from holdfast.protocol.events import ToolStarted
+from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.model import ToolMessage
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore, run_virtual
 from tests.agents.modelled import (
@@ -93,6 +95,26 @@ def ended_at(step: int, how: str) -> bool:
     return run_virtual(main())
 
 
+def long_agent() -> Agent:
+    """Sums up on its way, twice."""
+
+    def script(request: Any) -> Any:
+        if "sum up" in request.instructions:
+            return [Pause(0.001), "In short."]
+        results = [message for message in request.messages if isinstance(message, ToolMessage)]
+        part = int(results[-1].content.split(":")[0]) + 1 if results else 1
+        return call("read", part=part) if part < 6 else "All is read."
+
+    return Agent(name="busy", model=model(script), tools=[read], limits=AgentLimits(context_tokens=300))
+
+
+@tool(idempotent=True)
+async def read(part: int) -> str:
+    """Returns much."""
+    await asyncio.sleep(0.001)
+    return f"{part}: " + "x" * 600
+
+
 EVERY_STEP = [pytest.param(how, 1, marks=pytest.mark.nightly) for how in ENDS if how != "interrupt"]
 
 
@@ -140,7 +162,7 @@ def people_agent() -> Agent:
 
 
 @pytest.mark.parametrize("twice", [False, pytest.param(True, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("make", [lambda: busy_agent()[0], people_agent], ids=["busy", "people"])
+@pytest.mark.parametrize("make", [lambda: busy_agent()[0], people_agent, long_agent], ids=["busy", "people", "long"])
 def test_a_run_that_is_killed_after_any_write_goes_on_and_does_nothing_twice_that_has_its_result(
     make: Callable[[], Agent], twice: bool
 ) -> None:

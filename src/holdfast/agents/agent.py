@@ -13,6 +13,7 @@ from holdfast.agents.model import Model, find_model
 from holdfast.agents.tool import Tool, Toolset, as_tool
 from holdfast.errors import ConfigurationError, NotSupported
 from holdfast.protocol.loop import AgentLimits
+from holdfast.protocol.model import conversation
 
 if TYPE_CHECKING:
     from holdfast.agents.run import Run
@@ -100,7 +101,7 @@ class Agent:
             raise NotSupported(f"the agent {self.name!r} has no model that could sum up a history")
         from holdfast.agents.compacting import summary_of
 
-        return (await summary_of(self, entries)).text
+        return (await summary_of(self, conversation(entries))).text
 
 
 ToolLike: TypeAlias = "Tool | Toolset | Agent | Callable[..., Any]"

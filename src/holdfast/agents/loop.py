@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 import msgspec
 
 from holdfast.agents.call import Call, start_call
-from holdfast.agents.compacting import context_limit, estimated_tokens, split, summary_of
+from holdfast.agents.compacting import context_limit, divided, estimated_tokens, split, summary_of, with_summary
 from holdfast.agents.model import opened
 from holdfast.agents.placing import placement_of
 from holdfast.agents.results import cut, shown
@@ -30,7 +30,16 @@ from holdfast.errors import Interrupted, ModelFailed, ToolFailed, told
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
 from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
 from holdfast.protocol.messages import Answer, Entry, Question
-from holdfast.protocol.model import EndPart, ModelRequest, ReasoningPart, TextPart, UserMessage, conversation, with_user
+from holdfast.protocol.model import (
+    EndPart,
+    ModelMessage,
+    ModelRequest,
+    ReasoningPart,
+    TextPart,
+    UserMessage,
+    conversation,
+    with_user,
+)
 from holdfast.protocol.transcript import STEP_BREAK, result_text
 
 if TYPE_CHECKING:
@@ -77,20 +86,28 @@ async def _history(run: Run) -> Sequence[Entry]:
     history = await run.history()
     limit = context_limit(run.agent)
     past = run._journal.step(run.run_id, 0)
-    if past is None and (limit is None or estimated_tokens(history) <= limit):
+    if past is None and (limit is None or estimated_tokens(conversation(history)) <= limit):
         return history
     old, recent = split(history)
-    if not old or (limit is not None and estimated_tokens(recent) > limit // 2):
+    if not old or (limit is not None and estimated_tokens(conversation(recent)) > limit // 2):
         old, recent = history, ()
+    summary = await _summed_up(run, conversation(old), 0)
+    run.replaced_history = (Entry(role="summary", content=summary, run_id=run.run_id), *recent)
+    return run.replaced_history
+
+
+async def _summed_up(run: Run, messages: Sequence[ModelMessage], step: int) -> str:
+    """A summary of the messages, from the journal if it is there; written down as a step that is none, up to 0."""
+    past = run._journal.step(run.run_id, step)
     if past is None:
-        run._write(StepStarted(run_id=run.run_id, step=0, label="summing up the history", at=run.now()))
+        label = "summing up what was said before"
+        run._write(StepStarted(run_id=run.run_id, step=step, label=label, at=run.now()))
         async with run.scope.child("summary", deadline_s=_step_s(run)):
-            past = await summary_of(run.agent, old, run_id=run.run_id)
+            past = await summary_of(run.agent, messages, run_id=run.run_id, step=step)
         run._write(msgspec.structs.replace(past, at=run.now()))
         await run._recorder.written()
     run._charge(past.usage)
-    run.replaced_history = (Entry(role="summary", content=past.text, run_id=run.run_id), *recent)
-    return run.replaced_history
+    return past.text
 
 
 def _step_s(run: Run) -> float:
@@ -126,18 +143,32 @@ class _Driver:
         self._open: dict[str, _OpenCall] = {}
         self._inbox: list[_OpenCall | Answer] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._last_tokens = 0  # of the last request and its answer, as the model counted them
         self._idle = False  # this line waits for others, and is not counted as busy
 
     async def drive(self) -> None:
         """Take steps until the model has answered."""
         run, loop = self._run, self._loop
         while not loop.over:
+            await self._make_room()
             past = run._journal.step(run.run_id, loop.step)
             effect = loop.steered(await run._steered(loop.step, more=past is None))
             if isinstance(effect, Exceeded):
                 self._exceed(effect)
             else:
                 await self._in_step(effect, past)
+
+    async def _make_room(self) -> None:
+        """Sum up what the run itself said and did, where it is too much for the step's request."""
+        run, loop = self._run, self._loop
+        limit = context_limit(run.agent)
+        if limit is None or loop.step == 1:
+            return
+        known = run._journal.step(run.run_id, -loop.step) is not None
+        if not known and max(estimated_tokens(loop.messages), self._last_tokens) <= limit:
+            return
+        old, rest = divided(loop.messages)
+        loop.replace(with_summary(await _summed_up(run, old, -loop.step), old, rest, limit=limit))
 
     async def _in_step(self, request: Request, past: StepFinished | None) -> None:
         run, step = self._run, request.step
@@ -167,6 +198,7 @@ class _Driver:
             finished = past
             run.transcript.feed(past)
         run._charge(finished.usage)
+        self._last_tokens = finished.usage.input_tokens + finished.usage.output_tokens
         await self._call(scope, self._loop.stored(finished, run.usage))
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────

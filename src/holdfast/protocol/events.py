@@ -162,7 +162,8 @@ class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
 
     Parameters:
         run_id: the run, or the child, whose step it is.
-        step: its number in that run, from 1.
+        step: its number in that run, from 1. A number below 1 is no step, but a summary of what was said before the
+            run (0) or before the step of that number, for the model only.
         text: what it said; readers have it already, in pieces.
         calls: the calls it asks for, with our ids.
         usage: of this request.

@@ -76,8 +76,8 @@ class AgentLimits(Value, frozen=True, kw_only=True):
             and a person who is asked, hold it meanwhile.
         retries: how often a request that failed before it said anything is made again.
         result_bytes: what the model sees of one result; the middle of a longer one is left out.
-        context_tokens: a history of more tokens (estimated) is summed up before the run; None: three quarters of what
-            the model takes.
+        context_tokens: what is said before a request is summed up when it has more tokens (estimated); None: three
+            quarters of what the model takes.
         children: children of one run that work at the same time; others wait.
         depth: how deep children may nest.
 
@@ -243,6 +243,11 @@ class Loop:
     def messages(self) -> tuple[ModelMessage, ...]:
         """What the model sees in the next request."""
         return tuple(self._messages)
+
+    def replace(self, messages: Sequence[ModelMessage]) -> None:
+        """Go on with these messages, valid ones, in the place of what was said so far."""
+        self._leave("steering", "replace")
+        self._messages = list(messages)
 
     def steered(self, messages: Sequence[Message]) -> Request | Exceeded:
         """What was steered to the run before this step; then the step's request."""

@@ -134,8 +134,8 @@ class RunTranscript:
         )
 
     def _close_step(self, step: StepFinished) -> None:
-        if not step.step:
-            return  # a summary of what was before the run
+        if step.step < 1:
+            return  # a summary, for the model only
         self._stepped = True
         self._parts.clear()
         if step.text:
