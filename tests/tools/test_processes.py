@@ -155,6 +155,53 @@ def test_an_interrupt_leaves_it_alone_and_its_end_comes_back_as_a_message(tmp_pa
     on_host([Processes(tmp_path)], by_words(start=start), scenario)
 
 
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_call_that_waits_for_the_end_tells_of_it_in_place_of_a_message(tmp_path: Path, cut: bool) -> None:
+    async def start(bench: Bench, _: str) -> str:
+        one = process_id(await bench("start_process", command="until [ -e go ]; do sleep 0.01; done; exit 9"))
+        bench.run.spawn(touch, one)
+        return await bench("wait_process", process_id=one)
+
+    async def touch(one: str) -> None:
+        await until(lambda: toolset._sessions[("local", "s")][one].watching)
+        if not cut:
+            (tmp_path / "go").touch()
+        waiting.append(one)
+
+    waiting: list[str] = []
+    toolset = Processes(tmp_path)
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        receipt = await session.send("start")
+        if cut:
+            await until(lambda: waiting)
+            await session.interrupt("enough")
+            (tmp_path / "go").touch()
+            async with asyncio.timeout(10):
+                while "heard [process p" not in await transcript(session):
+                    await asyncio.sleep(0.01)
+        else:
+            assert "exit code 9" in (await session.wait(receipt.message_id)).text
+            assert await ask(session, "and now?") == "heard and now?"
+            assert len(await session.runs()) == 2
+
+    on_host([toolset], by_words(start=start), scenario)
+
+
+def test_a_character_that_comes_in_two_pieces_is_shown_whole(tmp_path: Path) -> None:
+    async def agent(bench: Bench) -> None:
+        command = r"printf 'caf\303'; until [ -e go ]; do sleep 0.01; done; printf '\251'"
+        one = process_id(await bench("start_process", command=command))
+        await until(lambda: toolset._sessions[("local", "s")][one].log.total == 4)
+        assert (await bench("poll_process", process_id=one)).endswith("\ncaf")
+        (tmp_path / "go").touch()
+        assert (await bench("wait_process", process_id=one)).endswith("\né")
+
+    toolset = Processes(tmp_path)
+    use(toolset, agent)
+
+
 @pytest.mark.parametrize("role", [*ROLES, "holds-pipe"])
 def test_the_stop_of_the_session_ends_every_hostile_tree(tmp_path: Path, role: str) -> None:
     token = token_of(tmp_path, f"stop-{role}")

@@ -21,7 +21,7 @@ from holdfast.errors import Interrupted, RunClosed
 if TYPE_CHECKING:
     from holdfast.agents.run import Call
 
-__all__ = ["Capture", "LiveOutput", "Log", "Recording", "readable"]
+__all__ = ["Capture", "LiveOutput", "Log", "Recording", "readable", "unfinished"]
 
 _CHUNK_BYTES = 65536
 _FREE_BYTES = 1_000_000
@@ -56,7 +56,7 @@ def readable(data: bytes) -> str:
     return text
 
 
-def _unfinished(data: bytes) -> int:
+def unfinished(data: bytes) -> int:
     """How many bytes at the end are the beginning of a UTF-8 character."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
@@ -137,7 +137,7 @@ class Recording:
         left_out = self.total - len(head) - len(tail)
         if not left_out:
             return readable(head + tail)
-        cut = _unfinished(head)
+        cut = unfinished(head)
         head = head[: len(head) - cut]
         begin = next((n for n, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
         left_out += cut + begin  # the rest of a character that is cut in two

@@ -4,8 +4,8 @@ Invariants
 - A process belongs to one session's activation: an interrupt of the run leaves it alone, the session's stop ends it.
 - A session can name its own processes only; the id of another one's does not exist for it.
 - A start that is cut before it returns is taken back: what runs is in the session's list.
-- Each process ends once, and what is told of it says how. Its session gets a message then, unless a tool call or a stop
-  ended it, or the host itself ends: then the next start tells, from the note that is kept.
+- Each process ends once, and what is told of it says how. Its session gets a message then, unless a call waited for it
+  and returned, or a tool call or a stop ended it, or the host itself ends: then the next start tells, from its note.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.runtime import Scope, current_scope
 from holdfast.runtime.once import Once
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.leftovers import Note, Notes, make_note
-from holdfast.tools.output import Log, readable
+from holdfast.tools.output import Log, readable, unfinished
 from holdfast.tools.programs import Program, ending, shown, typed
 from holdfast.tools.workspace import Workspace
 
@@ -60,6 +60,8 @@ class BackgroundProcess:
         self.ended: Once[str] = Once()
         self.wanted = True
         """False once somebody asked for its end: nobody needs a message about it."""
+        self.watching: list[Once[bool]] = []
+        """Calls that wait for its end; each is set when it has returned: whether it tells of the end."""
         self.scope: Scope | None = None
         """What it runs in; None before it begins."""
         self.clock = clock
@@ -87,7 +89,9 @@ class BackgroundProcess:
         """Its state, and what it wrote since this was asked for last."""
         start, data = self.log.read(max(self.seen, self.log.total - _NEWS_BYTES), _NEWS_BYTES)
         missed = start - self.seen
-        self.seen = self.log.total
+        if self.ended.value is None:  # the rest of a character is still to come
+            data = data[: len(data) - unfinished(data)]
+        self.seen = start + len(data)
         skipped = f"[… {missed:,} bytes left out; read_process_log has what is kept …]\n" if missed else ""
         return f"{self.state()}\n{skipped}{readable(data)}"
 
@@ -224,9 +228,16 @@ class Processes(Toolset):
             timeout_s: how long to wait at most, in seconds. The process goes on.
         """
         one = self._find(call, process_id)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(max(timeout_s, 0.0), self._wait_limit_s)):
-                await one.ended.wait()
+        watch: Once[bool] = Once()
+        one.watching.append(watch)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(max(timeout_s, 0.0), self._wait_limit_s)):
+                    await one.ended.wait()
+            watch.set(one.ended.value is not None)
+        finally:
+            watch.set(False)  # where it was not set, the wait was cut
+            one.watching.remove(watch)
         return one.news()
 
     async def read_process_log(
@@ -320,7 +331,8 @@ class Processes(Toolset):
         if left := sum(pid != program.process.pid for pid in result.killed):
             how += f"; {left} of its processes that were left {'was' if left == 1 else 'were'} ended"
         self._settle(one, how)
-        return f"`{one.command}` has ended: {how}. {one.last_words()}" if one.wanted else None
+        told = [await watch.wait() for watch in tuple(one.watching)]
+        return f"`{one.command}` has ended: {how}. {one.last_words()}" if one.wanted and not any(told) else None
 
     def _write_note(self, one: BackgroundProcess, program: Program) -> None:
         if self._notes is not None:
