@@ -86,9 +86,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     event_retention_s: Annotated[
         float, Meta(gt=0, description="events of ended runs are kept this long; transcripts are kept for good")
     ] = 30 * 86400.0
-    tombstone_s: Annotated[float, Meta(ge=0, description="a deleted session's key answers 410 for this long")] = (
-        7 * 86400.0
-    )
+    tombstone_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="a deleted session's key answers 410, and an attachment that no session uses is kept, so long",
+        ),
+    ] = 7 * 86400.0
     idempotency_s: Annotated[float, Meta(gt=0, description="idempotency keys are kept at least this long")] = (
         7 * 86400.0
     )

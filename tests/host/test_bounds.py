@@ -11,8 +11,8 @@ from holdfast import Host, Run, Settings, agent
 from holdfast.agents.journal import Journal
 from holdfast.errors import LimitExceeded, RunFailed, StoreFull
 from holdfast.host import recovery
-from holdfast.protocol.events import RunFinished, RunRestarted, ToolFinished, ToolStarted
-from holdfast.protocol.messages import Entry
+from holdfast.protocol.events import RunFinished, RunRestarted, RunResumed, ToolFinished, ToolStarted
+from holdfast.protocol.messages import Answer, Entry
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import Committed, RunCommit
 from holdfast.testing import VirtualClock, run_virtual
@@ -149,6 +149,8 @@ def test_only_restarts_without_a_new_result_count() -> None:
     assert Journal([restart, restart]).restarts_in_vain == 2
     assert Journal([restart, restart, started, ended]).restarts_in_vain == 0
     assert Journal([restart, started, ended, restart, broken]).restarts_in_vain == 1
+    answered = RunResumed(run_id="r", answer=Answer(question_id="r.3", decision="answered"))
+    assert Journal([restart, restart, answered, restart]).restarts_in_vain == 1
 
 
 def test_a_start_takes_up_every_waiting_session_also_when_there_are_more_than_it_reads_at_a_time(

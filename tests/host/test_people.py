@@ -5,19 +5,27 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from holdfast import Host
-from holdfast.errors import AlreadyAnswered, HoldfastError, InvalidRequest, RunInterrupted, UnknownQuestion
+from holdfast.errors import (
+    AlreadyAnswered,
+    HoldfastError,
+    InvalidRequest,
+    RunInterrupted,
+    StorageError,
+    UnknownQuestion,
+)
 from holdfast.host.session import Session
 from holdfast.protocol.events import RunFinished, RunRestarted, RunResumed, RunStarted, RunSuspended, TextDelta
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import Question
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
-from holdfast.testing import explore, run_virtual
+from holdfast.testing import VirtualClock, explore, run_virtual
 from tests.host.people import (
     CALLED,
     QUICK,
@@ -25,7 +33,9 @@ from tests.host.people import (
     check_entries,
     check_session,
     check_story,
+    echo,
     hosted,
+    present,
     say_yes,
     whole_log,
 )
@@ -428,5 +438,54 @@ def test_a_suspended_plain_function_is_interrupted_by_a_drain_at_once_and_a_repl
             assert (await session.wait(receipts["patient"].message_id)).state == "completed"
             with pytest.raises(RunInterrupted):
                 answer(settlement)
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("change", ["gone", "not replayable"])
+def test_a_parked_run_whose_agent_cannot_go_on_any_more_fails_and_says_why(change: str) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        async with hosted(store) as host:
+            receipt = await host.session("s").send("x", agent="patient")
+            question = await first_question(host.session("s"))
+        agents = [echo, replace(present, name="patient")] if change == "not replayable" else [echo]
+        async with Host(agents=agents, store=store, settings=QUICK, clock=VirtualClock()) as host:
+            session = host.session("s")
+            await session.answer(question.question_id, "go")
+            settlement = await session.wait(receipt.message_id)
+            assert settlement.state == "failed"
+            assert settlement.error is not None
+            assert ("no agent 'patient'" if change == "gone" else "not declared replayable") in settlement.error
+            assert settlement.text == "before "
+            await check_session(host, "s")
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("lasts_s", [3.0, 60.0])
+def test_a_run_that_comes_back_while_the_store_cannot_be_read_goes_on_when_it_can(lasts_s: float) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        async with hosted(store) as host:
+            session = host.session("s")
+            receipt = await session.send("x", agent="patient")
+            question = await first_question(session)
+            await parked(host)
+            read, store.run_events = store.run_events, broken  # type: ignore[method-assign]
+            await session.answer(question.question_id, "go")
+            await asyncio.sleep(lasts_s)
+            assert (await session.message(receipt.message_id)).state == "taken"
+            store.run_events = read  # type: ignore[method-assign]
+            await say_yes(session, await first_question(session))
+            while (await session.message(receipt.message_id)).state == "taken":
+                for asked in await session.questions():
+                    await say_yes(session, asked)
+                await asyncio.sleep(0.1)
+            assert (await session.wait(receipt.message_id)).state == "completed"
+            await check_session(host, "s")
+
+    async def broken(session: int, run_id: str) -> Any:
+        raise StorageError("the disk is away")
 
     run_virtual(scenario())

@@ -128,6 +128,7 @@ class Journal:
                 self._steered.setdefault(step, []).append(message_id)
             case RunResumed(answer=answer):
                 self._answers[answer.question_id] = answer
+                self._restarts = 0
             case ChildStarted(child_id=child_id):
                 self._children[child_id] = event
             case ChildFinished(child_id=child_id):
@@ -140,7 +141,7 @@ class Journal:
 
     @property
     def restarts_in_vain(self) -> int:
-        """Restarts since the last step or call that came to a result: a run that gets on may be restarted for ever."""
+        """Restarts since the last step, call or question that came to something: a run that gets on may go on for ever."""
         return self._restarts
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.errors import HoldfastError, StorageError
+from holdfast.errors import HoldfastError, NotSupported, StaleFence, StorageError, StoreCorrupt
 from holdfast.host.past import Past, read_past
 from holdfast.host.patience import patiently, retry_after_s
 from holdfast.protocol.events import RunResumed, decode_event
@@ -110,23 +110,47 @@ class ParkedRuns:
         host, run_id = self._host, claim.lease.run_id
         past = Past(claim)
         obstacle: HoldfastError | None = None
-        try:
-            past = await read_past(host, claim)
-            host.find_agent(claim.agent)
-            if taken.cause is None:
-                await self._restart(past)
-        except HoldfastError as error:
-            obstacle = error
+        tries = 0
+        while True:
+            try:
+                past = await read_past(host, claim)
+                self._check(past)
+                if taken.cause is None:
+                    await self._restart(past)
+                break
+            except StorageError as error:
+                if isinstance(error, (StaleFence, StoreCorrupt)):
+                    obstacle = error
+                    break
+                if host.draining:  # the next start finds the run and goes on with it
+                    host.dispatch.release(claim.principal)
+                    self._done(run_id, taken)
+                    return
+                await asyncio.sleep(retry_after_s(tries))
+                tries += 1
+            except HoldfastError as error:
+                obstacle = error
+                break
         # From here on without an await: an interrupt meets the live run, or was noted above.
         if obstacle is None and taken.cause is None:
-            del self._taken_up[run_id]
             host.dispatch.start(claim, past=past)
-            taken.ended.set_result(None)
-            return
-        status: Literal["failed", "interrupted"] = "failed" if taken.cause is None else "interrupted"
-        await host.dispatch.finish_unstarted(claim, status, cause=taken.cause, error=obstacle, past=past)
+        else:
+            status: Literal["failed", "interrupted"] = "failed" if taken.cause is None else "interrupted"
+            await host.dispatch.finish_unstarted(claim, status, cause=taken.cause, error=obstacle, past=past)
+        self._done(run_id, taken)
+
+    def _done(self, run_id: str, taken: _TakenUp) -> None:
         del self._taken_up[run_id]
         taken.ended.set_result(None)
+
+    def _check(self, past: Past) -> None:
+        """Raise `UnknownAgent` or `NotSupported` if this host cannot go on with the run."""
+        agent = self._host.find_agent(past.claim.agent)
+        if not agent.replayable:
+            raise NotSupported(
+                f"the run waited for an answer, and its agent {agent.name!r} is not declared replayable any more",
+                hint="ask again",
+            )
 
     async def _restart(self, past: Past) -> None:
         """Have readers drop what the run says once more."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.agents.journal import Journal
-from holdfast.errors import StorageError
+from holdfast.errors import StoreCorrupt
 from holdfast.host.patience import patiently
 from holdfast.protocol.events import Event, TextDelta, decode_event
 from holdfast.protocol.transcript import RunTranscript
@@ -53,10 +53,10 @@ class Past:
 
 
 async def read_past(host: Host, claim: Claim) -> Past:
-    """Read it from the log. Raises `StorageError`, also for a log that cannot be read."""
+    """Read it from the log. Raises `StorageError`; `StoreCorrupt` for a log that cannot be understood."""
     lease = claim.lease
     stored = await patiently(host, "read", lambda: host.store.run_events(lease.session, lease.run_id))
     try:
         return Past(claim, [decode_event(event) for event in stored])
     except msgspec.MsgspecError as error:
-        raise StorageError(f"the log of run {lease.run_id} cannot be read: {error}") from error
+        raise StoreCorrupt(f"the log of run {lease.run_id} cannot be read: {error}") from error

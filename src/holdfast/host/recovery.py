@@ -6,9 +6,7 @@ import asyncio
 import functools
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from holdfast.errors import StorageError, UnknownAgent
+from holdfast.errors import StorageError, StoreCorrupt, UnknownAgent
 from holdfast.host.past import Past, read_past
 from holdfast.host.patience import RETRY_S, patiently
 from holdfast.host.statistics import Incident, Recovery
@@ -39,9 +37,7 @@ async def recover(host: Host) -> Recovery:
         host.incidents.kept["P11"] += 1
         try:
             past = await read_past(host, claim)
-        except StorageError as error:
-            if not isinstance(error.__cause__, msgspec.MsgspecError):
-                raise
+        except StoreCorrupt as error:
             ends.append(_end(host, Past(claim), error.message))
             interrupted.append(lease.run_id)
             continue

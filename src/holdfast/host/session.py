@@ -114,6 +114,9 @@ class Session:
             raise InvalidRequest("an idempotency key is text (str)")
         if "\0" in content or "\0" in (idempotency_key or ""):
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the content and the key")
+        for attachment in attachments:
+            if not isinstance(attachment, Attachment):
+                raise InvalidRequest("a message's attachments are what attach() gave")
         check_text(content + (idempotency_key or ""))
         check_seconds(quiet_s=quiet_s, max_wait_s=max_wait_s)
         body_hash = b""

@@ -96,6 +96,7 @@ class Upkeep:
                 events_before=now - settings.event_retention_s,
                 tombstones_before=now - settings.tombstone_s,
                 idempotency_before=now - settings.idempotency_s,
+                attachments_before=now - settings.tombstone_s,
             )
         except StorageError as error:
             host.store_failed(None, None, "prune", error)
