@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -208,6 +209,20 @@ def test_limits_and_permissions_are_told(inside: Path) -> None:
         (inside / "file").chmod(0o400)
         with pytest.raises(ToolFailed, match="read-only"):
             workspace.replace("file", b"x", check=nothing)
+
+
+def test_a_file_that_may_not_be_read_is_told(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who may read everything: so the system's answer is put in its place."""
+    opened = os.open
+
+    def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if path == "file":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refusing)
+    with pytest.raises(ToolFailed, match="sub/file: no permission"):
+        read(Workspace(inside), "sub/file")
 
 
 def test_a_root_that_cannot_be_is_refused(tmp_path: Path) -> None:
