@@ -25,6 +25,7 @@ STOPS = 60
 TASKS_PER_STOP = 100
 THREADS_PER_STOP = 10
 PROGRAMS_PER_STOP = 8
+GRACE_S = 0.2
 
 
 async def _noop() -> None: ...
@@ -84,11 +85,11 @@ def _listen() -> None:
     interrupt.wait_blocking()
 
 
-async def _stops(*, programs: int) -> list[float]:
-    """Milliseconds of each stop of a scope with tasks, threads and programs that ignore SIGTERM, without a grace."""
+async def _stops(*, programs: int, grace_s: float = 0.0) -> list[float]:
+    """Milliseconds of each stop of a scope with tasks, threads and programs that ignore SIGTERM."""
     taken = []
     for _ in range(STOPS):
-        scope = Scope("bench", parent=None, grace_s=0).open()
+        scope = Scope("bench", parent=None, grace_s=grace_s).open()
         for _ in range(TASKS_PER_STOP):
             scope.spawn(asyncio.sleep(1000))
         for _ in range(THREADS_PER_STOP):
@@ -111,9 +112,14 @@ def rows() -> list[Row]:
     found = asyncio.run(_costs("asyncio"))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found += runner.run(_costs("uvloop"))
-        for programs, target_ms in ((0, 10.0), (PROGRAMS_PER_STOP, 50.0)):
-            taken = runner.run(_stops(programs=programs))
+        for programs, grace_s, target_ms in (
+            (0, 0.0, 10.0),
+            (PROGRAMS_PER_STOP, 0.0, 50.0),
+            (PROGRAMS_PER_STOP, GRACE_S, GRACE_S * 1e3 + 50.0),
+        ):
+            taken = runner.run(_stops(programs=programs, grace_s=grace_s))
             name = f"stop of {TASKS_PER_STOP} tasks, {THREADS_PER_STOP} threads, {programs} hostile programs"
+            name += f", grace {grace_s * 1e3:g} ms" if grace_s else ""
             p99 = statistics.quantiles(taken, n=100, method="inclusive")[98]
             found += [
                 Row(name=f"{name}, p50", value=statistics.median(taken), unit="ms"),
