@@ -26,7 +26,7 @@ import msgspec
 
 from holdfast.agents.agent import Agent
 from holdfast.agents.run import Call
-from holdfast.agents.tool import Home, Tool, Toolset, tool
+from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
 from holdfast.agents.toolbox import toolbox
 from holdfast.errors import Interrupted, NotSupported, ToolFailed, told
 from holdfast.runtime import Handle, Scope, current_scope
@@ -83,6 +83,7 @@ class Python(Toolset):
         calls: how many calls of tools it may make in all.
         interpreter: the Python that runs scripts, with its packages; at least 3.9.
         pass_environment, environment: as for `Terminal`.
+        approval: as for `Tool`.
 
     Raises:
         ConfigurationError: as `Workspace` and `clean_environment`.
@@ -104,6 +105,7 @@ class Python(Toolset):
         interpreter: str = sys.executable,
         pass_environment: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        approval: Approval = False,
     ) -> None:
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._sandbox = sandbox if sandbox is not None else Sandbox()
@@ -115,6 +117,7 @@ class Python(Toolset):
         self._calls = calls
         self._interpreter = interpreter
         self._environment = clean_environment(pass_environment, environment)
+        self._approval = approval
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncIterator[None]:
@@ -136,7 +139,7 @@ class Python(Toolset):
             "Your other tools are functions in the script: `from holdfast_tools import <name>`, then "
             f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. {holds}"
         )
-        return (tool(description=about, timeout_s=math.inf)(self.python),)
+        return (tool(description=about, timeout_s=math.inf, approval=self._approval)(self.python),)
 
     async def python(self, call: Call, script: str, timeout_s: float | None = None) -> str:
         """Run a Python script.
