@@ -31,7 +31,12 @@ def number_entries(row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ..
     replace = msgspec.structs.replace
     first = row.next_n
     row.next_n = first + len(entries)
-    return tuple([replace(entry, n=n, content=plain(entry.content)) for n, entry in enumerate(entries, first)])
+    return tuple(
+        [
+            replace(entry, n=n) if entry.content.isascii() else replace(entry, n=n, content=plain(entry.content))
+            for n, entry in enumerate(entries, first)
+        ]
+    )
 
 
 def kept_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:

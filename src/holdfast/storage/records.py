@@ -302,9 +302,9 @@ def due_at(row: SessionRow) -> float:
 
 def ready_since(row: SessionRow) -> float | None:
     """Since when the session waits to be claimed; None if it does not."""
-    if row.run_id is None:
-        return row.waiting[0].message.accepted_at if row.waiting else None
-    return row.started_at if row.holder == NOBODY and not row.questions else None
+    if row.run_id is not None:
+        return row.started_at if row.holder == NOBODY and not row.questions else None
+    return row.waiting[0].message.accepted_at if row.waiting else None
 
 
 def question_due(row: SessionRow) -> float | None:
