@@ -231,6 +231,7 @@ def test_the_hosts_close_ends_idle_and_lent_processes(tmp_path: Path) -> None:
     assert host.cells.statistics().idle == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_forked_child_leaves_the_processes_of_its_parent_alone(host: ProcessHost) -> None:
     async def call() -> int:
         async with Scope("tool", processes=host) as scope:
@@ -472,6 +473,7 @@ def test_a_listener_that_refuses_ends_the_call_with_its_error(host: ProcessHost)
     run(main)
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_a_process_dies_with_the_host_that_is_killed(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:

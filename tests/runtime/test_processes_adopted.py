@@ -385,6 +385,7 @@ def fork_that_ends() -> int:
     return pid
 
 
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is started at the same time; nobody is given a tag when it runs already."""
     plain = adoption_processes._tag_process
