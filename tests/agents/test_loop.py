@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -36,7 +38,16 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.loop import AgentLimits
 from holdfast.protocol.messages import Usage
-from holdfast.protocol.model import AssistantMessage, EndPart, ReasoningPart, ToolMessage, UserMessage
+from holdfast.protocol.model import (
+    AssistantMessage,
+    CallPart,
+    EndPart,
+    Part,
+    ReasoningPart,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+)
 from holdfast.runtime import current_interrupt
 from tests.agents.modelled import (
     QUICK,
@@ -465,6 +476,58 @@ def test_an_interrupt_while_the_model_speaks_closes_the_request_and_nothing_is_a
         assert (await session.runs())[0].text == "I begin"
 
     on_host(scenario, agent)
+
+
+class Careless:
+    """A model layer that closes nothing itself and leaves a task behind."""
+
+    name = "careless"
+    context_tokens = None
+
+    def __init__(self) -> None:
+        self.closed_in: list[asyncio.Task[Any] | None] = []
+        self.asked_in: list[asyncio.Task[Any] | None] = []
+        self.left: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def stream(self, request: Any, *, attachment: Any = None) -> AsyncIterator[AsyncIterator[Part]]:
+        self.asked_in.append(asyncio.current_task())
+        self.left.append(asyncio.get_running_loop().create_task(asyncio.sleep(1000)))
+        yield self._parts(isinstance(request.messages[-1], ToolMessage))
+
+    async def _parts(self, called: bool) -> AsyncIterator[Part]:
+        try:
+            await asyncio.sleep(0.01)
+            yield TextPart(text="Well. ")
+            if called:
+                await asyncio.sleep(100)
+            yield CallPart(name="look", arguments={})
+            yield EndPart()
+            yield TextPart(text="never read")
+        finally:
+            self.closed_in.append(asyncio.current_task())
+
+
+def test_what_a_model_layer_leaves_open_is_closed_with_its_request_by_the_task_that_read_it() -> None:
+    careless = Careless()
+    seen = []
+
+    @tool
+    async def look() -> str:
+        seen.append([task.done() for task in careless.left])
+        return "x"
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        await session.send("go")
+        await asyncio.sleep(1)
+        assert seen == [[True]]
+        await session.interrupt("now")
+        assert len(careless.asked_in) == 2
+        assert careless.closed_in == careless.asked_in
+        assert all(task.done() for task in careless.left)
+
+    on_host(scenario, Agent(name="a", model=careless, tools=[look]))
 
 
 # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────────────
