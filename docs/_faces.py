@@ -32,7 +32,9 @@ def http_page() -> str:
             out += ["Needs an admin key.", ""]
         elif operation.public:
             out += ["Needs no key.", ""]
-        if operation.body is not None:
+        if isinstance(operation.body, str):
+            out += [f"Body: {code(operation.body)}.", ""]
+        elif operation.body is not None:
             optional = " (may be left out)" if operation.optional_body else ""
             out += [
                 f"Body{optional}: {fields_of(operation.body)}. {first_line(plain(operation.body.__doc__ or ''))}",
