@@ -203,8 +203,8 @@ def test_an_answer_that_comes_at_any_moment_is_never_lost(name: str, tasks: Any)
             assert sorted(CALLED) == EFFECTS[name]
             await check_session(host, "s")
 
-    explore(scenario, schedules=150, seed=1, tasks=tasks)
-    explore(scenario, schedules=100, chooser="pct", seed=2, tasks=tasks)
+    explore(scenario, schedules=90, seed=1, tasks=tasks)
+    explore(scenario, schedules=60, chooser="pct", seed=2, tasks=tasks)
 
 
 ENDS = ("interrupt", "stop", "delete", "message", "rollback", "drain")

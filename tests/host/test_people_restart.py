@@ -20,20 +20,22 @@ from tests.host.people_host import QUESTIONS, agents, answer_until_settled
 
 ROOT = Path(__file__).parents[2]
 KILLS = (
-    "suspend.before_commit",
     "suspend.after_commit",
-    "suspend.after_commit:2",
-    "park.before_write",
     "park.before_commit",
     "park.after_commit",
-    "park.after_commit:2",
-    "answer.before_commit",
     "answer.after_commit",
-    "answer.after_commit:2",
-    "claim.before_commit",
     "claim.after_commit",
     "restart.after_commit",
     "commit_run.before_commit",
+)
+MORE_KILLS = (
+    "suspend.before_commit",
+    "suspend.after_commit:2",
+    "park.before_write",
+    "park.after_commit:2",
+    "answer.before_commit",
+    "answer.after_commit:2",
+    "claim.before_commit",
     "commit_run.after_commit",
 )
 
@@ -48,10 +50,12 @@ def start(folder: Path, point: str, name: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The databases of hosts that were killed."""
+def killed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The databases of hosts that were killed, for the tests that are run."""
     folder = tmp_path_factory.mktemp("killed")
-    pairs = [(point, "patient") for point in KILLS] + [("suspend.after_commit", "present")]
+    names = [item.name for item in request.session.items]
+    points = [point for point in (*KILLS, *MORE_KILLS) if any(f"[{point}]" in name for name in names)]
+    pairs = [(point, "patient") for point in points] + [("suspend.after_commit", "present")]
     for first in range(0, len(pairs), 4):
         children = [start(folder, *pair) for pair in pairs[first : first + 4]]
         for child in children:
@@ -59,7 +63,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("point", KILLS)
+@pytest.mark.parametrize("point", [*KILLS, *(pytest.param(point, marks=pytest.mark.nightly) for point in MORE_KILLS)])
 def test_a_run_that_waits_for_people_goes_on_after_a_kill_at_any_write(killed: Path, point: str) -> None:
     path = killed / f"patient-{point}.db"
     effects = path.with_suffix(".effects")
