@@ -6,8 +6,9 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,18 @@ import pytest
 
 from holdfast.cli.exits import Exit
 from holdfast.cli.serving import AssistantFlags, serve
-from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served
+from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served, terminal
+from tests.tools.test_assistant import programs_in
 
 REPORT = "make a report about the files here"
+CTRL_C, CTRL_D = "\x03", "\x04"
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 @contextmanager
@@ -121,3 +131,34 @@ def test_what_cannot_be_served_is_named_with_what_to_do(
     assert serve([], {"port": 0}, as_json=True, chosen=chosen) == Exit.USAGE
     assert told in str(json.loads(capsys.readouterr().err)["error"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("model", ["scripted:demo", "openai:demo"])
+def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        variables = stack.enter_context(model_server()) if model.startswith("openai") else {}
+        server = stack.enter_context(served(tmp_path, "--model", model, "--workspace", "work", **variables))
+        work = tmp_path / "work"
+        (work / "README.md").write_text("# A project of mine\n")
+        screen = stack.enter_context(terminal("chat", folder=tmp_path, HOLDFAST_URL=server.url))
+        screen.expect("> ")
+        screen.type(f"{REPORT}\n")
+        for part in ("terminal", "python", "delegate", "README.md", "# A project of mine"):
+            screen.expect(part)
+        screen.expect("report.md")
+        screen.expect("> ")
+        screen.type("run (sleep 30 &) ; trap '' TERM ; sleep 30\n")
+        until(lambda: len(programs_in(work)) >= 2)
+        screen.type(CTRL_C)
+        screen.expect("interrupted")
+        screen.expect("> ")
+        assert programs_in(work) == []
+        screen.type("run rm -rf nothing\n")
+        screen.expect("y/n>")
+        screen.type("y\n")
+        screen.expect("(nothing)")
+        screen.expect("> ")
+        screen.type(CTRL_D)
+        screen.expect("bye")
+        assert screen.end() == 0
+        assert server.end() == 0

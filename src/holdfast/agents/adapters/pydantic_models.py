@@ -76,9 +76,9 @@ class PydanticModel(Toolset):
         self._name = name
         self._spelled = _spelled(name)
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ProviderModel] = WeakKeyDictionary()
-        self._unused: ProviderModel | None = _build(name, self._spelled)
+        self._spare = [_build(name, self._spelled)]
         """What was built to see whether it can be, for the first loop that comes."""
-        self._context_tokens = self._unused.context_window
+        self._context_tokens = self._spare[0].context_window
 
     @property
     def name(self) -> str:
@@ -124,8 +124,11 @@ class PydanticModel(Toolset):
         loop = asyncio.get_running_loop()
         found = self._of_loop.get(loop)
         if found is None:
-            found = self._of_loop[loop] = self._unused or _build(self._name, self._spelled)
-            self._unused = None
+            try:
+                found = self._spare.pop()
+            except IndexError:
+                found = _build(self._name, self._spelled)
+            self._of_loop[loop] = found
         return found
 
     async def _open(
@@ -172,7 +175,8 @@ class PydanticModel(Toolset):
             raise self._failure(error) from error
         finally:
             if not ended:
-                await stream.cancel()
+                with suppress(Exception):  # what ended the answer says more than a close that fails
+                    await stream.cancel()
         calls = calls_of(response)
         for call in calls:
             yield call
