@@ -14,11 +14,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 pytest.importorskip("mcp")
 
-from holdfast import Host, Run, Settings, agent
+from holdfast import Agent, Host, Run, Settings, agent
+from holdfast.agents.scripted import ScriptedModel
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.host import Session
@@ -310,3 +312,46 @@ def test_the_servers_own_keys_stay_here(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("SOME_API_KEY", "secret")
     given = inherited({"MORE": "1"})
     assert "SOME_API_KEY" not in given and given["MORE"] == "1" and "PATH" in given
+
+
+def test_a_request_that_cannot_be_sent_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = httpx2.AsyncHTTPTransport.handle_async_request
+
+    async def cut(self: httpx2.AsyncHTTPTransport, request: httpx2.Request) -> httpx2.Response:
+        if b'"message"' in request.content and b"no way" in request.content:
+            raise httpx2.ConnectError("no way there")
+        if b"overloaded" in request.content:
+            return httpx2.Response(503, request=request, stream=httpx2.ByteStream(b"later"))
+        return await send(self, request)
+
+    async def main() -> None:
+        async with opened(tmp_path, "http") as (server, host):
+            await host.session("other").send("wait {'name': 'theirs'}")
+            await seen((tmp_path / "theirs.started").exists)
+            session = host.session("s")
+            assert "no way there" in await outcome(session, "echo {'call': 'no way', 'then': {'message': 1}}")
+            assert "answered 503" in await outcome(session, "echo {'call': 'overloaded'}")
+            assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
+            assert server.connected
+            assert (await host.session("other").info()).state == "running"
+            assert not (tmp_path / "theirs.cancelled").exists()
+
+    monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", cut)
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("command", [["/nowhere/program"], [sys.executable, "-c", "import time; time.sleep(600)"]])
+def test_a_host_starts_without_a_server_that_is_silent_and_not_without_its_program(command: list[str]) -> None:
+    async def main() -> None:
+        model = ScriptedModel("hello")
+        server = McpServer("m", command=command, connect_s=0.3)
+        host = Host(Agent(name="a", model=model, tools=[server]), store="memory://", settings=Settings(drain_s=0))
+        if "/nowhere" in command[0]:
+            with pytest.raises(ConfigurationError, match="cannot be started"):
+                async with host:
+                    pass
+        else:
+            async with host:
+                assert await host.session("s").ask("hi", timeout_s=BOUND_S) == "hello"
+
+    asyncio.run(main())
