@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 import msgspec
 
 from holdfast.agents.call import Call, start_call
+from holdfast.agents.calls import begin_call, end_call
 from holdfast.agents.compacting import context_limit, divided, estimated_tokens, split, summary_of, with_summary
 from holdfast.agents.model import opened
 from holdfast.agents.placing import placement_of
@@ -283,7 +284,7 @@ class _Driver:
         for start in starts:
             call = start.call
             tool = self._tools[call.name]
-            past = run._begin_call(call.call_id, call.name, call.arguments, idempotent=tool.idempotent)
+            past = begin_call(run, call.call_id, call.name, call.arguments, idempotent=tool.idempotent)
             if past is not None:
                 effects += loop.ended(call.call_id, past.status, result_text(past))
             else:
@@ -324,8 +325,8 @@ class _Driver:
 
     def _refuse(self, refusal: Refuse) -> None:
         run, call = self._run, refusal.call
-        if run._begin_call(call.call_id, call.name, call.arguments, idempotent=True) is None:
-            run._end_call(call.call_id, "error", None, plain(refusal.text))
+        if begin_call(run, call.call_id, call.name, call.arguments, idempotent=True) is None:
+            end_call(run, call.call_id, "error", None, plain(refusal.text))
 
     async def _ask(self, scope: Scope, question: Question) -> None:
         with scope.hold_deadline():
@@ -373,7 +374,7 @@ class _Driver:
         if opened.hold is not None:
             opened.hold.__exit__(None, None, None)
         status, result, error = self._outcome(opened, scope)
-        return self._run._end_call(opened.call_id, status, result, error)
+        return end_call(self._run, opened.call_id, status, result, error)
 
     def _outcome(self, opened: _OpenCall, step: Scope) -> tuple[Status, Any, str | None]:
         limit = self._run.agent.limits.result_bytes

@@ -9,28 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
-from holdfast.agents.call import Call, Emission, check_said, start_call
+from holdfast.agents.call import Call, Emission, check_said
+from holdfast.agents.calls import Wanted, approved, make_call, written
+from holdfast.agents.children import run_child
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
 from holdfast.agents.placing import Placement, name_of, placed, placement_of
 from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
 from holdfast.errors import (
-    CallFailed,
-    Interrupted,
     LimitExceeded,
     RunClosed,
     RunFailed,
     RunInterrupted,
-    ToolFailed,
-    told,
 )
 from holdfast.protocol.events import (
     ChildFinished,
@@ -47,7 +42,6 @@ from holdfast.protocol.events import (
 from holdfast.protocol.messages import Answer, Entry, Message, Question, Usage
 from holdfast.protocol.transcript import RunTranscript
 from holdfast.runtime import Scope, current_scope
-from holdfast.runtime.line import release
 
 if TYPE_CHECKING:
     from holdfast.agents.tool import Tool
@@ -331,18 +325,19 @@ class Run:
         self._check_open()
         label = name or name_of(work)
         check_said(label, "call(name=)")
-        arguments = self._plain({**({"args": args} if args else {}), **kwargs}, f"the arguments of {label}") or None
-        return await self._recorded(
-            work,
-            args,
-            kwargs,
-            label,
-            arguments,
+        arguments = written(self, {**({"args": args} if args else {}), **kwargs}, f"the arguments of {label}") or None
+        wanted = Wanted(
             call_id=self._next_id(),
+            name=label,
+            work=work,
+            args=args,
+            kwargs=kwargs,
+            arguments=arguments,
             idempotent=bool(idempotent),
             timeout_s=timeout_s,
             on=on,
         )
+        return await make_call(self, wanted)
 
     def _next_id(self) -> str:
         return (current_branch.get() or self._branch).next_id()
@@ -362,108 +357,19 @@ class Run:
         values = tool.check(arguments)
         call_id = self._next_id()
         if tool.needs_approval(arguments):
-            await self._approved(call_id, tool, arguments)
-        return await self._recorded(
-            tool.work,
-            (),
-            values,
-            tool.name,
-            self._plain(arguments, f"the arguments of {tool.name}"),
+            await approved(self, call_id, tool, arguments)
+        wanted = Wanted(
             call_id=call_id,
+            name=tool.name,
+            work=tool.work,
+            kwargs=values,
+            arguments=written(self, arguments, f"the arguments of {tool.name}"),
             idempotent=tool.idempotent,
             timeout_s=tool.timeout_s,
             on=None if tool.isolation == "auto" else tool.isolation,
             exclusive=tool.exclusive,
         )
-
-    async def _approved(self, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
-        answer = self._journal.answer(call_id)
-        if answer is None:
-            question = Question(
-                question_id=call_id,
-                kind="approval",
-                text=f"May {tool.name} be called?",
-                tool=tool.name,
-                arguments=arguments,
-            )
-            with self._deadlines_held():
-                await self._surroundings.suspend(question)
-                answer = await self._surroundings.answered(call_id)
-        match answer.decision:
-            case "approved":
-                return
-            case "expired":
-                raise ToolFailed("nobody approved this call in time; it was not made")
-            case _:
-                reason = f": {answer.text}" if answer.text else ""
-                raise ToolFailed(f"a person denied this call{reason}; it was not made")
-
-    async def _recorded(
-        self,
-        work: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        label: str,
-        arguments: Any,
-        *,
-        call_id: str,
-        idempotent: bool,
-        timeout_s: float | None,
-        on: Placement | None,
-        exclusive: bool = False,
-    ) -> Any:
-        """Call with the journal; ``arguments`` are what it shows of them."""
-        past = self._begin_call(call_id, label, arguments, idempotent=idempotent)
-        if past is not None:
-            if past.status == "error":
-                raise CallFailed(past.error or f"{label} failed")
-            return past.result
-        await self._recorder.written()
-        status: Literal["ok", "error", "interrupted"] = "interrupted"
-        result: Any = None
-        error: str | None = None
-        try:
-            outcome = await self._in_scope(work, args, kwargs, label, call_id, timeout_s, on, exclusive)
-            result = self._plain(outcome, f"the result of {label}")
-            status = "ok"
-        except Exception as problem:
-            status, error = "error", told(problem)
-            raise
-        finally:
-            self._end_call(call_id, status, result, error)
-        return result
-
-    def _begin_call(self, call_id: str, name: str, arguments: Any, *, idempotent: bool) -> ToolFinished | None:
-        """Note that a call is made; what it came to in an earlier attempt, if it did."""
-        past = self._journal.past(call_id, name, arguments)
-        started = ToolStarted(
-            run_id=self.root_id,
-            call_id=call_id,
-            name=name,
-            arguments=arguments,
-            idempotent=idempotent,
-            at=self.now(),
-        )
-        self._charge(_ONE_CALL)
-        if past is not None:
-            self.transcript.feed(started)
-            self.transcript.feed(past)
-            return past
-        self._write(started)
-        self._journal.begun(started)
-        return None
-
-    def _end_call(
-        self, call_id: str, status: Literal["ok", "error", "interrupted"], result: Any, error: str | None
-    ) -> ToolFinished:
-        """Note what a call came to, if that still counts."""
-        finished = ToolFinished(
-            run_id=self.root_id, call_id=call_id, status=status, result=result, error=error, at=self.now()
-        )
-        if not self._closed:
-            self._write(finished)
-            self._journal.ended(finished)
-        return finished
+        return await make_call(self, wanted)
 
     def _around(self) -> Scope:
         """The innermost scope of this run that the code runs in."""
@@ -471,34 +377,6 @@ class Run:
         while scope is not None and scope is not self.scope:
             scope = scope.parent
         return self.scope if scope is None or here is None else here
-
-    async def _in_scope(
-        self,
-        work: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        name: str,
-        call_id: str,
-        timeout_s: float | None,
-        on: Placement | None,
-        exclusive: bool,
-    ) -> Any:
-        call = Call(self, call_id)
-        deadline_s = self._limits.call_s if timeout_s is None else timeout_s
-        around = self._around()
-        scope = around.child(name, deadline_s=deadline_s if deadline_s < math.inf else None)
-        try:
-            async with scope:
-                outcome = await start_call(
-                    call, scope, work, args, kwargs, name=name, where=on or placement_of(work), exclusive=exclusive
-                )
-        except Interrupted as interrupted:
-            if interrupted.cause.kind == "deadline" and not around.interrupt.triggered:
-                raise TimeoutError(f"{name} did not end within {deadline_s:g} s") from None
-            raise
-        finally:
-            call._end()
-        return outcome
 
     @property
     def held_by(self) -> tuple[str, ...]:
@@ -516,18 +394,6 @@ class Run:
         self._exclusive.pop(call_id, None)
         while self._on_released and not self._exclusive:
             self._on_released.pop()()
-
-    def _plain(self, value: Any, what: str) -> Any:
-        try:
-            encoded = msgspec.json.encode(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise TypeError(f"{what} cannot be written down as JSON: {error}") from None
-        if len(encoded) > self._limits.result_limit_bytes:
-            raise LimitExceeded(
-                f"{what} take {len(encoded):,} bytes of JSON, more than {self._limits.result_limit_bytes:,}",
-                hint="write large data to a file and pass its name",
-            )
-        return msgspec.json.decode(encoded)
 
     # ── branches, children, processes ────────────────────────────────────────────────────────────────────────────
 
@@ -625,73 +491,7 @@ class Run:
                 return past.text
             ending = RunFailed if past.status == "failed" else RunInterrupted
             raise ending(past.error or f"child {definition.name} {past.status}")
-        await self._room_for_child()
-        try:
-            return await self._run_child(definition, text, branch, timeout_s)
-        finally:
-            self._children -= 1
-            while self._for_room:  # all of them: one that is being interrupted would not pass it on
-                release(self._for_room.popleft())
-
-    async def _room_for_child(self) -> None:
-        """Wait while as many children are at work as the agent's limits allow."""
-        while self.agent.model is not None and self._children >= self.agent.limits.children:
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._for_room.append(waiter)
-            await waiter
-        self._children += 1
-
-    async def _run_child(self, definition: Agent, text: str, branch: Branch, timeout_s: float | None) -> str:
-        around = self._around()
-        scope = around.child(definition.name, deadline_s=timeout_s)
-        child = Run(
-            run_id=branch.path,
-            root_id=self.root_id,
-            agent=definition,
-            principal=self.principal,
-            session_key=self.session_key,
-            messages=(Message(message_id=branch.path, seq=0, content=text),),
-            attempt=self.attempt,
-            scope=scope,
-            recorder=self._recorder,
-            journal=self._journal,
-            surroundings=self._surroundings,
-            limits=self._limits,
-            branch=branch,
-            parent=self,
-        )
-        self._write(
-            ChildStarted(run_id=self.run_id, child_id=branch.path, agent=definition.name, text=text, at=self.now())
-        )
-        status: Literal["completed", "failed", "interrupted"] = "interrupted"
-        error: str | None = None
-        try:
-            async with scope:
-                await scope.spawn(child.work(), name=definition.name)
-            status = "completed"
-        except Interrupted as interrupted:
-            if around.interrupt.triggered:
-                raise
-            cause = interrupted.cause
-            error = f"child {definition.name} was interrupted ({cause.kind}): {cause.reason}"
-            raise RunInterrupted(error, hint=_partly(child.transcript.text)) from None
-        except Exception as problem:
-            status, error = "failed", f"child {definition.name} failed: {told(problem)}"
-            raise RunFailed(error, hint=_partly(child.transcript.text)) from problem
-        finally:
-            child.close()
-            if not self._closed:
-                finished = ChildFinished(
-                    run_id=self.run_id,
-                    child_id=branch.path,
-                    status=status,
-                    text=child.transcript.text,
-                    error=error,
-                    at=self.now(),
-                )
-                self._write(finished)
-                self._journal.child_ended(finished)
-        return child.transcript.text
+        return await run_child(self, definition, text, branch, timeout_s)
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
         """Start a program in the run's scope; see `Scope.process`. Its whole tree dies with the run."""
@@ -764,12 +564,3 @@ class Run:
     def close(self) -> None:
         """From now on nothing counts: every use raises `RunClosed`. From any thread."""
         self._closed = True
-
-
-_ONE_CALL = Usage(tool_calls=1)
-_PARTLY_LIMIT = 2000
-
-
-def _partly(text: str) -> str:
-    """What a child said before it ended early, for whoever asked it."""
-    return f"it had said: {text[-_PARTLY_LIMIT:]}" if text else ""
