@@ -236,7 +236,7 @@ class UnknownPolicy(InvalidRequest):
     """There is no such policy."""
 
     code = "unknown_policy"
-    default_hint = "use queue, collect, interrupt or reject"
+    default_hint = "use queue, steer, collect, interrupt, rollback or reject"
 
 
 class NotSupported(InvalidRequest):
