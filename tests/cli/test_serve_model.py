@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from holdfast.cli import app
 from holdfast.cli.exits import Exit
 from holdfast.cli.serving import AssistantFlags, serve
 from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served, terminal
@@ -127,10 +129,19 @@ def test_what_cannot_be_served_is_named_with_what_to_do(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("holdfast.cli.serving.configure_logging", lambda level: None)
-    chosen = AssistantFlags(**{"model": "scripted:demo", "workspace": ".", "approve": "none", "mcp": [], **flags})
+    chosen = AssistantFlags(
+        **{"model": "scripted:demo", "workspace": ".", "approve": "none", "mcp": [], "browser": False, **flags}
+    )
     assert serve([], {"port": 0}, as_json=True, chosen=chosen) == Exit.USAGE
     assert told in str(json.loads(capsys.readouterr().err)["error"])
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("flags", [["--workspace", "x"], ["--approve", "all"], ["--mcp", "a=b"], ["--browser"]])
+def test_flags_of_the_assistant_without_a_model_are_a_mistake(flags: list[str]) -> None:
+    ended = CliRunner().invoke(app, ["serve", *flags])
+    assert ended.exit_code == Exit.USAGE
+    assert "--model" in ended.stderr
 
 
 @pytest.mark.parametrize("model", ["scripted:demo", "openai:demo"])

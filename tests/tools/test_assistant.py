@@ -238,6 +238,12 @@ def test_further_tools_are_the_childs_too_and_it_cannot_ask_or_delegate(folder: 
         assert "{" not in one.instructions
 
 
+def test_it_has_a_browser_when_it_is_given_one(folder: Path) -> None:
+    assert "browser_open" not in toolbox(assistant("scripted:hello", workspace=folder))
+    tools = toolbox(assistant("scripted:hello", workspace=folder, browser=True, approve="all"))
+    assert tools["browser_open"].approval is True
+
+
 def test_a_loop_of_calls_meets_the_budget(folder: Path) -> None:
     async def scenario(session: Session) -> None:
         receipt = await session.send("go")

@@ -78,15 +78,21 @@ def serve(
         str | None,
         typer.Option("--model", "-m", help="Serve an assistant with this model, provider:name, or scripted:demo."),
     ] = None,
-    workspace: Annotated[str, typer.Option("--workspace", "-w", help="The folder that the assistant works in.")] = ".",
+    workspace: Annotated[
+        str | None, typer.Option("--workspace", "-w", help="The folder that the assistant works in; default: this one.")
+    ] = None,
     approve: Annotated[
-        str,
-        typer.Option("--approve", help="What of the assistant's calls a person must approve: all, dangerous or none."),
-    ] = "dangerous",
+        str | None,
+        typer.Option(
+            "--approve",
+            help="What the assistant may not do before a person approves: all, dangerous (default) or none.",
+        ),
+    ] = None,
     mcp: Annotated[
         list[str] | None,
         typer.Option("--mcp", metavar="NAME=COMMAND|URL", help="An MCP server whose tools the assistant has too."),
     ] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Give the assistant a browser.")] = False,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 takes a free one.")] = None,
     store: Store = None,
@@ -99,7 +105,13 @@ def serve(
     from holdfast.cli.serving import AssistantFlags
     from holdfast.cli.serving import serve as serving
 
-    chosen = AssistantFlags(model=model, workspace=workspace, approve=approve, mcp=mcp or []) if model else None
+    chosen = None
+    if model is not None:
+        chosen = AssistantFlags(
+            model=model, workspace=workspace or ".", approve=approve or "dangerous", mcp=mcp or [], browser=browser
+        )
+    elif workspace or approve or mcp or browser:
+        raise typer.BadParameter("--workspace, --approve, --mcp and --browser say how the assistant of --model works")
     flags = {
         "host": host,
         "port": port,

@@ -43,12 +43,14 @@ class AssistantFlags:
         workspace: the folder that it works in.
         approve: ``all``, ``dangerous`` or ``none``.
         mcp: servers, each as ``name=command`` or ``name=https://…``.
+        browser: whether it has one.
     """
 
     model: str
     workspace: str
     approve: str
     mcp: Sequence[str]
+    browser: bool
 
     def agent(self) -> Agent:
         """The assistant. Raises `ConfigurationError`."""
@@ -58,6 +60,7 @@ class AssistantFlags:
             self.model,
             workspace=self.workspace,
             approve=self.approve,  # type: ignore[arg-type]  # it is checked there
+            browser=self.browser,
             tools=[_mcp_server(spec) for spec in self.mcp],
         )
 
