@@ -150,6 +150,7 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.expect("gone after")
         screen.expect("withdrawn: later")
         screen.type("hello\n")
+        screen.expect("I am the demo model")
         screen.expect("tokens]")
         screen.expect("> ")
         screen.type("/undo\n")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import pytest
 
 from tests.server.live import Live, served
@@ -66,6 +69,36 @@ def test_an_attachment_belongs_to_its_principal() -> None:
         assert sent.json()["status"] == "completed"
         entry = (await server.http.get("/v1/sessions/s/transcript")).json()["entries"][0]
         assert entry["attachments"] == [kept], "a digest alone is filled in"
+
+    served(scenario)
+
+
+def test_a_principal_has_few_large_bodies_on_their_way_and_others_theirs() -> None:
+    async def scenario(server: Live) -> None:
+        go_on = asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"x"
+            await go_on.wait()
+
+        headers = {"content-type": "a/b"}
+        async with asyncio.TaskGroup() as group:
+            uploads = [
+                group.create_task(server.http.post("/v1/attachments", content=slow(), headers=headers))
+                for _ in range(4)
+            ]
+            while (
+                answer := await server.http.post("/v1/attachments", content=b"y", headers=headers)
+            ).status_code == 201:
+                pass  # the slow ones are not all there yet
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limited")
+            assert "retry-after" in answer.headers
+            other = {**headers, "x-holdfast-user": "bob"}
+            assert (await server.http.post("/v1/attachments", content=b"z", headers=other)).status_code == 201
+            assert (await server.post("s", query="?wait=10")).status_code == 200, "messages go on"
+            go_on.set()
+        assert {upload.result().status_code for upload in uploads} == {201}
+        assert (await server.http.post("/v1/attachments", content=b"y", headers=headers)).status_code == 201
 
     served(scenario)
 

@@ -373,6 +373,8 @@ class _Conversation:
             self.screen.error(error)
         else:
             self.screen.receipt(receipt)
+            if self._run_id is None and not self._open:
+                self._prompt()  # the run's end was shown before its receipt came
 
     async def stop(self, reason: str) -> None:
         """End all of the session's work."""

@@ -144,8 +144,9 @@ class Screen:
         """An event as it comes."""
         match event:
             case TextDelta():
+                text = event.text if event.run_id == self._speaker else event.text.lstrip("\n")
                 self._speak(event.run_id)
-                self._write(event.text, dim=_is_child(event.run_id))
+                self._write(text, dim=_is_child(event.run_id))
             case ReasoningDelta():
                 self._speak("reasoning")
                 self._write(event.text, dim=True)

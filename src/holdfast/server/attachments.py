@@ -32,15 +32,22 @@ async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
     """
     name = exchange.query("name") or ""
     media_type = exchange.headers.get(b"content-type", b"").decode("latin-1").strip()
-    body = await exchange.raw_body(limit_bytes=exchange.settings.attachment_limit_bytes)
-    kept = await _owner(native, exchange).attach(body, media_type=media_type or "application/octet-stream", name=name)
+    with native.large.one(exchange.caller.principal):
+        body = await exchange.raw_body(limit_bytes=exchange.settings.attachment_limit_bytes)
+        owner = _owner(native, exchange)
+        kept = await owner.attach(body, media_type=media_type or "application/octet-stream", name=name)
     return Answer(201, encode(kept))
 
 
 @TABLE.enter("GET", "/v1/attachments/{digest}", answers={200: "*/*"}, errors=(errors.UnknownAttachment,))
 async def get_attachment(native: Native, exchange: Exchange) -> None:
     """The bytes of an attachment, with the type and name that they were stored with. Browsers save it, not show it."""
-    attachment, body = await _owner(native, exchange).attachment(exchange.path["digest"])
+    with native.large.one(exchange.caller.principal):
+        attachment, body = await _owner(native, exchange).attachment(exchange.path["digest"])
+        await _give(exchange, attachment, body)
+
+
+async def _give(exchange: Exchange, attachment: Attachment, body: bytes) -> None:
     headers = [
         (b"content-type", attachment.media_type.encode("latin-1", "replace")),
         (b"content-length", str(len(body)).encode()),

@@ -107,7 +107,8 @@ async def branch_session(native: Native, exchange: Exchange) -> Answer:
 @TABLE.enter("GET", "/v1/sessions/{key}/export", answers={200: SessionExport}, errors=(errors.UnknownSession,))
 async def export_session(native: Native, exchange: Exchange) -> Answer:
     """The transcript and the bytes of its attachments, for an import there or elsewhere."""
-    return Answer(200, encode(await native.session(exchange).export()))
+    with native.large.one(exchange.caller.principal):
+        return Answer(200, encode(await native.session(exchange).export()))
 
 
 @TABLE.enter(
@@ -119,5 +120,6 @@ async def export_session(native: Native, exchange: Exchange) -> Answer:
 )
 async def import_session(native: Native, exchange: Exchange) -> Answer:
     """Begin this session with the history of an export. The session must not have one yet."""
-    export = await exchange.body(_export, limit_bytes=exchange.settings.import_limit_bytes)
-    return Answer(201, encode(await native.session(exchange).import_history(export)))
+    with native.large.one(exchange.caller.principal):
+        export = await exchange.body(_export, limit_bytes=exchange.settings.import_limit_bytes)
+        return Answer(201, encode(await native.session(exchange).import_history(export)))

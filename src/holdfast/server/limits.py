@@ -1,14 +1,15 @@
-"""Bounds per principal: a token bucket for requests, and a count of open event streams."""
+"""Bounds per principal: a token bucket for requests, and counts of event streams and of large bodies on their way."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import LimitExceeded, RateLimited
 
-__all__ = ["RateLimit", "StreamLimit"]
+__all__ = ["LargeLimit", "RateLimit", "StreamLimit"]
 
 _SWEEP_AT = 10_000
 
@@ -86,4 +87,31 @@ class StreamLimit:
             if left:
                 self._open[principal] = left
             else:
+                del self._open[principal]
+
+
+class LargeLimit:
+    """How many large bodies each principal has on their way, in or out, and so in memory. Of one loop.
+
+    Parameters:
+        limit: so many at the same time.
+    """
+
+    __slots__ = ("_limit", "_open")
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, principal: str) -> Iterator[None]:
+        """Hold a place. Raises `RateLimited`: there is one again soon, and clients come back by themselves."""
+        if self._open[principal] >= self._limit:
+            raise RateLimited(f"{principal} has {self._limit} large bodies on their way", hint="send fewer at once")
+        self._open[principal] += 1
+        try:
+            yield
+        finally:
+            self._open[principal] -= 1
+            if not self._open[principal]:
                 del self._open[principal]

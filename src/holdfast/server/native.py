@@ -32,7 +32,7 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.server.auth import KeyRing
 from holdfast.server.exchange import Answer, Exchange, Role, encode
-from holdfast.server.limits import StreamLimit
+from holdfast.server.limits import LargeLimit, StreamLimit
 from holdfast.server.operations import Query, Table
 from holdfast.server.sse import Streams
 from holdfast.server.stops import StopResult, Stops, StopTicket
@@ -43,6 +43,7 @@ __all__ = ["TABLE", "Body", "Name", "Native", "Text"]
 TABLE = Table()
 _YEAR_S = 366 * 86400.0
 _LIST_LIMIT = 1000
+_LARGE_AT_ONCE = 4
 _MOST = 2**53
 
 Text = Annotated[str, Meta(max_length=2000)]
@@ -207,6 +208,7 @@ class Native:
         self.settings: Settings = host.settings
         self.streams = Streams(StreamLimit(host.settings.principal_streams))
         self.stops = Stops()
+        self.large = LargeLimit(_LARGE_AT_ONCE)
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[Settlement]] = set()
         self._closing = False
