@@ -73,7 +73,7 @@ class Browser(Toolset):
         ports: that may be connected to; None: all.
         workspace: where screenshots are saved; None: there are none.
         executable: Chromium; None: see `find_chromium`, else one that Playwright has installed.
-        arguments: more of them for Chromium.
+        arguments: more of them for Chromium, such as ``--no-sandbox`` where the system does not let it have one.
         timeout_s: deadline of an action, in seconds.
         idle_s: a browser that nobody used for so long is closed.
         text_limit: how many characters of a page a result has; the model can ask for what follows.

@@ -185,16 +185,13 @@ class Python(Toolset):
         return [tool for tool in tools if tool.name != "python"]
 
     def _command(self, isolation: Isolation, folder: Path) -> list[str]:
-        around = Path(self._interpreter).absolute().parent.parent
-        really = Path(self._interpreter).resolve().parent.parent
-        own = () if self._interpreter == sys.executable else (around, really)
         try:
             return self._sandbox.command(
                 [self._interpreter, "-I", _CHILD],
                 isolation=isolation,
                 directory=folder,
                 writable=[folder],
-                readable=own,
+                readable=_home_of(self._interpreter),
             )
         except NotSupported as error:
             raise ToolFailed(f"{error.message}. Tell the user that the operator has to decide this.") from error
@@ -213,6 +210,14 @@ class Python(Toolset):
         elif returncode:
             parts.append(f"[{ending(returncode)}]")
         return "\n".join(parts) or "[it wrote nothing and has no value]"
+
+
+def _home_of(interpreter: str) -> list[Path]:
+    """What an interpreter needs to see of its installation; nothing for our own, which is seen anyway."""
+    if interpreter == sys.executable:
+        return []
+    roots = {Path(interpreter).absolute().parent.parent, Path(interpreter).resolve().parent.parent}
+    return [root / part for root in roots for part in ("bin", "lib", "lib64", "pyvenv.cfg")]
 
 
 class _Conversation:

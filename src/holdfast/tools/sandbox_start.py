@@ -129,7 +129,10 @@ def _become(program: list[str]) -> NoReturn:
 
 def _limit_processes(processes: int) -> None:
     """In a user namespace only: elsewhere all processes of the user would count."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     most = processes + 2  # those that wait for the program
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
@@ -142,12 +145,15 @@ def _limit(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_NOFILE, limits["open_files"]),
         (resource.RLIMIT_CORE, 0),
     ):
+        if which == resource.RLIMIT_AS and sys.platform != "linux":
+            continue  # macOS has it in name only
         hard = resource.getrlimit(which)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
         # One second between the signal that says why, and the kill.
         last = lowered + 1 if which == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else lowered
         resource.setrlimit(which, (lowered, last))
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if sys.platform == "linux":
+        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
 def _enter_namespaces(*, network: bool) -> None:

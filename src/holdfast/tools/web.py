@@ -167,7 +167,8 @@ class Web(Toolset):
         for _ in range(_REDIRECTS + 1):
             host, port = self._rules.check_url(url)
             addresses = await self._rules.addresses(host, port)
-            async with self._opened(httpx2.Request(method, url, headers=headers, content=content), addresses) as answer:
+            request = httpx2.Request(method, url, headers=headers, content=content)
+            async with self._opened(request, addresses, port) as answer:
                 target = answer.headers.get("location")
                 if not answer.is_redirect or target is None:
                     return await self._read(answer, url, with_body=method != "HEAD")
@@ -179,7 +180,7 @@ class Web(Toolset):
         raise ToolFailed(f"it was redirected more than {_REDIRECTS} times, last to {url[:200]}")
 
     @contextlib.asynccontextmanager
-    async def _opened(self, request: httpx2.Request, addresses: list[str]) -> AsyncIterator[httpx2.Response]:
+    async def _opened(self, request: httpx2.Request, addresses: list[str], port: int) -> AsyncIterator[httpx2.Response]:
         """Send the request to the first address that takes it."""
         limits = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
         timeout = httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s))
@@ -193,7 +194,7 @@ class Web(Toolset):
             for number, address in enumerate(addresses, 1):
                 aimed = httpx2.Request(
                     request.method,
-                    request.url.copy_with(host=address),
+                    request.url.copy_with(host=address, port=port),
                     headers=request.headers,
                     stream=request.stream,
                     extensions=extensions,
