@@ -24,7 +24,7 @@ from holdfast.protocol.events import (
     parse_cursor,
     wire,
 )
-from holdfast.protocol.messages import Message
+from holdfast.protocol.messages import Answer, Message, Question
 from holdfast.protocol.stopping import Cause, StopReceipt, Tally, join_receipts
 from holdfast.protocol.transcript import RunTranscript
 
@@ -33,6 +33,8 @@ EXAMPLES: dict[type, Any] = {
     int: 3,
     bool: True,
     Cause: Cause(kind="user", reason="x"),
+    Question: Question(question_id="r.1", kind="approval", arguments={"a": 1}),
+    Answer: Answer(question_id="r.1", decision="denied", text="no"),
 }
 
 

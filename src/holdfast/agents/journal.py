@@ -141,7 +141,7 @@ class Journal:
 
     @property
     def restarts_in_vain(self) -> int:
-        """Restarts since the last step, call or question that came to something: a run that gets on may be restarted."""
+        """Restarts since the last step, call or question that came to something: a run that gets on may go on."""
         return self._restarts
 
     @property
