@@ -939,3 +939,58 @@ def test_an_interrupt_after_the_end_does_not_change_what_ended_the_scope() -> No
         await scope.join()
 
     asyncio.run(main())
+
+
+STUCK = ("stuck", "running")
+
+
+def test_a_receipt_names_what_hangs_and_not_who_waits_for_it(on_loop: Callable[[Main], None]) -> None:
+    release = threading.Event()
+
+    async def in_scopes(depth: int, parent: Scope) -> None:
+        async with parent.child(f"scope {depth}") as scope:
+            if depth:
+                await scope.spawn(in_scopes(depth - 1, scope), name=f"task {depth}")
+            else:
+                await scope.spawn(release.wait, 60, on="thread", name="stuck")
+
+    async def main() -> None:
+        scope = Scope("run", parent=None, grace_s=0.01, kill_after_s=0.02).open()
+        waiting = scope.spawn(in_scopes(3, scope), name="task 4")
+        while not [one for inner in every(scope) for one in inner.members() if (one.name, one.state) == STUCK]:
+            await asyncio.sleep(0.001)
+        receipt = await scope.stop()
+        assert [one.name for one in receipt.abandoned] == ["stuck"]
+        with pytest.raises(Interrupted):
+            waiting.result()
+
+    def every(scope: Scope) -> list[Scope]:
+        return [scope, *itertools.chain.from_iterable(map(every, scope.children()))]
+
+    try:
+        on_loop(main)
+    finally:
+        release.set()
+
+
+def test_tasks_that_hang_in_scopes_inside_of_one_another_are_each_named_in_bounded_time() -> None:
+    async def stubborn(depth: int, parent: Scope, ends_at: float) -> None:
+        async with parent.child(f"scope {depth}") as scope:
+            if depth:
+                scope.spawn(stubborn(depth - 1, scope, ends_at), name=f"task {depth}")
+            while asyncio.get_running_loop().time() < ends_at:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        scope = Scope("run", parent=None, grace_s=1, kill_after_s=1).open()
+        scope.spawn(stubborn(3, scope, began + 100), name="task 4")
+        await asyncio.sleep(0.5)
+        receipt = await scope.stop()
+        assert loop.time() - began <= 2.5 + 5 * 0.05 + 0.001
+        assert {one.name for one in receipt.abandoned} == {f"task {depth}" for depth in (1, 2, 3, 4)}
+        await asyncio.sleep(101)
+
+    run_virtual(main())

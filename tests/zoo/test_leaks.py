@@ -86,7 +86,9 @@ async def runs(hosts: dict[Fate, Host], count: int, folder: Path, serial: Iterat
 def look_for_leaks(count: int, folder: Path) -> None:
     async def main() -> None:
         serial = iter(range(1_000_000))
-        async with hosted("gone") as patient, hosted("quarantined") as quick:
+        # On disk, as a log in memory grows by what was said.
+        stores = [f"sqlite:///{folder}/{name}.db" for name in ("patient", "quick")]
+        async with hosted("gone", stores[0]) as patient, hosted("quarantined", stores[1]) as quick:
             hosts: dict[Fate, Host] = {"gone": patient, "quarantined": quick}
             await runs(hosts, len(ZOO), folder, serial)
             before = await at_rest()

@@ -313,6 +313,10 @@ class Membership:
     def _children(self) -> list[Membership]:
         return [member for member in self._members.copy() if isinstance(member, Membership)]
 
+    def _height(self) -> int:
+        """How many scopes stand inside of one another here, this one included."""
+        return 1 + max((child._height() for child in self._children()), default=0)
+
     def _take_closers(self) -> list[Closer]:
         taken = []
         while self._closers:
@@ -363,11 +367,13 @@ class Membership:
         stopping.tighten(grace_s, kill_after_s)
         stopping.look()
 
-    def _give_up(self) -> None:
+    def _give_up(self, tasks_too: bool = False) -> None:
         """The parent's time is over, so this scope's is."""
         self._stop_here(0.0, 0.0)
         if self._stopping is not None:
             self._stopping._give_up()
+        if self._stopping is not None and tasks_too:
+            self._stopping._give_up_tasks()
 
     def _look(self) -> None:
         """Something has left: close the scope if that was the last thing it waited for."""

@@ -1,13 +1,15 @@
 """How a scope is stopped: ask, wait for the grace, press, give up, and say in a receipt what became of everything.
 
-It is driven by the loop's timers and by the members that leave, not by a task: nobody can cancel it, and it ends at
-``end_at`` whatever the members do.
+It is driven by the loop's timers and by the members that leave, not by a task: nobody can cancel it, and it ends soon
+after ``end_at`` whatever the members do.
 
 Phases
 - ``grace``: each member is asked once; nothing is repeated, so that honest clean-up finishes. What foreign code started
   is left to its owner first: a task group, say, cancels its children itself once its body has cleaned up. It is asked
   when whoever started it has ended, at the latest at half of the grace.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
+- ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
+  have a moment to end by themselves, so that the receipt names what hangs and not whoever waited for it.
 - ``ended``: every member is gone or abandoned, and the receipt stands. What the kill of foreign processes has to say is
   waited for too: their roots may be dead before it has found all the rest.
 """
@@ -38,6 +40,11 @@ _FIRST_PRESS_S = 0.001
 _LAST_PRESS_S = 0.1
 _OWNERS_TICKS = 2
 _CHUNK = 1_000
+_LAST_S = 0.05
+_LAST_TICKS = 10
+"""How long a task has that waited for something which was abandoned, and each scope around for the one inside; in turns
+of the loop after that, as all of the time may have passed in one turn of a loop that was held up."""
+
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
 
@@ -47,7 +54,7 @@ class Stopping:
 
     def __init__(self, scope: Membership) -> None:
         self.scope = scope
-        self.phase: Literal["grace", "force", "ended"] = "grace"
+        self.phase: Literal["grace", "force", "last", "ended"] = "grace"
         self.receipt: StopReceipt | None = None
         self._loop = scope._loop_here()
         self._began = self._loop.time()
@@ -72,7 +79,7 @@ class Stopping:
 
     def tighten(self, grace_s: float, kill_after_s: float) -> None:
         """End the grace and the stop no later than this, counted from now."""
-        if self.phase == "ended":
+        if self.phase in ("last", "ended"):
             return
         now = self._loop.time()
         self._force_at = min(self._force_at, now + max(0.0, grace_s))
@@ -199,7 +206,7 @@ class Stopping:
     def _arm(self) -> None:
         if self.phase == "ended":
             return
-        if self.phase == "force":
+        if self.phase in ("force", "last"):
             at = min(self._press_at, self._end_at)
         else:
             at = min(self._rest_at, self._force_at) if self._followers else self._force_at
@@ -218,10 +225,13 @@ class Stopping:
                 self._tell_rest()
             else:
                 self._force()
-        elif now >= self._end_at:
-            self._give_up()
-        else:
+        elif now < self._end_at:
             self._press()
+        elif self.phase == "last":
+            self._end_at = float("inf")
+            self._give_up_tasks_in(self.scope._height() * _LAST_TICKS)
+        else:
+            self._give_up()
         self._arm()
 
     def _tell_scopes(self) -> None:
@@ -260,24 +270,54 @@ class Stopping:
         self._press_at = self._loop.time() + self._press_in_s
 
     def _give_up(self) -> None:
+        """The time is over: abandon what is no task, and soon the tasks."""
+        if self.phase in ("last", "ended"):
+            return
+        self.phase = "last"
+        others = [member for member in self.scope._handles() if not isinstance(member, TaskHandle)]
+        children = self.scope._children()
+        self._end_at = self._loop.time() + self.scope._height() * _LAST_S
+        for child in children:
+            child._on_loop(child._give_up)
+        for member in others:
+            self._give_up_member(member)
+        if children or others:
+            self.look()
+            self._arm()
+        else:  # a scope inside may have ended in this very turn
+            self._end_at = float("inf")
+            self._give_up_tasks_in(_LAST_TICKS)
+
+    def _give_up_member(self, member: Handle[object]) -> None:
+        self.scope._members.pop(member, None)
+        self.scope._adopted.pop(member, None)
+        abandoned = member._abandon()
+        if abandoned is not None:
+            self._abandoned.append(abandoned)
+        elif isinstance(member, (ProcessHandle, ForeignHandle)):
+            self._unknown = True
+            if member.process is not None:
+                self._survivors.append(member.process.pid)
+            else:
+                self._unattributed.append(f"{member.name} (it was being started)")
+
+    def _give_up_tasks_in(self, ticks: int) -> None:
+        if ticks:
+            self._loop.call_soon(self._give_up_tasks_in, ticks - 1, context=contextvars.Context())
+        else:
+            self._give_up_tasks()
+
+    def _give_up_tasks(self) -> None:
+        if self.phase == "ended":
+            return
         self.scope._shut(by_force=True)
         for child in self.scope._children():
-            child._on_loop(child._give_up)
+            child._on_loop(child._give_up, True)
             if not child.closed:
                 self._abandoned.append(Abandoned(kind="task", name=f"scope {child.name} on another loop"))
                 self.scope._members.pop(child, None)
         for member in self.scope._handles():
-            self.scope._members.pop(member, None)
-            self.scope._adopted.pop(member, None)
-            abandoned = member._abandon()
-            if abandoned is not None:
-                self._abandoned.append(abandoned)
-            elif isinstance(member, (ProcessHandle, ForeignHandle)):
-                self._unknown = True
-                if member.process is not None:
-                    self._survivors.append(member.process.pid)
-                else:
-                    self._unattributed.append(f"{member.name} (it was being started)")
+            self._give_up_member(member)
         body = self.scope._body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())
