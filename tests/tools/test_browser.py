@@ -165,6 +165,7 @@ def test_private_addresses_are_refused_by_the_page_its_parts_and_redirects() -> 
 
 
 @real
+@pytest.mark.nightly
 def test_a_name_that_changes_its_address_is_refused_when_it_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
     answered: set[str] = set()
 
@@ -184,6 +185,7 @@ def test_a_name_that_changes_its_address_is_refused_when_it_is_private(monkeypat
 
 
 @real
+@pytest.mark.nightly
 def test_a_page_that_stalls_ends_at_the_deadline_and_the_browser_goes_on() -> None:
     async def agent(bench: Bench, here: str) -> None:
         assert "did not answer within 4 s" in await bench("browser_open", url=f"http://{here}/stall")
@@ -237,7 +239,7 @@ def test_an_interrupt_stops_the_page_from_loading_and_a_stop_ends_the_browser() 
 
 
 @real
-@pytest.mark.parametrize("moment", ["while it starts", "while a page loads"])
+@pytest.mark.parametrize("moment", ["while it starts", pytest.param("while a page loads", marks=pytest.mark.nightly)])
 def test_a_stop_at_the_worst_moment_leaves_no_process(moment: str) -> None:
     here = ""
     asked: list[Request] = []
@@ -260,6 +262,7 @@ def test_a_stop_at_the_worst_moment_leaves_no_process(moment: str) -> None:
 
 
 @real
+@pytest.mark.nightly
 def test_a_browser_that_nobody_uses_is_closed_and_the_next_call_has_a_new_one() -> None:
     async def agent(bench: Bench, here: str) -> None:
         await bench("browser_open", url=f"http://{here}/")
