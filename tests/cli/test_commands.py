@@ -123,7 +123,7 @@ def test_a_tail_that_nobody_reads_any_more_ends_quietly(server: Served) -> None:
 def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Served, tmp_path: Path) -> None:
     healthy = server.run("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(healthy.stdout)["checks"]}
-    names = {"versions", "open files", "process control", "namespaces", "orphans", "store", "disk latency", "server"}
+    names = {"versions", "open files", "process control", "isolation", "orphans", "store", "disk latency", "server"}
     assert names <= set(checks)
     faults = {check["name"] for check in json.loads(healthy.stdout)["checks"] if check["state"] == "fault"}
     assert faults <= {"orphans"}, "other programs of this machine may have left some"

@@ -38,7 +38,6 @@ _PACKAGES = ("holdfast", "starlette", "uvicorn", "uvloop", "httptools", "msgspec
 _SLOW_DISK_S = 0.02
 _LITTLE_SPACE_BYTES = 1 << 30
 _FEW_FILES = 4096
-_NAMESPACES = "import ctypes, os, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x20000000) != 0)"
 _SUBREAPER = "import ctypes, sys; sys.exit(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) != 0)"
 
 
@@ -61,7 +60,7 @@ def doctor(target: Target, *, store: str | None) -> Exit:
             ("versions", _versions),
             ("limits", _limits),
             ("process control", _process_control),
-            ("namespaces", _namespaces),
+            ("isolation", _isolation),
             ("orphans", _orphans),
         ):
             if not target.as_json and sys.stderr.isatty():
@@ -137,15 +136,20 @@ def _process_control() -> Iterator[Check]:
     )
 
 
-def _namespaces() -> Iterator[Check]:
-    if sys.platform != "linux":
-        return
-    works = _succeeds(_NAMESPACES)
+def _isolation() -> Iterator[Check]:
+    from holdfast.tools.sandbox import find_isolation
+
+    isolation = find_isolation()
+    confined = isolation.kind != "none"
     yield Check(
-        name="namespaces",
-        state="ok" if works else "advice",
-        found="user and pid namespaces can be made" if works else "user and pid namespaces cannot be made here",
-        advice="" if works else "nothing needs them: the reaper follows process trees without",
+        name="isolation",
+        state="ok" if confined else "advice",
+        found=f"scripts are confined by {isolation}" if confined else f"scripts cannot be confined: {isolation.reason}",
+        advice=(
+            ""
+            if confined
+            else "allow user namespaces or install bubblewrap, else the python tool refuses to run without a network"
+        ),
     )
 
 
