@@ -82,8 +82,7 @@ async def live(
     *agents: Any, store: str | Store = "memory://", headers: dict[str, str] | None = None, **settings: Any
 ) -> AsyncIterator[Live]:
     """A server with `agents` (by default those of this module) and settings that suit tests."""
-    named = {"store": store} if isinstance(store, str) else {}
-    chosen = Settings(**{"port": 0, "drain_s": 0.2, "grace_s": 0.2, "kill_after_s": 0.2, **named, **settings})
+    chosen = Settings(**{"port": 0, "drain_s": 0.2, "grace_s": 0.2, "kill_after_s": 0.2, **settings})
     host = Host(agents=agents or AGENTS, store=store, settings=chosen)
     loop = asyncio.get_running_loop()
     started: asyncio.Future[Running] = loop.create_future()

@@ -13,8 +13,8 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -184,18 +184,9 @@ async def serve_until(
         StorageError: the store cannot be opened.
     """
     settings = host.settings
-    token_file: Path | None = None
     try:
         signed = TokenVerifier.of(settings)
-        async with host:
-            keys = KeyRing(host.store, signed=signed)
-            await keys.load()
-            Gate.require_keys(settings, any_valid=keys.any_valid)
-            if not keys.ever and any(agent.executes for agent in host.agents.values()):
-                token, token_file = keep_token(settings.store)
-                keys = KeyRing(host.store, token=token, signed=signed)
-            else:
-                remove_token(settings.store)
+        async with host, _guarded(host, signed) as (keys, token_file):
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
                 server = _Server(_config(app))
                 serving = group.create_task(server.serve(sockets=[listener]))
@@ -214,8 +205,26 @@ async def serve_until(
         return report
     finally:
         listener.close()
-        if token_file is not None and token_path(settings.store) is None:
-            token_file.unlink(missing_ok=True)
+
+
+@asynccontextmanager
+async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tuple[KeyRing, Path | None]]:
+    """The keys of a host, and the file with the local token where that is needed."""
+    keys = KeyRing(host.store, signed=signed)
+    await keys.load()
+    Gate.require_keys(host.settings, any_valid=keys.any_valid)
+    info = await host.store.info()
+    store = f"sqlite:///{info.path}" if info.engine == "sqlite" else ""
+    if keys.ever or not any(agent.executes for agent in host.agents.values()):
+        remove_token(store)
+        yield keys, None
+        return
+    token, file = keep_token(store)
+    try:
+        yield KeyRing(host.store, token=token, signed=signed), file
+    finally:
+        if token_path(store) is None:
+            file.unlink(missing_ok=True)
 
 
 async def _last_frames(app: App) -> None:
