@@ -185,9 +185,9 @@ class ParkedRuns:
         host = self._host
 
         def claimed(done: asyncio.Future[Claim | NotReady]) -> None:
-            if done.exception() is None and isinstance(claim := done.result(), Claim):
+            if done.exception() is None and isinstance(claim := done.result(), Claim) and claim.resumed:
                 host.dispatch.admission.occupy(principal)
-                self.take_up(claim)
+                self.take_up(claim)  # any other is a run of this host that was never parked
 
         done = host.store.claim(session, run_id=run_id, at=host.now())
         done.add_done_callback(claimed, context=host.context)
