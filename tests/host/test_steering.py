@@ -112,7 +112,7 @@ def test_steering_bears_a_store_that_fails(fate: Any) -> None:
                 return fate
             return "done"
 
-        async with hosted(Unreliable(decide)) as host:  # type: ignore[arg-type]
+        async with hosted(Unreliable(decide)) as host:
             session = host.session("s")
             first = await session.send("a", agent="listening")
             await session.send("b", policy="steer")
@@ -202,7 +202,7 @@ def test_steering_and_rollback_on_an_idle_session_act_as_queue() -> None:
         async with hosted(MemoryStore()) as host:
             session = host.session("s", agent="echo")
             for policy in ("steer", "rollback"):
-                receipt = await session.send(policy, policy=policy)  # type: ignore[arg-type]
+                receipt = await session.send(policy, policy=policy)
                 assert receipt.disposition == "started"
                 assert (await session.wait(receipt.message_id)).text == policy
             await check_session(host, "s")

@@ -76,6 +76,8 @@ async def race_of_people():
     store = MemoryStore(yielding=True)
     await store.open(node_id="n", at=1.0)
     first = await store.send(message("first", "queue"))
+    begun = first.claim
+    assert begun is not None
     session, run_id = first.session, first.run_id
     asked = Question(question_id="q", kind="question", asked_at=1.0, due_at=9.0)
     holding = []
@@ -97,15 +99,15 @@ async def race_of_people():
             await (commit(claim) if claim.lease.run_id == run_id else hold(store, claim, name))
 
     async def runner():
-        steered = await store.steer(first.claim.lease, step=1, at=2.0)
+        steered = await store.steer(begun.lease, step=1, at=2.0)
         try:
-            await store.suspend(first.claim.lease, asked)
+            await store.suspend(begun.lease, asked)
         except IllegalTransition:
-            assert (await store.steer(first.claim.lease, step=2, at=2.0)).messages == ()
-            await commit(first.claim)
+            assert (await store.steer(begun.lease, step=2, at=2.0)).messages == ()
+            await commit(begun)
             return
         assert len(steered.messages) <= 1
-        if (await store.park(first.claim.lease, at=2.0)).ready:
+        if (await store.park(begun.lease, at=2.0)).ready:
             await resume("runner")
 
     async def answerer():

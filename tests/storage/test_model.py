@@ -40,7 +40,7 @@ class StoresAgree(RuleBasedStateMachine):
         self.at = 0.0
         self.ids = 0
         self.live = {}
-        self.done = Counter()
+        self.done: Counter[str] = Counter()
         self.old = []
         self.open()
         for principal, key in (("p", "a"), ("q", "b")):
