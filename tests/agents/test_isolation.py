@@ -62,7 +62,7 @@ def test_an_exclusive_tool_keeps_the_slot_until_it_is_really_gone_and_whoever_st
                     break
             receipt = await session.interrupt("now")
             assert receipt.outcome == "quarantined"
-            assert "hold" in [left.name for left in receipt.abandoned]
+            assert [left.name for left in receipt.abandoned] == ["hold"]
             after = await session.send("next")
             assert (await session.info()).run_id == sent.run_id, "its slot is held"
             release.set()
