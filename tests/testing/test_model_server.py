@@ -162,6 +162,23 @@ def test_a_model_may_be_the_script_and_a_function_too() -> None:
     with_client(called, ScriptedModel(answer))
 
 
+def test_a_script_that_raises_is_told_of() -> None:
+    def script(request: ModelRequest) -> Reply:
+        raise LookupError("mine")
+
+    async def refused(server: ModelServer, client: httpx2.AsyncClient) -> None:
+        answer = await client.post("/v1/messages", json=MESSAGES)
+        assert (answer.status_code, "LookupError: mine" in answer.text) == (500, True)
+
+    with_client(refused, script)
+
+    async def broken(server: ModelServer, client: httpx2.AsyncClient) -> None:
+        answer = await client.post("/v1/messages", json=MESSAGES)
+        assert "some words" in answer.text and "LookupError: mine" in answer.text
+
+    with_client(broken, ScriptedModel([["some words", LookupError("mine")]] * 2))
+
+
 def test_what_cannot_be_answered_has_a_status_that_says_why() -> None:
     async def work(server: ModelServer, client: httpx2.AsyncClient) -> None:
         key = {"authorization": "Bearer right"}

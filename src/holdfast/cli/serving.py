@@ -61,19 +61,19 @@ class AssistantFlags:
             workspace=self.workspace,
             approve=self.approve,  # type: ignore[arg-type]  # it is checked there
             browser=self.browser,
-            tools=[_mcp_server(spec) for spec in self.mcp],
+            tools=[_mcp_server(spec, approval=self.approve == "all") for spec in self.mcp],
         )
 
 
-def _mcp_server(spec: str) -> McpServer:
+def _mcp_server(spec: str, *, approval: bool) -> McpServer:
     from holdfast.tools.mcp import McpServer
 
     name, _, where = spec.partition("=")
     if not name or not where:
         raise ConfigurationError(f"--mcp {spec!r} is not NAME=COMMAND or NAME=URL", hint="--mcp files='npx -y server'")
     if where.startswith(("http://", "https://")):
-        return McpServer(name, url=where)
-    return McpServer(name, command=shlex.split(where))
+        return McpServer(name, url=where, approval=approval)
+    return McpServer(name, command=shlex.split(where), approval=approval)
 
 
 def serve(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
+from holdfast.errors import told
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import CallPart, EndPart, ModelRequest, Part, ReasoningPart, TextPart
 from holdfast.testing.model_wires import ChatWire, MessagesWire, ResponsesWire, Wire
@@ -223,7 +224,12 @@ class ModelServer:
     def _answer(self, request: ModelRequest) -> Reply | AsyncIterator[Part]:
         script = self._script
         if not isinstance(script, Sequence):
-            return script(request) if callable(script) else _parts_of(script, request)
+            if not callable(script):
+                return _parts_of(script, request)
+            try:
+                return script(request)
+            except Exception as error:
+                return Reply(status=500, message=f"the script raised {told(error)}")
         if self._given == len(script):
             return Reply(status=500, message=f"the script has {self._given} replies, and all were given")
         self._given += 1
@@ -346,9 +352,12 @@ class _Connection(asyncio.Protocol):
         self, transport: asyncio.Transport, exchange: Exchange, wire: Wire, parts: AsyncIterator[Part]
     ) -> None:
         self._begin(transport, exchange, wire)
-        async for part in parts:
-            _write_chunk(transport, wire.part(part))
-            exchange._sent()
+        try:
+            async for part in parts:
+                _write_chunk(transport, wire.part(part))
+                exchange._sent()
+        except Exception as error:
+            _write_chunk(transport, wire.broken(f"the model raised {told(error)}"))
         transport.write(b"0\r\n\r\n")
 
     async def _reply(self, transport: asyncio.Transport, exchange: Exchange, wire: Wire, reply: Reply) -> None:
