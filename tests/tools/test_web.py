@@ -480,8 +480,8 @@ def test_a_server_that_stalls_is_left_at_the_deadline(where: str) -> None:
             told.append(await bench("fetch", url=f"http://{here}/"))
             await asked[0].closed()
 
-    fetch(local(timeout_s=0.4), agent)
-    assert "did not answer in full within 0.4 s" in told[0]
+    fetch(local(timeout_s=1.0), agent)
+    assert "did not answer in full within 1 s" in told[0]
 
 
 def stalling(where: str) -> Answer:
