@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,6 @@ from holdfast.tools.mcp import McpServer
 SERVER = Path(__file__).with_name("mcp_everything.py")
 BOUND_S = 15.0
 
-pytestmark = pytest.mark.filterwarnings("default")
-
 
 class Here:
     """What the host offers; these servers need none of it."""
@@ -43,15 +41,26 @@ class Here:
         raise AssertionError("an MCP server tells nobody anything")
 
 
-@asynccontextmanager
-async def served(folder: Path, kind: str) -> AsyncIterator[dict[str, Any]]:
-    """How the server of the test is reached."""
-    if kind == "stdio":
-        yield {"command": [sys.executable, str(SERVER), str(folder)]}
-        return
-    port = free_port()
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """A server over HTTP for all tests, as it would be: its address, and the folder of its marks."""
+    folder, port = tmp_path_factory.mktemp("mcp"), free_port()
     with start_http(folder, port):
-        yield {"url": f"http://127.0.0.1:{port}/mcp"}
+        yield f"http://127.0.0.1:{port}/mcp", folder
+
+
+@pytest.fixture(params=["stdio", "http"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any], Path]:
+    """How the server of the test is reached, and where its marks are: over its pipes, and over HTTP."""
+    if request.param == "http":
+        url, folder = request.getfixturevalue("shared")
+        return {"url": url}, folder
+    return over_pipes(tmp_path)
+
+
+def over_pipes(folder: Path) -> tuple[dict[str, Any], Path]:
+    """A server of the test's own."""
+    return {"command": [sys.executable, str(SERVER), str(folder)]}, folder
 
 
 def start_http(folder: Path, port: int) -> subprocess.Popen[bytes]:
@@ -81,10 +90,10 @@ def alive(pid: int) -> bool:
 
 
 @asynccontextmanager
-async def opened(tmp_path: Path, kind: str, **options: Any) -> AsyncIterator[tuple[McpServer, Host]]:
+async def opened(reached: dict[str, Any], **options: Any) -> AsyncIterator[tuple[McpServer, Host]]:
     """A connected server, and a host whose agent makes the calls that its messages name: ``tool {arguments}``."""
-    async with served(tmp_path, kind) as where, asyncio.timeout(60):
-        server = McpServer("m", **where, **options)
+    async with asyncio.timeout(60):
+        server = McpServer("m", **reached, **options)
         async with server.lifespan(Here()):
             await seen(lambda: server.connected)
 
@@ -108,116 +117,112 @@ async def outcome(session: Session, text: str) -> str:
     return settled.text or settled.error or str(settled.cause)
 
 
-def both(work: Callable[[Path, str], Any]) -> Any:
-    """The test over the pipes of a program, and over HTTP."""
+def test_tools_are_listed_and_their_results_and_errors_come_back(where: tuple[dict[str, Any], Path]) -> None:
+    reached, _ = where
 
-    @pytest.mark.parametrize("kind", ["stdio", "http"])
-    def test(tmp_path: Path, kind: str) -> None:
-        asyncio.run(work(tmp_path, kind))
+    async def main() -> None:
+        async with opened(reached) as (server, host):
+            add = next(tool for tool in server.tools() if tool.name == "m_add")
+            assert add.description == "Add two numbers."
+            assert add.parameters["properties"].keys() == {"a", "b"}
+            session = host.session("s")
+            assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
+            assert await outcome(session, "echo {'call': 'x', 'then': {'y': 1}}") == repr("x {'y': 1}")
+            assert await outcome(session, "person {'name': 'Ada'}") == repr({"name": "Ada", "age": 7})
+            assert "here\\n[image image/png, 300 bytes, not shown]" in await outcome(session, "picture")
+            assert "the printer is on fire" in await outcome(session, "fail")
+            assert "the parameter 'b' is missing" in await outcome(session, "add {'a': 1}")
+            assert await outcome(session, "count {'upto': 3}") == repr("counted")
+            said = [e.text async for e in session.events(follow=await last(session)) if isinstance(e, ToolOutput)]
+            assert said == ["[1/3] at 1\n", "[2/3] at 2\n", "[3/3] at 3\n"]
 
-    return test
-
-
-@both
-async def _results(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path, kind) as (server, host):
-        add = next(tool for tool in server.tools() if tool.name == "m_add")
-        assert add.description == "Add two numbers."
-        assert add.parameters["properties"].keys() == {"a", "b"}
-        session = host.session("s")
-        assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
-        assert await outcome(session, "echo {'call': 'x', 'then': {'y': 1}}") == repr("x {'y': 1}")
-        assert await outcome(session, "person {'name': 'Ada'}") == repr({"name": "Ada", "age": 7})
-        assert "here\\n[image image/png, 300 bytes, not shown]" in await outcome(session, "picture")
-        assert "the printer is on fire" in await outcome(session, "fail")
-        assert "the parameter 'b' is missing" in await outcome(session, "add {'a': 1}")
-        assert await outcome(session, "count {'upto': 3}") == repr("counted")
-        said = [e.text async for e in session.events(follow=await last(session)) if isinstance(e, ToolOutput)]
-        assert said == ["[1/3] at 1\n", "[2/3] at 2\n", "[3/3] at 3\n"]
-
-
-test_tools_are_listed_and_their_results_and_errors_come_back = _results
+    asyncio.run(main())
 
 
 async def last(session: Session) -> str:
     return (await session.runs())[0].messages[0]
 
 
-@both
-async def _interrupted(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path, kind) as (_, host):
-        ours, other = host.session("ours"), host.session("other", principal="somebody else")
-        await other.send("wait {'name': 'theirs'}")
-        await ours.send("wait {'name': 'ours'}")
-        for name in ("ours", "theirs"):
-            await seen((tmp_path / f"{name}.started").exists)
-        receipt = await ours.interrupt("enough")
-        assert receipt.outcome == "gone"
-        await seen((tmp_path / "ours.cancelled").exists)
-        assert await outcome(host.session("third"), "add {'a': 1, 'b': 2}") == "3"
-        assert not (tmp_path / "theirs.cancelled").exists()
-        assert (await other.info()).state == "running"
-        assert len((tmp_path / "starts").read_text().split()) == 1, "the server was started again"
+def test_an_interrupt_cancels_the_call_at_the_server_and_no_other(where: tuple[dict[str, Any], Path]) -> None:
+    reached, marks = where
+
+    async def main() -> None:
+        async with opened(reached) as (_, host):
+            ours, other = host.session("ours"), host.session("other", principal="somebody else")
+            await other.send("wait {'name': 'theirs'}")
+            await ours.send("wait {'name': 'ours'}")
+            for name in ("ours", "theirs"):
+                await seen((marks / f"{name}.started").exists)
+            receipt = await ours.interrupt("enough")
+            assert receipt.outcome == "gone"
+            await seen((marks / "ours.cancelled").exists)
+            assert await outcome(host.session("third"), "add {'a': 1, 'b': 2}") == "3"
+            assert not (marks / "theirs.cancelled").exists()
+            assert (await other.info()).state == "running"
+            assert len((marks / "starts").read_text().split()) == 1, "the server was started again"
+
+    asyncio.run(main())
 
 
-test_an_interrupt_cancels_the_call_at_the_server_and_no_other = _interrupted
+def test_a_call_over_its_deadline_is_cancelled_at_the_server(where: tuple[dict[str, Any], Path]) -> None:
+    reached, marks = where
+
+    async def main() -> None:
+        async with opened(reached, timeout_s=0.5) as (_, host):
+            assert "did not end within 0.5 s" in await outcome(host.session("s"), "wait {'name': 'late'}")
+            await seen((marks / "late.cancelled").exists)
+            assert await outcome(host.session("s"), "add {'a': 1, 'b': 2}") == "3"
+
+    asyncio.run(main())
 
 
-@both
-async def _deadline(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path, kind, timeout_s=0.5) as (_, host):
-        assert "did not end within 0.5 s" in await outcome(host.session("s"), "wait {'name': 'w'}")
-        await seen((tmp_path / "w.cancelled").exists)
-        assert await outcome(host.session("s"), "add {'a': 1, 'b': 2}") == "3"
+def test_a_tool_that_the_server_gets_later_is_there_for_the_next_run(where: tuple[dict[str, Any], Path]) -> None:
+    reached, _ = where
+
+    async def main() -> None:
+        async with opened(reached) as (server, host):
+            assert await outcome(host.session("s"), "grow") == repr("grown")
+            await seen(lambda: "m_grown_tool" in [tool.name for tool in server.tools()])
+            assert await outcome(host.session("s"), "grown_tool") == repr("new")
+
+    asyncio.run(main())
 
 
-test_a_call_over_its_deadline_is_cancelled_at_the_server = _deadline
+def test_an_answer_that_is_too_long_costs_that_call_and_no_other(where: tuple[dict[str, Any], Path]) -> None:
+    reached, marks = where
+
+    async def main() -> None:
+        async with opened(reached) as (_, host):
+            await host.session("other").send("wait {'name': 'beside'}")
+            await seen((marks / "beside.started").exists)
+            said = await outcome(host.session("s"), "big {'size': 20_000_000}")
+            assert "16,000,000" in said or "exceed" in said.lower(), said
+            assert await outcome(host.session("s"), "add {'a': 1, 'b': 2}") == "3"
+            assert not (marks / "beside.cancelled").exists()
+
+    asyncio.run(main())
 
 
-@both
-async def _grown(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path, kind) as (server, host):
-        assert await outcome(host.session("s"), "grow") == repr("grown")
-        await seen(lambda: "m_grown_tool" in [tool.name for tool in server.tools()])
-        assert await outcome(host.session("s"), "grown_tool") == repr("new")
+def test_at_the_end_nothing_of_the_server_is_left(where: tuple[dict[str, Any], Path]) -> None:
+    reached, marks = where
 
+    async def main() -> None:
+        async with opened(reached) as (server, host):
+            await host.session("s").send("wait {'name': 'end'}")
+            await seen((marks / "end.started").exists)
+            pid = int((marks / "pid").read_text())
+        assert not server.connected
+        if "command" in reached:
+            assert not alive(pid)
+        with pytest.raises(ToolFailed, match="not connected"):
+            await server.tools()[0].work(None, a=1, b=2)
 
-test_a_tool_that_the_server_gets_later_is_there_for_the_next_run = _grown
-
-
-@both
-async def _too_big(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path, kind) as (_, host):
-        await host.session("other").send("wait {'name': 'theirs'}")
-        await seen((tmp_path / "theirs.started").exists)
-        said = await outcome(host.session("s"), "big {'size': 20_000_000}")
-        assert "16,000,000" in said or "exceed" in said.lower(), said
-        assert await outcome(host.session("s"), "add {'a': 1, 'b': 2}") == "3"
-        assert not (tmp_path / "theirs.cancelled").exists()
-
-
-test_an_answer_that_is_too_long_costs_that_call_and_no_other = _too_big
-
-
-@both
-async def _closed(tmp_path: Path, kind: str) -> None:
-    async with opened(tmp_path, kind) as (server, host):
-        await host.session("s").send("wait {'name': 'w'}")
-        await seen((tmp_path / "w.started").exists)
-        pid = int((tmp_path / "pid").read_text())
-    assert not server.connected
-    if kind == "stdio":
-        assert not alive(pid)
-    with pytest.raises(ToolFailed, match="not connected"):
-        await server.tools()[0].work(None, a=1, b=2)
-
-
-test_at_the_end_nothing_of_the_server_is_left = _closed
+    asyncio.run(main())
 
 
 def test_a_server_that_dies_fails_the_call_in_words_and_is_started_again(tmp_path: Path) -> None:
     async def main() -> None:
-        async with opened(tmp_path, "stdio") as (_, host):
+        async with opened(over_pipes(tmp_path)[0]) as (_, host):
             session = host.session("s")
             said = await outcome(session, "die")
             assert "ended with exit code 3; whether the call took effect is not known" in said
@@ -314,7 +319,8 @@ def test_the_servers_own_keys_stay_here(monkeypatch: pytest.MonkeyPatch) -> None
     assert "SOME_API_KEY" not in given and given["MORE"] == "1" and "PATH" in given
 
 
-def test_a_request_that_cannot_be_sent_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_cannot_be_sent_fails_alone(shared: tuple[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    url, marks = shared
     send = httpx2.AsyncHTTPTransport.handle_async_request
 
     async def cut(self: httpx2.AsyncHTTPTransport, request: httpx2.Request) -> httpx2.Response:
@@ -325,16 +331,16 @@ def test_a_request_that_cannot_be_sent_fails_alone(tmp_path: Path, monkeypatch: 
         return await send(self, request)
 
     async def main() -> None:
-        async with opened(tmp_path, "http") as (server, host):
-            await host.session("other").send("wait {'name': 'theirs'}")
-            await seen((tmp_path / "theirs.started").exists)
+        async with opened({"url": url}) as (server, host):
+            await host.session("other").send("wait {'name': 'alone'}")
+            await seen((marks / "alone.started").exists)
             session = host.session("s")
             assert "no way there" in await outcome(session, "echo {'call': 'no way', 'then': {'message': 1}}")
             assert "answered 503" in await outcome(session, "echo {'call': 'overloaded'}")
             assert await outcome(session, "add {'a': 1, 'b': 2}") == "3"
             assert server.connected
             assert (await host.session("other").info()).state == "running"
-            assert not (tmp_path / "theirs.cancelled").exists()
+            assert not (marks / "alone.cancelled").exists()
 
     monkeypatch.setattr(httpx2.AsyncHTTPTransport, "handle_async_request", cut)
     asyncio.run(main())
