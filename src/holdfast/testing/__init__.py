@@ -3,5 +3,15 @@
 from holdfast.testing.clock import ManualClock, VirtualClock
 from holdfast.testing.explore import Report, explore, run_virtual
 from holdfast.testing.failures import NotExplorable, ScheduleFailure
+from holdfast.testing.replay import Replay
 
-__all__ = ["ManualClock", "NotExplorable", "Report", "ScheduleFailure", "VirtualClock", "explore", "run_virtual"]
+__all__ = [
+    "ManualClock",
+    "NotExplorable",
+    "Replay",
+    "Report",
+    "ScheduleFailure",
+    "VirtualClock",
+    "explore",
+    "run_virtual",
+]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from holdfast.testing.loop import Actor, ExploredLoop, Step
 
-__all__ = ["ExhaustiveChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
+__all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 
 # Busy waiting is no livelock: who was preferred so many times in a row is put last, and who could run for so many steps
 # goes next.
@@ -141,6 +141,16 @@ class ReplayChooser:
 
     def end(self, loop: ExploredLoop) -> None:
         """Nothing is learnt from a schedule."""
+
+
+class NearChooser(ReplayChooser):
+    """Repeats choices that may not fit: one that is not on offer becomes the last that is."""
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """The recorded number, or the nearest there is."""
+        made = self._made
+        self._made = made + 1
+        return min(self._choices[made], len(runnable) - 1) if made < len(self._choices) else 0
 
 
 class ExhaustiveChooser(ReplayChooser):

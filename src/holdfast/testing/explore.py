@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import sys
-import threading
 import time
-from asyncio import events
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from holdfast.testing.choosers import ExhaustiveChooser, PctChooser, RandomChooser, ReplayChooser, ReplayMismatch
-from holdfast.testing.failures import NotExplorable, ScheduleFailure, describe_task, show_replay
-from holdfast.testing.loop import Actor, Chooser, Deadlock, ExploredLoop, Livelock, VirtualLoop
+from holdfast.testing.choosers import ExhaustiveChooser, NearChooser, PctChooser, RandomChooser, ReplayChooser
+from holdfast.testing.covered import States
+from holdfast.testing.loop import Chooser, ExploredLoop, VirtualLoop
+from holdfast.testing.outside import collect_some_garbage, garbage_left, real_world_closed
+from holdfast.testing.replay import Replay
+from holdfast.testing.schedule import NOT_REPEATED, Outcome, run_one
+from holdfast.testing.shrinking import shrink as shrunk_choices
 
 __all__ = ["Report", "explore", "run_virtual"]
 
 T = TypeVar("T")
 
-_FORBIDDEN_EVENTS = frozenset(
-    {
-        "_thread.start_new_thread",
-        "os.fork",
-        "os.forkpty",
-        "os.posix_spawn",
-        "socket.bind",
-        "socket.connect",
-        "socket.getaddrinfo",
-        "socket.sendto",
-        "subprocess.Popen",
-    }
-)
+_SHRINKING_RUNS = 300
+_SHRINKING_STEPS = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What an exploration that found nothing has covered.
 
+    A *state* is how many steps each task, and the callbacks of each task, have taken so far; two schedules that come to
+    it in different orders count it once. Equal states may still hold other values, so this is a lower bound.
+
     Parameters:
         schedules: how many were run.
         distinct: how many of them differ.
         exhausted: every schedule there is was run (only the exhaustive chooser can tell).
+        states: different states that were visited.
+        states_exact: ``states`` is no estimate (it is one from about 260,000 on).
         steps: steps taken in all.
+        choices: steps that were chosen from two or more.
         longest: the most choices in one schedule.
         elapsed_s: real time, in seconds.
     """
@@ -52,7 +45,10 @@ class Report:
     schedules: int
     distinct: int
     exhausted: bool
+    states: int
+    states_exact: bool
     steps: int
+    choices: int
     longest: int
     elapsed_s: float
 
@@ -60,6 +56,14 @@ class Report:
     def schedules_per_s(self) -> float:
         """Speed, in schedules per second of real time."""
         return self.schedules / self.elapsed_s if self.elapsed_s else 0.0
+
+    def __str__(self) -> str:
+        end = "all there are" if self.exhausted else f"{self.distinct:,} different"
+        about = "" if self.states_exact else "about "
+        return (
+            f"{self.schedules:,} schedules ({end}), {about}{self.states:,} states, {self.choices:,} choices, "
+            f"{self.schedules_per_s:,.0f} schedules/s"
+        )
 
 
 def explore(
@@ -69,16 +73,18 @@ def explore(
     chooser: Literal["random", "pct", "exhaustive"] = "random",
     seed: int = 0,
     depth: int = 3,
-    replay: Sequence[int] | None = None,
+    replay: Sequence[int] | Replay | None = None,
     max_steps: int = 20_000,
     late_s: float = 0.0,
     tasks: Literal["ordinary", "eager"] = "ordinary",
+    shrink: bool = True,
 ) -> Report:
-    """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails.
+    """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails, made short.
 
     A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
     over, or a task failed and nobody asked for its result. Time is virtual. Each failure is repeated once to see that
-    the test is deterministic. Call it outside of any running loop.
+    the test is deterministic; with ``random`` and ``pct`` the 1st, 2nd, 4th, 8th … schedule that passes is repeated as
+    well, and ``exhaustive`` repeats prefixes anyway. Call it outside of any running loop.
 
     Parameters:
         test: makes the coroutine; called anew for each schedule, inside the running loop.
@@ -87,11 +93,15 @@ def explore(
             do not wait in a loop).
         seed: for ``random`` and ``pct``; the same seed gives the same schedules.
         depth: for ``pct``: how many orderings the bug needs.
-        replay: the numbers of a `ScheduleFailure`; runs this one schedule only.
+        replay: the numbers of a `ScheduleFailure`, or its ``recorded``; runs this one schedule only. A `Replay` brings
+            its own ``max_steps``, ``late_s`` and ``tasks``.
         max_steps: a longer schedule fails as a livelock.
         late_s: how late a step may be, in virtual seconds after it could run. With 0, time passes only when nothing
             can run; with more, deadlines up to so long may overtake work that could still be done.
-        tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`.
+        tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`; on each
+            version of Python.
+        shrink: run the test up to 300 times more (100,000 steps in all) to find a simpler schedule with the same
+            failure.
 
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
@@ -99,15 +109,17 @@ def explore(
     """
     if schedules < 1:
         raise ValueError(f"schedules is {schedules}; it must be at least 1")
+    if isinstance(replay, Replay):
+        max_steps, late_s, tasks = replay.max_steps, replay.late_s, replay.tasks
 
-    def make_loop(picker: Chooser) -> ExploredLoop:
-        return ExploredLoop(picker, max_steps=max_steps, late_s=late_s, tasks=tasks)
+    def run(picker: Chooser) -> Outcome:
+        return run_one(ExploredLoop(picker, max_steps=max_steps, late_s=late_s, tasks=tasks), test, picker)
 
     exhaustive: ExhaustiveChooser | None = None
     picker: Chooser
     if replay is not None:
         schedules = 1
-        picker = ReplayChooser(list(replay))
+        picker = ReplayChooser(list(replay.choices if isinstance(replay, Replay) else replay))
         label = "replay"
     elif chooser == "exhaustive":
         picker = exhaustive = ExhaustiveChooser()
@@ -120,36 +132,86 @@ def explore(
         label = f"random, seed {seed}"
 
     began = time.perf_counter()
-    count = steps = longest = 0
+    count = steps = choices = longest = 0
     seen: set[int] = set()
-    with _real_world_closed(), _garbage_left():
+    states = States()
+    with real_world_closed(), garbage_left():
         while count < schedules and picker.begin():
-            _collect_some_garbage()
-            outcome = _run_one(make_loop(picker), test, picker)
+            collect_some_garbage()
+            outcome = run(picker)
             count += 1
             steps += outcome.steps
+            choices += len(outcome.choices)
             longest = max(longest, len(outcome.choices))
+            states.note(outcome.states)
             if exhaustive is None:
                 seen.add(hash(tuple(outcome.choices)))
-            unsure = outcome.failed or (count == 1 and exhaustive is None and replay is None)
-            if unsure and outcome.kind not in ("nondeterminism", "not_explorable"):
-                again = _run_one(make_loop(repeat := ReplayChooser(outcome.choices)), test, repeat)
-                outcome = outcome.compared_with(again)
+            is_sample = count & (count - 1) == 0 and replay is None and exhaustive is None
+            if (outcome.failed or is_sample) and outcome.kind not in NOT_REPEATED:
+                outcome = outcome.compared_with(run(ReplayChooser(outcome.choices)))
             if outcome.failed:
+                shrunk = ""
+                if shrink and replay is None and outcome.kind not in NOT_REPEATED:
+                    outcome, shrunk = _made_short(outcome, run)
                 again_with = "".join(
                     f"{name}={value!r}, "
                     for name, value, usual in (("late_s", late_s, 0.0), ("tasks", tasks, "ordinary"))
                     if value != usual
                 )
-                raise outcome.failure(schedules=count, label=label, again_with=again_with) from outcome.error
+                recorded = Replay(
+                    test=_name_of(test),
+                    choices=tuple(outcome.choices),
+                    late_s=late_s,
+                    tasks=tasks,
+                    max_steps=max_steps,
+                    kind=outcome.kind,
+                    text=outcome.text,
+                )
+                if isinstance(replay, Replay) and outcome.kind == "nondeterminism" and (new := replay.changed_since()):
+                    outcome.text += f". The replay is of other versions: {new}"
+                raise outcome.failure(
+                    schedules=count, label=label, again_with=again_with, shrunk=shrunk, recorded=recorded
+                ) from outcome.error
     return Report(
         schedules=count,
         distinct=len(seen) if exhaustive is None else count,
         exhausted=exhaustive is not None and exhaustive.exhausted,
+        states=len(states),
+        states_exact=states.exact,
         steps=steps,
+        choices=choices,
         longest=longest,
         elapsed_s=time.perf_counter() - began,
     )
+
+
+def _made_short(outcome: Outcome, run: Callable[[Chooser], Outcome]) -> tuple[Outcome, str]:
+    """The simplest outcome found that fails in the same way, and what was done, for people."""
+    best, wanted, steps = outcome, outcome.signature, 0
+
+    def attempt(candidate: Sequence[int]) -> Sequence[int] | None:
+        nonlocal best, steps
+        if steps >= _SHRINKING_STEPS:
+            return None
+        found = run(NearChooser(candidate))
+        steps += found.steps
+        if found.signature != wanted:
+            return None
+        best = found
+        return found.choices
+
+    shrunk = shrunk_choices(outcome.choices, attempt, runs=_SHRINKING_RUNS)
+    if best is outcome:
+        return outcome, ""
+    # What was found last may be no simpler than what is kept.
+    best = run(ReplayChooser(shrunk.choices))
+    if best.signature != wanted:
+        return outcome, ""
+    return best, f"; {len(outcome.choices)} choices made {len(shrunk.choices)} by {shrunk.runs} more runs"
+
+
+def _name_of(test: Callable[..., object]) -> str:
+    return f"{getattr(test, '__module__', '?')}:{getattr(test, '__qualname__', repr(test))}"
 
 
 def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> T:
@@ -166,7 +228,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
         ScheduleFailure: deadlock, livelock, tasks left over, errors in callbacks or in tasks nobody asked.
         BaseException: whatever the coroutine raises, as it is.
     """
-    outcome = _run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)
+    outcome = run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)
     if outcome.kind == "error":
         assert outcome.error is not None
         raise outcome.error
@@ -174,217 +236,3 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
         raise outcome.failure() from outcome.error
     result: T = outcome.result
     return result
-
-
-@dataclass(slots=True, kw_only=True)
-class _Outcome:
-    """One schedule's trace and end. ``kind`` is empty when it passed."""
-
-    kind: Any = ""
-    text: str = ""
-    error: BaseException | None = None
-    tasks: tuple[str, ...] = ()
-    result: Any = None
-    steps: int = 0
-    choices: list[int]
-    widths: list[int]
-    picked: list[int]
-    actors: list[Actor]
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.kind)
-
-    def failure(self, *, schedules: int = 1, label: str = "", again_with: str = "") -> ScheduleFailure:
-        replay = list(self.choices)
-        while replay and not replay[-1]:
-            replay.pop()  # after the numbers, a replay takes the first choice anyway
-        origin = ""
-        if label:
-            origin = (
-                f"  schedule {schedules} ({label}), {self.steps} steps; to see it again: "
-                f"explore(..., {again_with}replay={show_replay(replay)})"
-            )
-        return ScheduleFailure(
-            self.kind, self.text, replay=replay, schedules=schedules, tasks=self.tasks, origin=origin
-        )
-
-    def compared_with(self, again: _Outcome) -> _Outcome:
-        """This outcome, or one that tells that the same choices led elsewhere."""
-        for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
-            if at >= len(again.widths):
-                return self._differs(f"the second time it ended before choice {at}")
-            if (width, picked) != (again.widths[at], again.picked[at]):
-                was, now = self.actors[picked].name, again.actors[again.picked[at]].name
-                return self._differs(
-                    f"at choice {at}, first {was} of {width} could run, then {now} of {again.widths[at]}"
-                )
-        if (self.kind, type(self.error)) != (again.kind, type(again.error)) or len(again.widths) != len(self.widths):
-            first, second = (one.text or "it passed" for one in (self, again))
-            return self._differs(f"first: {first}; then: {second}")
-        return self
-
-    def _differs(self, text: str) -> _Outcome:
-        return _Outcome(
-            kind="nondeterminism",
-            text=f"the same choices led elsewhere: {text}. {_NONDETERMINISM_HINT}",
-            error=self.error,
-            steps=self.steps,
-            choices=self.choices,
-            widths=self.widths,
-            picked=self.picked,
-            actors=self.actors,
-        )
-
-
-_NONDETERMINISM_HINT = (
-    "Look for state kept between runs, the real clock, randomness, or walking a set of objects; "
-    "make everything inside the test function, take time from the loop or a VirtualClock, and use lists or dicts"
-)
-
-
-def _run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> _Outcome:
-    if events._get_running_loop() is not None:
-        loop.close()
-        raise RuntimeError("a loop is running already; call explore() and run_virtual() from a plain function")
-    explored = loop if isinstance(loop, ExploredLoop) else None
-    outcome = _Outcome(
-        choices=explored.choices if explored else [],
-        widths=explored.widths if explored else [],
-        picked=explored.picked if explored else [],
-        actors=explored.actors if explored else [],
-    )
-    try:
-        try:
-            main = loop.run_main(test)
-        except Deadlock:
-            outcome.kind = "deadlock"
-            outcome.text = "nothing can run and no timer is set, but these wait"
-        except Livelock:
-            outcome.kind = "livelock"
-            outcome.text = f"not over after {loop.max_steps} steps{_busiest(explored)}; these are unfinished"
-        except NotExplorable as error:
-            outcome.kind, outcome.text, outcome.error = "not_explorable", str(error), error
-        except ReplayMismatch as error:
-            outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
-        else:
-            _judge(loop, main, outcome)
-        outcome.steps = loop.steps
-        left = loop.unfinished()
-        if outcome.kind in ("deadlock", "livelock", "leak"):
-            outcome.tasks = tuple(describe_task(task) for task in left)
-        if explored is not None:
-            outcome.choices, outcome.widths = list(explored.choices), list(explored.widths)
-            outcome.picked = list(explored.picked)
-            if picker is not None and outcome.kind != "nondeterminism":
-                try:
-                    picker.end(explored)
-                except ReplayMismatch as error:
-                    outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
-        loop.unwind()
-    finally:
-        loop.close()
-    return outcome
-
-
-def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: _Outcome) -> None:
-    """Fill in how a schedule ended whose main task is done."""
-    if main.cancelled():
-        outcome.kind, outcome.text = "error", "the test was cancelled"
-        outcome.error = asyncio.CancelledError()
-        return
-    error = main.exception()
-    if error is not None:
-        outcome.kind, outcome.error = "error", error
-        outcome.text = _told(error)
-        return
-    outcome.result = main.result()
-    left = loop.unfinished()
-    if left:
-        outcome.kind, outcome.text = "leak", f"the test is over, but {len(left)} of its tasks are not"
-        return
-    troubles = loop.unretrieved()
-    if troubles:
-        first = troubles[0]
-        outcome.error = first.get("exception")
-        outcome.kind = "callback" if "handle" in first else "unretrieved"
-        outcome.text = str(first.get("message", "")) + (f": {outcome.error!r}" if outcome.error is not None else "")
-
-
-def _told(error: BaseException) -> str:
-    """The error in one line; of a group, its first leaf as well."""
-    text = f"{type(error).__name__}: {error}"
-    leaf = error
-    while isinstance(leaf, BaseExceptionGroup):
-        leaf = leaf.exceptions[0]
-    return text if leaf is error else f"{text}, first {type(leaf).__name__}: {leaf}"
-
-
-def _busiest(loop: ExploredLoop | None) -> str:
-    if loop is None or not loop.recent:
-        return ""
-    names = [actor.name for actor in loop.recent]
-    ranked = sorted(dict.fromkeys(names), key=names.count, reverse=True)[:5]
-    return f" (the last {len(names)} were taken by {', '.join(ranked)})"
-
-
-# Keeping the garbage collector out: what it frees in the middle of a schedule may cancel timers or run callbacks
-
-_MUCH_GARBAGE = 20_000
-
-
-@contextmanager
-def _garbage_left() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    gc.freeze()  # what was there before need not be looked at between schedules
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if enabled:
-            gc.enable()
-
-
-def _collect_some_garbage() -> None:
-    if gc.get_count()[0] > _MUCH_GARBAGE:
-        gc.collect()
-
-
-# Keeping real threads, processes and sockets out
-
-_audit_installed = False
-_start_thread = threading.Thread.start
-
-
-def _explored_loop() -> ExploredLoop | None:
-    loop = events._get_running_loop()
-    return loop if isinstance(loop, ExploredLoop) else None
-
-
-def _audit(event: str, _: tuple[Any, ...]) -> None:
-    if event in _FORBIDDEN_EVENTS and (loop := _explored_loop()) is not None:
-        loop._refuse(
-            f"{event}: the explored test reaches for the operating system, which no schedule can repeat; "
-            "hand it an in-memory double, or test that part with asyncio.run"
-        )
-
-
-def _guarded_start(thread: threading.Thread) -> None:
-    if (loop := _explored_loop()) is not None:
-        loop._refuse_thread()
-    _start_thread(thread)
-
-
-@contextmanager
-def _real_world_closed() -> Iterator[None]:
-    global _audit_installed
-    if not _audit_installed:
-        _audit_installed = True
-        sys.addaudithook(_audit)
-    before = threading.Thread.start
-    threading.Thread.start = _guarded_start  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        threading.Thread.start = before  # type: ignore[method-assign]

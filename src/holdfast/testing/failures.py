@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from types import CodeType, FrameType
 from typing import Literal
 
+from holdfast.testing.replay import Replay
+
 __all__ = ["FailureKind", "NotExplorable", "ScheduleFailure", "describe_task", "show_replay"]
 
 FailureKind = Literal[
@@ -33,6 +35,7 @@ class ScheduleFailure(AssertionError):
         replay: the choices of the schedule; give them to ``explore(test, replay=...)``.
         schedules: how many schedules were run until this one failed, this one included.
         tasks: one entry for each unfinished task: its name and where it waits.
+        recorded: the schedule with all that is needed to run it again; ``recorded.save("it.json")`` keeps it.
     """
 
     def __init__(
@@ -44,11 +47,13 @@ class ScheduleFailure(AssertionError):
         schedules: int = 1,
         tasks: Sequence[str] = (),
         origin: str = "",
+        recorded: Replay | None = None,
     ) -> None:
         self.kind: FailureKind = kind
         self.replay = list(replay)
         self.schedules = schedules
         self.tasks = tuple(tasks)
+        self.recorded = recorded
         lines = [f"{kind}: {text}", *(f"  {entry}" for entry in self.tasks)]
         if origin:
             lines.append(origin)
@@ -82,4 +87,6 @@ def describe_task(task: asyncio.Task[object]) -> str:
         places.append(f"{code.co_name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
         awaited = following
     where = " > ".join(places) if places else "not started"
-    return f"task {task.get_name()!r} at {where}"
+    waits_for = getattr(task, "_fut_waiter", None)
+    whom = f", waits for task {waits_for.get_name()!r}" if isinstance(waits_for, asyncio.Task) else ""
+    return f"task {task.get_name()!r} at {where}{whom}"

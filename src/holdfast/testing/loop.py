@@ -29,6 +29,7 @@ from holdfast.testing.failures import NotExplorable
 
 __all__ = ["Actor", "Chooser", "Deadlock", "ExploredLoop", "Livelock", "Step", "VirtualLoop"]
 
+_Task = asyncio.Task
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
@@ -332,7 +333,7 @@ class Actor:
         scheduled_by: for callbacks, the actor that scheduled them.
     """
 
-    __slots__ = ("callbacks", "is_clock", "number", "queue", "runnable", "scheduled_by", "task")
+    __slots__ = ("callbacks", "is_clock", "number", "queue", "runnable", "scheduled_by", "steps", "task")
 
     def __init__(self, number: int, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> None:
         self.number = number
@@ -342,6 +343,7 @@ class Actor:
         self.callbacks: Actor | None = None
         self.queue: deque[Step] = deque()
         self.runnable = False
+        self.steps = 0
 
     @property
     def name(self) -> str:
@@ -351,6 +353,9 @@ class Actor:
         if self.scheduled_by is not None:
             return f"callbacks of {self.scheduled_by.name}"
         return "the clock" if self.is_clock else "outside"
+
+
+_NOBODY = Actor(0, None, None)
 
 
 class Step(asyncio.TimerHandle):
@@ -439,9 +444,12 @@ class ExploredLoop(VirtualLoop):
         self.widths: list[int] = []
         self.picked: list[int] = []
         self.actors: list[Actor] = []
+        self.states: list[int] = []
+        """After each step: a number for how many steps each actor has taken."""
         self.recent: deque[Actor] = deque(maxlen=64)
         self.misuse: NotExplorable | None = None
         self._stale = False
+        self._state = 0
         self._unnamed = 0
         self._pick: Callable[[Sequence[Step]], int] = chooser.pick
         self._by_task: dict[asyncio.Task[Any], Actor] = {}
@@ -464,7 +472,7 @@ class ExploredLoop(VirtualLoop):
 
     def _actor_of(self, callback: Callable[..., object]) -> Actor:
         task = getattr(callback, "__self__", None)
-        if isinstance(task, asyncio.Task) and getattr(callback, "__name__", "step") in _TASK_STEPS:
+        if isinstance(task, _Task) and getattr(callback, "__name__", "step") in _TASK_STEPS:
             return self._by_task.get(task) or self._new_actor(task, None)
         return self._callbacks_of(self._running_actor)
 
@@ -473,7 +481,11 @@ class ExploredLoop(VirtualLoop):
         if options.get("name") is None:
             self._unnamed += 1
             options["name"] = f"task {self._unnamed}"
-        task: asyncio.Task[Any] = super().create_task(coro, **options)
+        task: asyncio.Task[Any]
+        if self.get_task_factory() is None:
+            self._check_closed()
+            return _Task(coro, loop=self, **options)
+        task = super().create_task(coro, **options)
         if task not in self._by_task and not task.done():
             self._new_actor(task, None)  # a factory of the test's own began it
         return task
@@ -567,14 +579,34 @@ class ExploredLoop(VirtualLoop):
             self.widths.append(width)
             self.picked.append(offered[at].actor.number)
             if at == len(runnable):
+                self._note_step(offered[at].actor)
                 self._pass_time()
                 return
             step = self._take(at)
         self._running_actor = actor = step.actor
+        self._note_step(actor)
         self.recent.append(actor)
         step._run()
         if self.misuse is not None:
             raise self.misuse
+
+    def _note_step(self, actor: Actor) -> None:
+        actor.steps += 1
+        self._state ^= hash((actor.number, actor.steps))
+        self.states.append(self._state)
+
+    def close(self) -> None:
+        """Like asyncio's; drops what keeps the loop in cycles, so that it goes without the garbage collector."""
+        super().close()
+        for actor in self.actors:
+            actor.callbacks = None
+        self.actors = []
+        self.recent = deque()
+        self._by_task = {}
+        self._runnable = []
+        self._running_actor = _NOBODY
+        self._clock = None
+        self.set_task_factory(None)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
         """Refused: a schedule has no other threads."""

@@ -1,0 +1,244 @@
+"""One schedule: run it, judge how it ended, and see whether the same choices lead to the same end again."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import events
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from holdfast.testing.choosers import ReplayMismatch
+from holdfast.testing.failures import NotExplorable, ScheduleFailure, describe_task, show_replay
+from holdfast.testing.loop import Actor, Chooser, Deadlock, ExploredLoop, Livelock, VirtualLoop
+from holdfast.testing.replay import Replay
+from holdfast.testing.shrinking import stripped
+
+__all__ = ["NOT_REPEATED", "Outcome", "run_one"]
+
+NOT_REPEATED = frozenset({"nondeterminism", "not_explorable"})
+"""Kinds of failure that are not run once more."""
+_SHOWN_STEPS = 40
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One schedule's trace and end. ``kind`` is empty when it passed.
+
+    Parameters:
+        kind: see `ScheduleFailure`.
+        text: what happened, for people.
+        error: what the test raised, or a callback.
+        tasks: the unfinished ones and where they wait.
+        went: who took the last steps, oldest first.
+        result: what the test returned.
+        steps: how many were taken.
+        choices: the index that was picked, wherever there were two steps to choose from.
+        widths: how many there were to choose from, each time.
+        picked: the age of the actor that was picked, each time.
+        actors: all of them, by age.
+        states: after each step, a number for how many steps each actor has taken.
+    """
+
+    kind: Any = ""
+    text: str = ""
+    error: BaseException | None = None
+    tasks: tuple[str, ...] = ()
+    went: tuple[str, ...] = ()
+    result: Any = None
+    steps: int = 0
+    choices: list[int]
+    widths: list[int]
+    picked: list[int]
+    actors: list[Actor]
+    states: list[int]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed."""
+        return bool(self.kind)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What makes it the same failure as another: its kind, and the type and place of the first error."""
+        leaf = self.error
+        while isinstance(leaf, BaseExceptionGroup):
+            leaf = leaf.exceptions[0]
+        place = leaf.__traceback__ if leaf is not None else None
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = (place.tb_frame.f_code.co_filename, place.tb_lineno) if place is not None else None
+        return self.kind, type(leaf), where
+
+    def failure(
+        self,
+        *,
+        schedules: int = 1,
+        label: str = "",
+        again_with: str = "",
+        shrunk: str = "",
+        recorded: Replay | None = None,
+    ) -> ScheduleFailure:
+        """The error that tells of it.
+
+        Parameters:
+            schedules: how many were run until this one.
+            label: which chooser made it.
+            again_with: further arguments that `explore` needs for the replay.
+            shrunk: what was done to make it short, for people.
+            recorded: the replay.
+        """
+        replay = stripped(self.choices)
+        origin = ""
+        if label:
+            origin = (
+                f"{_told_steps(self.went)}  schedule {schedules} ({label}{shrunk}), {self.steps} steps; "
+                f"to see it again: explore(..., {again_with}replay={show_replay(replay)})"
+            )
+        return ScheduleFailure(
+            self.kind,
+            self.text,
+            replay=replay,
+            schedules=schedules,
+            tasks=self.tasks,
+            origin=origin,
+            recorded=recorded,
+        )
+
+    def compared_with(self, again: Outcome) -> Outcome:
+        """This outcome, or one that tells that the same choices led elsewhere."""
+        for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
+            if at >= len(again.widths):
+                return self._differs(f"the second time it ended before choice {at}")
+            if (width, picked) != (again.widths[at], again.picked[at]):
+                was, now = self.actors[picked].name, again.actors[again.picked[at]].name
+                return self._differs(
+                    f"at choice {at}, first {was} of {width} could run, then {now} of {again.widths[at]}"
+                )
+        if (self.kind, type(self.error)) != (again.kind, type(again.error)) or len(again.widths) != len(self.widths):
+            first, second = (one.text or "it passed" for one in (self, again))
+            return self._differs(f"first: {first}; then: {second}")
+        if self.states != again.states:
+            at = next(
+                (at for at, (was, now) in enumerate(zip(self.states, again.states, strict=False)) if was != now),
+                min(len(self.states), len(again.states)),
+            )
+            return self._differs(f"step {at} was taken by another, or only one of the two times")
+        return self
+
+    def _differs(self, text: str) -> Outcome:
+        return replace(
+            self,
+            kind="nondeterminism",
+            text=f"the test is not deterministic, the same choices led elsewhere: {text}. {_NONDETERMINISM_HINT}",
+            tasks=(),
+        )
+
+
+def _told_steps(went: Sequence[str]) -> str:
+    """Who went, in one line; who went several times in a row once, with the number."""
+    if not went:
+        return ""
+    runs = [(name, sum(1 for _ in group)) for name, group in groupby(went)]
+    shown = [name if count == 1 else f"{name} ×{count}" for name, count in runs[-_SHOWN_STEPS:]]
+    return f"  who went{' (at the end)' if len(runs) > len(shown) else ''}: {', '.join(shown)}\n"
+
+
+_NONDETERMINISM_HINT = (
+    "Look for state kept between runs, the real clock, randomness, or walking a set of objects; "
+    "make everything inside the test function, take time from the loop or a VirtualClock, and use lists or dicts"
+)
+
+
+def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> Outcome:
+    """Run ``test()`` on the loop, which is closed afterwards.
+
+    Raises:
+        RuntimeError: a loop is running in this thread already.
+    """
+    if events._get_running_loop() is not None:
+        loop.close()
+        raise RuntimeError("a loop is running already; call explore() and run_virtual() from a plain function")
+    explored = loop if isinstance(loop, ExploredLoop) else None
+    outcome = Outcome(
+        choices=explored.choices if explored else [],
+        widths=explored.widths if explored else [],
+        picked=explored.picked if explored else [],
+        actors=explored.actors if explored else [],
+        states=explored.states if explored else [],
+    )
+    try:
+        try:
+            main = loop.run_main(test)
+        except Deadlock:
+            outcome.kind = "deadlock"
+            outcome.text = "nothing can run and no timer is set, but these wait"
+        except Livelock:
+            outcome.kind = "livelock"
+            outcome.text = f"not over after {loop.max_steps} steps{_busiest(explored)}; these are unfinished"
+        except NotExplorable as error:
+            outcome.kind, outcome.text, outcome.error = "not_explorable", str(error), error
+        except ReplayMismatch as error:
+            outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
+        else:
+            _judge(loop, main, outcome)
+        outcome.steps = loop.steps
+        left = loop.unfinished()
+        if outcome.kind in ("deadlock", "livelock", "leak"):
+            outcome.tasks = tuple(describe_task(task) for task in left)
+        if explored is not None:
+            outcome.choices, outcome.widths = list(explored.choices), list(explored.widths)
+            outcome.picked, outcome.states = list(explored.picked), list(explored.states)
+            if outcome.failed:
+                outcome.went = tuple(actor.name for actor in explored.recent)
+            if picker is not None and outcome.kind != "nondeterminism":
+                try:
+                    picker.end(explored)
+                except ReplayMismatch as error:
+                    outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
+        loop.unwind()
+    finally:
+        loop.close()
+    return outcome
+
+
+def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: Outcome) -> None:
+    """Fill in how a schedule ended whose main task is done."""
+    if main.cancelled():
+        outcome.kind, outcome.text = "error", "the test was cancelled"
+        outcome.error = asyncio.CancelledError()
+        return
+    error = main.exception()
+    if error is not None:
+        outcome.kind, outcome.error = "error", error
+        outcome.text = _told(error)
+        return
+    outcome.result = main.result()
+    left = loop.unfinished()
+    if left:
+        outcome.kind, outcome.text = "leak", f"the test is over, but {len(left)} of its tasks are not"
+        return
+    troubles = loop.unretrieved()
+    if troubles:
+        first = troubles[0]
+        outcome.error = first.get("exception")
+        outcome.kind = "callback" if "handle" in first else "unretrieved"
+        outcome.text = str(first.get("message", "")) + (f": {outcome.error!r}" if outcome.error is not None else "")
+
+
+def _told(error: BaseException) -> str:
+    """The error in one line; of a group, its first leaf as well."""
+    text = f"{type(error).__name__}: {error}"
+    leaf = error
+    while isinstance(leaf, BaseExceptionGroup):
+        leaf = leaf.exceptions[0]
+    return text if leaf is error else f"{text}, first {type(leaf).__name__}: {leaf}"
+
+
+def _busiest(loop: ExploredLoop | None) -> str:
+    if loop is None or not loop.recent:
+        return ""
+    names = [actor.name for actor in loop.recent]
+    ranked = sorted(dict.fromkeys(names), key=names.count, reverse=True)[:5]
+    return f" (the last {len(names)} were taken by {', '.join(ranked)})"
