@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from holdfast.agents.adapters.pydantic_models import PydanticModel, pydantic_model
-from holdfast.errors import ConfigurationError, ModelFailed, UnknownAttachment
+from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, UnknownAttachment
 from holdfast.protocol.messages import Attachment, Usage
 from holdfast.protocol.model import (
     AssistantMessage,
@@ -389,6 +390,16 @@ def test_a_provider_that_does_not_exist_is_named(wrong: str, monkeypatch: pytest
 
     with pytest.raises(ConfigurationError, match=wrong):
         find_model(wrong)
+
+
+@pytest.mark.parametrize("missing", ["pydantic_ai.exceptions", "anthropic"])
+def test_a_missing_extra_names_the_command(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "any")
+    for module in [name for name in sys.modules if name.startswith(("pydantic_ai.providers.anthropic", missing))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(MissingExtra, match=r"pip install 'holdfast\[models\]'"):
+        pydantic_model("anthropic:claude-test")
 
 
 def test_a_provider_whose_package_is_missing_names_the_command() -> None:
