@@ -9,7 +9,9 @@ from holdfast import Agent, Host, Run, tool
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.events import RunFinished, ToolFinished, ToolOutput
 from holdfast.protocol.model import CallPart
+from holdfast.runtime import procfs
 from tests.agents.isolated_tools import speaking
+from tests.runtime.processes_zoo import await_condition
 
 
 def test_an_isolated_tool_knows_its_call_and_its_output_is_streamed() -> None:
@@ -46,3 +48,17 @@ def test_a_function_called_in_a_process_by_an_agent_of_its_own_gets_its_call_too
             assert int(pid) != os.getpid()
 
     asyncio.run(main())
+
+
+def test_the_hosts_close_ends_the_processes_that_were_kept_for_its_tools() -> None:
+    async def main() -> int:
+        async def agent(run: Run) -> str:
+            return str(await run.call(os.getpid, on="process"))
+
+        async with asyncio.timeout(30), Host(agent, store="memory://") as host:
+            pid = int(await host.session("s").ask("go"))
+            assert procfs.read_stat(pid) is not None
+        return pid
+
+    pid = asyncio.run(main())
+    await_condition(lambda: (stat := procfs.read_stat(pid)) is None or stat.dead, "it has ended")

@@ -40,10 +40,11 @@ def as_tools() -> list[Tool]:
 
 
 def script(request: ModelRequest) -> Any:
-    """Call what the message names; say ``fine`` to everything else."""
+    """Call what the newest message names; say ``fine`` to everything else."""
     last = request.messages[-1]
-    if isinstance(last, UserMessage) and last.content.startswith("call "):
-        _, name, folder, token = last.content.split(" ")
+    newest = last.content.splitlines()[-1] if isinstance(last, UserMessage) else ""  # those without answer stand above
+    if newest.startswith("call "):
+        _, name, folder, token = newest.split(" ")
         return [CallPart(name=name, arguments={"folder": folder, "token": token})]
     return "fine"
 

@@ -33,6 +33,7 @@ from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Entry, Message, SessionView, Settlement, TreeNode
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
+from holdfast.runtime.processes import process_host
 from holdfast.settings import Settings
 from holdfast.storage import open_store
 from holdfast.storage.port import Claim, Committed, Interrupt, Store
@@ -211,6 +212,7 @@ class Host:
             self._adoption.restore()
             for pool in self._pools.values():
                 pool.close()
+            process_host().cells.close()
             await self.store.close()
 
     def close_streams(self) -> None:
