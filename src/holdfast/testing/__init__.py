@@ -1,9 +1,29 @@
-"""Test concurrent code deterministically: explore its schedules, run it on virtual time."""
+"""Test concurrent code deterministically: explore its schedules, run it on virtual time.
 
-from holdfast.testing.clock import ManualClock, VirtualClock
-from holdfast.testing.explore import Report, explore, run_virtual
-from holdfast.testing.failures import NotExplorable, ScheduleFailure
-from holdfast.testing.replay import Replay
+Names are loaded when they are first used: the pytest plugin beside them costs nothing where nobody explores.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.testing.clock import ManualClock, VirtualClock
+    from holdfast.testing.exploring import Report, explore, run_virtual
+    from holdfast.testing.failures import NotExplorable, ScheduleFailure
+    from holdfast.testing.replay import Replay
+
+_HOME_OF = {
+    "ManualClock": "clock",
+    "VirtualClock": "clock",
+    "Report": "exploring",
+    "explore": "exploring",
+    "run_virtual": "exploring",
+    "NotExplorable": "failures",
+    "ScheduleFailure": "failures",
+    "Replay": "replay",
+}
 
 __all__ = [
     "ManualClock",
@@ -15,3 +35,12 @@ __all__ = [
     "explore",
     "run_virtual",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

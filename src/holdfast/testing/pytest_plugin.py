@@ -1,0 +1,237 @@
+"""The pytest plugin: explored tests, replay files, and detectors for leaks, blocking calls and the network.
+
+Nothing happens to a test that asks for nothing: no marker of these, none of the ini options.
+
+- ``@pytest.mark.explore(schedules=…, chooser=…)``: an async test runs under the explorer.
+- ``@pytest.mark.no_leaks``, ``no_blocking``, ``no_network``, or ``holdfast_no_leaks = true`` and so on in the
+  configuration: for all tests.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from holdfast.testing.exploring import Report
+    from holdfast.testing.replay import Replay
+
+__all__: list[str] = []
+
+_KINDS = ("tasks", "threads", "fds", "processes")
+_MARKERS = (
+    "explore(schedules=300, chooser='random'|'pct'|'exhaustive', seed=0, depth=3, tasks='ordinary'|'eager'|'both', "
+    "late_s=0.0, max_steps=20000, shrink=True): run this async test under many schedules (holdfast.testing)",
+    "no_leaks(but=()): fail when the test leaves tasks, threads, fds or processes behind; but=('threads',) allows some",
+    "no_blocking: refuse calls that block a running event loop",
+    "no_network: refuse connections to other machines",
+)
+_SWITCHES = ("no_leaks", "no_blocking", "no_network")
+_BOTH = "explored_tasks"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options of the command line and of the configuration."""
+    group = parser.getgroup("holdfast")
+    group.addoption("--explore-replay", metavar="FILE", help="run only the schedule, and the test, of this replay file")
+    group.addoption(
+        "--explore-schedules", metavar="N", type=int, help="so many schedules for each explored test, whatever it says"
+    )
+    for name in _SWITCHES:
+        parser.addini(f"holdfast_{name}", f"as if every test were marked {name}", type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the markers known, and read the replay file."""
+    for line in _MARKERS:
+        config.addinivalue_line("markers", line)
+    path = config.getoption("explore_replay")
+    if path:
+        from holdfast.testing.replay import Replay
+
+        try:
+            config.stash[_REPLAY] = Replay.load(path)
+        except (OSError, ValueError) as error:
+            raise pytest.UsageError(f"--explore-replay: {error}") from error
+
+
+_REPLAY = pytest.StashKey["Replay"]()
+
+
+# Explored tests
+
+
+def _options_of(item: pytest.Item) -> dict[str, Any] | None:
+    """What the marker says; None without one."""
+    marker = item.get_closest_marker("explore")
+    if marker is None:
+        return None
+    options = dict(marker.kwargs)
+    known = ("schedules", "chooser", "seed", "depth", "tasks", "late_s", "max_steps", "shrink")
+    wrong = [*map(repr, marker.args), *(name for name in options if name not in known)]
+    if wrong:
+        raise pytest.UsageError(f"{item.nodeid}: explore() does not know {', '.join(wrong)}; it takes {known} by name")
+    if not inspect.iscoroutinefunction(getattr(item, "obj", None)):
+        raise pytest.UsageError(
+            f"{item.nodeid} is marked explore, but is no `async def`; make it one, "
+            "or call holdfast.testing.explore in it"
+        )
+    return options
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """With ``tasks='both'`` the test runs once with ordinary and once with eager tasks."""
+    marker = metafunc.definition.get_closest_marker("explore")
+    if marker is not None and marker.kwargs.get("tasks") == "both":
+        metafunc.fixturenames.append(_BOTH)
+        metafunc.parametrize(_BOTH, ["ordinary", "eager"])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say what is wrong with a marker before anything runs; keep only the test of the replay."""
+    for item in items:
+        _options_of(item)
+    recorded = config.stash.get(_REPLAY, None)
+    if recorded is None:
+        return
+    chosen = [item for item in items if item.nodeid == recorded.test]
+    if not chosen:
+        raise pytest.UsageError(f"--explore-replay: it is of {recorded.test}, which was not collected")
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an explored test."""
+    options = _options_of(pyfuncitem)
+    if options is None:
+        return None
+    from holdfast.testing.exploring import explore
+    from holdfast.testing.failures import ScheduleFailure
+
+    config = pyfuncitem.config
+    if options.get("tasks") == "both":
+        options["tasks"] = pyfuncitem.callspec.params[_BOTH]
+    if config.getoption("explore_schedules"):
+        options["schedules"] = config.getoption("explore_schedules")
+    test = pyfuncitem.obj
+    values = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    try:
+        report = explore(lambda: test(**values), replay=config.stash.get(_REPLAY, None), **options)
+    except ScheduleFailure as failure:
+        if failure.recorded is not None and failure.kind not in ("nondeterminism", "not_explorable"):
+            failure.add_note(_keep(config, replace(failure.recorded, test=pyfuncitem.nodeid)))
+        raise
+    pyfuncitem.user_properties.append(("explored", _figures(report)))
+    return True
+
+
+def _keep(config: pytest.Config, recorded: Replay) -> str:
+    """Write the replay file; says how to use it."""
+    cache = getattr(config, "cache", None)
+    if cache is None:
+        return "no replay file: pytest's cache is off (-p cacheprovider turns it on)"
+    name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in recorded.test)[-150:]
+    path = recorded.save(Path(cache.mkdir("explore")) / f"{name}.json")
+    try:
+        shown = path.relative_to(Path.cwd())
+    except ValueError:
+        shown = path
+    return f"to see it again: pytest '{recorded.test}' --explore-replay '{shown}'"
+
+
+def _figures(report: Report) -> dict[str, Any]:
+    return {
+        "schedules": report.schedules,
+        "distinct": report.distinct,
+        "exhausted": report.exhausted,
+        "states": report.states,
+        "choices": report.choices,
+        "elapsed_s": report.elapsed_s,
+    }
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was explored: a line in all, and with -v a line for each test."""
+    found = [
+        (report.nodeid, value)
+        for report in terminalreporter.getreports("passed")
+        if report.when == "call"
+        for name, value in report.user_properties
+        if name == "explored"
+    ]
+    if not found:
+        return
+
+    def line(figures: list[dict[str, Any]]) -> str:
+        schedules, distinct, states, elapsed_s = (
+            sum(one[name] for one in figures) for name in ("schedules", "distinct", "states", "elapsed_s")
+        )
+        exhausted = sum(one["exhausted"] for one in figures)
+        ends = f"; all there are in {exhausted} of {len(figures)} tests" if exhausted else ""
+        return (
+            f"{schedules:,} schedules ({distinct:,} different{ends}), {states:,} states, "
+            f"{schedules / max(elapsed_s, 1e-9):,.0f} schedules/s"
+        )
+
+    if terminalreporter.config.get_verbosity() > 0:
+        terminalreporter.section("explored")
+        for nodeid, figures in found:
+            terminalreporter.line(f"{nodeid}: {line([figures])}")
+    terminalreporter.line(f"explored {len(found)} tests: {line([figures for _, figures in found])}")
+
+
+# Detectors
+
+
+def _is_on(request: pytest.FixtureRequest, name: str) -> bool:
+    return request.node.get_closest_marker(name) is not None or bool(request.config.getini(f"holdfast_{name}"))
+
+
+@pytest.fixture(autouse=True)
+def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The detectors that this test asked for; wider fixtures (module, session) are set up before, and not looked at."""
+    wanted = [name for name in _SWITCHES if _is_on(request, name)]
+    if not wanted:
+        yield
+        return
+    refused: list[str] = []
+    blocked: list[str] = []
+    with ExitStack() as stack:
+        before = None
+        if "no_leaks" in wanted:
+            from holdfast.testing.leaks import Inventory
+
+            before = Inventory(_looked_at(request))
+        if "no_network" in wanted:
+            from holdfast.testing.guards import network_refused
+
+            refused = stack.enter_context(network_refused())
+        if "no_blocking" in wanted:
+            from holdfast.testing.guards import blocking_refused
+
+            blocked = stack.enter_context(blocking_refused())
+        yield
+        stack.close()
+        found = [*refused, *blocked]
+        if before is not None:
+            found += [f"left behind: {one}" for one in before.left_since()]
+    if found:
+        pytest.fail("\n".join(found), pytrace=False)
+
+
+def _looked_at(request: pytest.FixtureRequest) -> list[Any]:
+    marker = request.node.get_closest_marker("no_leaks")
+    but = marker.kwargs.get("but", ()) if marker is not None else ()
+    unknown = [name for name in but if name not in _KINDS]
+    if isinstance(but, str) or unknown:
+        raise pytest.UsageError(f"no_leaks(but={but!r}): name some of {_KINDS}, as a tuple")
+    return [name for name in _KINDS if name not in but]
