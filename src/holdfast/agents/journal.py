@@ -68,6 +68,8 @@ class Branch:
         return f"{self.path}.{next(self._numbers)}"
 
 
+_NO_IDS: frozenset[str] = frozenset()
+
 current_branch: ContextVar[Branch | None] = ContextVar("holdfast_branch", default=None)
 
 
@@ -157,6 +159,8 @@ class Journal:
     @property
     def steered_ids(self) -> frozenset[str]:
         """The messages that the run was given while it was on."""
+        if not self._steered:
+            return _NO_IDS
         return frozenset(message_id for ids in self._steered.values() for message_id in ids)
 
     def begun(self, call: ToolStarted) -> None:

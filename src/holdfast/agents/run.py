@@ -63,6 +63,7 @@ Written = (
 
 _HANDED_LIMIT = 1024
 _BEHIND_POLL_S = 0.005
+_NOTHING = Usage()
 
 
 class Run:
@@ -129,8 +130,11 @@ class Run:
         self.agent = agent
         self.principal = principal
         self.session_key = session_key
-        steered = journal.steered_ids if parent is None else frozenset[str]()
-        self.messages = tuple(m for m in messages if m.message_id not in steered) if steered else messages
+        self.messages = messages
+        self._steered_before: dict[str, Message] = {}
+        if parent is None and (steered := journal.steered_ids):
+            self.messages = tuple(m for m in messages if m.message_id not in steered)
+            self._steered_before = {m.message_id: m for m in messages if m.message_id in steered}
         self.attempt = attempt
         self.scope = scope
         self.transcript = RunTranscript(run_id, messages)
@@ -140,7 +144,6 @@ class Run:
         self._limits = limits
         self._branch = branch
         self._parent = parent
-        self._steered_before = {m.message_id: m for m in messages if m.message_id in steered}
         self._lines: Lines = Lines(surroundings.at_rest) if parent is None else parent._lines
         allowed = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
         self._depth_left: int = allowed if parent is None else min(parent._depth_left - 1, allowed)
@@ -155,7 +158,7 @@ class Run:
         self._spawned: list[Handle[Any]] = []
         self._closed = False
         self._steps = 0
-        self._used = Usage()
+        self._used = _NOTHING
         self.replaced_history: tuple[Entry, ...] | None = None
         """What stands in the place of the transcript before this run, once it was summed up; None: as it was."""
 
