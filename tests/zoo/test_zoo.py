@@ -52,7 +52,13 @@ def script(request: ModelRequest) -> Any:
 @contextlib.asynccontextmanager
 async def hosted(fate: Fate, store: str = "memory://") -> AsyncIterator[Host]:
     settings = Settings(grace_s=0.05, kill_after_s=KILL_AFTER_S[fate], drain_s=0.5, principal_abandoned=1000)
-    agent = Agent(name="keeper", model=ScriptedModel(script), tools=as_tools())
+
+    def answer(request: ModelRequest) -> Any:
+        model.requests.clear()  # else it keeps them all
+        return script(request)
+
+    model = ScriptedModel(answer)
+    agent = Agent(name="keeper", model=model, tools=as_tools())
     async with asyncio.timeout(1200):
         async with Host(agent, store=store, settings=settings) as host:
             yield host
