@@ -67,6 +67,31 @@ async def count(upto: int, ctx: Context) -> str:
 
 
 @server.tool()
+async def chatter(times: int, ctx: Context) -> str:
+    """Tell much more than anybody wants to know."""
+    for n in range(times):
+        await ctx.report_progress(n, times, "x" * 100_000)
+    return "said"
+
+
+@server.tool()
+async def swell(ctx: Context) -> str:
+    """Get tools that are too much: with a huge description, a huge schema, and very many."""
+
+    async def huge() -> str:
+        return "huge"
+
+    async def plain() -> str:
+        return "plain"
+
+    server.add_tool(huge, name="huge", description="d" * 1_000_000)
+    for n in range(1200):
+        server.add_tool(plain, name=f"plain{n}", description="p")
+    await ctx.notify_tools_changed()
+    return "swollen"
+
+
+@server.tool()
 async def fail() -> str:
     """Fail."""
     raise ToolError("the printer is on fire")

@@ -22,7 +22,7 @@ pytest.importorskip("mcp")
 from holdfast import Agent, Host, Run, Settings, agent
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.clock import system_clock
-from holdfast.errors import ConfigurationError, ToolFailed
+from holdfast.errors import ConfigurationError, InvalidArguments, ToolFailed
 from holdfast.host import Session
 from holdfast.protocol.events import ToolFinished, ToolOutput
 from holdfast.tools.mcp import McpServer
@@ -220,6 +220,33 @@ def test_at_the_end_nothing_of_the_server_is_left(where: tuple[dict[str, Any], P
     asyncio.run(main())
 
 
+def test_progress_without_end_is_shown_within_bounds(where: tuple[dict[str, Any], Path]) -> None:
+    reached, _ = where
+
+    async def main() -> None:
+        async with opened(reached) as (_, host):
+            session = host.session("s")
+            assert await outcome(session, "chatter {'times': 300}") == repr("said")
+            said = [e.text async for e in session.events(follow=await last(session)) if isinstance(e, ToolOutput)]
+            assert 20 <= sum(text.count("\n") for text in said) < 300
+            assert sum(map(len, said)) < 300 * 600
+
+    asyncio.run(main())
+
+
+def test_a_list_of_tools_is_taken_within_bounds(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with opened(over_pipes(tmp_path)[0]) as (server, host):
+            assert await outcome(host.session("s"), "swell") == repr("swollen")
+            await seen(lambda: len(server.tools()) > 500)
+            tools = {tool.name: tool for tool in server.tools()}
+            assert len(tools) == 1000
+            assert len(tools["m_huge"].description) == 4000
+            assert await outcome(host.session("s"), "huge") == repr("huge")
+
+    asyncio.run(main())
+
+
 def test_a_server_that_dies_fails_the_call_in_words_and_is_started_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with opened(over_pipes(tmp_path)[0]) as (_, host):
@@ -309,6 +336,18 @@ def test_a_server_that_comes_later_is_found(tmp_path: Path) -> None:
 def test_a_server_that_cannot_be_is_refused_where_it_is_written(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         McpServer("m", **arguments)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"properties": {"x": True}}, {"properties": None}, {"required": None, "properties": {}}, {"properties": {"x": 7}}],
+)
+def test_a_schema_that_is_not_plain_is_left_to_the_server(schema: dict[str, Any]) -> None:
+    from holdfast.tools.mcp import _fitting
+
+    assert _fitting(schema, {"x": 1}) == {"x": 1}
+    with pytest.raises(InvalidArguments):
+        _fitting({"type": "object", "required": ["y"]}, {"x": 1})
 
 
 def test_the_servers_own_keys_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:

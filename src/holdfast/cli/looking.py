@@ -114,9 +114,17 @@ def summary(event: Event | Gap) -> str:
     }
     parts = []
     for name, value in fields.items():
-        text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        text = value if isinstance(value, str) else msgspec.json.encode(_told(value)).decode()
         parts.append(f"{name}={_short(text)}")
     return f"{event.seq:>6} {clock_time(event.at)} {event.kind:<17} {' '.join(parts)}".rstrip()
+
+
+def _told(value: object) -> object:
+    """A value without the fields that say nothing."""
+    plain = msgspec.to_builtins(value)
+    if isinstance(value, msgspec.Struct) and isinstance(plain, dict):
+        return {name: field for name, field in plain.items() if field not in (None, "", 0)}
+    return plain
 
 
 def _short(text: str) -> str:

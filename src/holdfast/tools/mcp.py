@@ -6,16 +6,19 @@ is a program dies with the host. When a call is interrupted, or its deadline is 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import json
 import logging
+import math
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.run import Call
+from holdfast.agents.schema import check_schema
 from holdfast.agents.tool import Home, Tool, Toolset
 from holdfast.errors import ConfigurationError, MissingExtra, RunClosed, ToolFailed
 from holdfast.runtime import Scope
@@ -31,7 +34,10 @@ __all__ = ["McpServer"]
 
 _log = logging.getLogger("holdfast.tools.mcp")
 _CLOSE_S = 2.0
-_TOOLS = 1000
+_PROGRESS_AT_ONCE = 20
+_PROGRESS_EVERY_S = 0.2
+_PROGRESS_CHARS = 500
+_PROGRESS_LINES = 2000
 _NAME_LENGTH = 64
 
 Approval = bool | Callable[[str, dict[str, Any]], bool]
@@ -155,10 +161,8 @@ class McpServer(Toolset):
 
     def _listed(self, found: Sequence[ServerTool]) -> None:
         """Take over the list; what cannot be a tool of ours is left out, and said."""
-        if len(found) > _TOOLS:
-            _log.warning("%s has %d tools; the first %d are used", self.name, len(found), _TOOLS)
         tools: dict[str, Tool] = {}
-        for tool in found[:_TOOLS]:
+        for tool in found:
             name = _tool_name(self.prefix, tool.name)
             if name in tools:
                 _log.warning("%s has two tools that would be named %s; the second is left out", self.name, name)
@@ -171,11 +175,12 @@ class McpServer(Toolset):
         approval = self._approval
         return Tool(
             name=name,
-            description=tool.description or tool.title or "",
+            description=tool.description or "",
             parameters={**tool.input_schema, "type": "object"},
             work=functools.partial(self._call, tool.name),
             timeout_s=self._timeout_s,
             isolation="loop",
+            convert=functools.partial(_fitting, tool.input_schema),
             idempotent=hints is not None and bool(hints.read_only_hint or hints.idempotent_hint),
             approval=functools.partial(approval, tool.name) if callable(approval) else approval,
         )
@@ -184,23 +189,46 @@ class McpServer(Toolset):
         """Make a call; its result, or an error that the model can use."""
         from mcp import MCPError
 
-        async def tell(progress: float, total: float | None, message: str | None) -> None:
-            share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
-            try:
-                _ = call.output(f"[{share}] {message}\n" if message else f"[{share}]\n")
-            except RunClosed:
-                pass  # it came after the end of the run
-
         if self._link is None:
             raise ToolFailed(f"the MCP server {self.name!r} is not connected: its host is not open")
         try:
-            result = await self._link.call(tool, arguments, tell)
+            result = await self._link.call(tool, arguments, _Progress(call))
         except (LinkDown, MCPError) as error:
             raise ToolFailed(str(error)) from None
         content = _content(result)
         if result.is_error:
             raise ToolFailed(content if isinstance(content, str) else json.dumps(content))
         return content
+
+
+def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, Any]:
+    """The arguments, held against what can be read of the server's schema; the server has the last word."""
+    try:
+        check_schema(arguments, schema)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        _log.debug("a schema that is not plain is left to the server: %.200r", schema)
+    return arguments
+
+
+class _Progress:
+    """Streams what a server tells of a call; what comes too fast, or is too much, is left out."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._lines = 0
+        self._shown_at = -math.inf
+
+    async def __call__(self, progress: float, total: float | None, message: str | None) -> None:
+        now = asyncio.get_running_loop().time()
+        early = self._lines >= _PROGRESS_AT_ONCE and now - self._shown_at < _PROGRESS_EVERY_S
+        if early or self._lines >= _PROGRESS_LINES:
+            return
+        self._lines += 1
+        self._shown_at = now
+        share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
+        text = f" {message[:_PROGRESS_CHARS]}" if message else ""
+        with suppress(RunClosed):  # it came after the end of the run
+            _ = self._call.output(f"[{share}]{text}\n")
 
 
 def _tool_name(prefix: str, name: str) -> str:

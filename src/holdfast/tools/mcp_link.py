@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -31,6 +32,11 @@ _MOST_DELAY_S = 30.0
 _STEADY_S = 30.0
 _CANCEL_S = 0.5
 _PAGES = 100
+_TOOLS = 1000
+_LIST_CHARS = 4_000_000
+_SCHEMA_CHARS = 100_000
+_DESCRIPTION_CHARS = 4000
+_LIST_EVERY_S = 0.2
 _INVALID_REQUEST = -32600
 
 Opener = Callable[[Callable[[str], None]], AbstractAsyncContextManager["TransportStreams"]]
@@ -195,7 +201,7 @@ class Link:
                     listening = group.create_task(self._listen(client))
                     while self._ended is None:
                         if self._stale:
-                            await self._list(client)
+                            await self._list_again(client)
                             continue
                         self._woken = asyncio.get_running_loop().create_future()
                         await self._woken
@@ -222,16 +228,39 @@ class Link:
     # ── the list of tools ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _list(self, client: Client) -> None:
+        """Ask for the list, page by page, up to its bounds."""
         self._stale = False
         found: list[Tool] = []
         cursor: str | None = None
+        size = 0
         for _ in range(_PAGES):
             page = await client.list_tools(cursor=cursor)
-            found += page.tools
+            for tool in page.tools:
+                schema = len(json.dumps(tool.input_schema))
+                if schema > _SCHEMA_CHARS:
+                    _log.warning(
+                        "%s has a tool %.100r with a schema of %d characters; left out", self.name, tool.name, schema
+                    )
+                    continue
+                description = (tool.description or tool.title or "")[:_DESCRIPTION_CHARS]
+                size += schema + len(description)
+                found.append(tool.model_copy(update={"description": description, "output_schema": None, "meta": None}))
             cursor = page.next_cursor
             if cursor is None:
                 break
-        self._on_tools(found)
+            if len(found) > _TOOLS or size > _LIST_CHARS:
+                _log.warning("%s has more tools than are taken; those of the first pages are used", self.name)
+                break
+        self._on_tools(found[:_TOOLS])
+
+    async def _list_again(self, client: Client) -> None:
+        """Take over a change of the list; a server that does not answer keeps its old one."""
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await self._list(client)
+        except TimeoutError:
+            _log.warning("%s did not say within %g s what tools it has now", self.name, self._connect_s)
+        await asyncio.sleep(_LIST_EVERY_S)
 
     def _outdated(self) -> None:
         self._stale = True
