@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from holdfast.tools.danger import is_dangerous, is_dangerous_call
@@ -39,6 +41,18 @@ from holdfast.tools.danger import is_dangerous, is_dangerous_call
         "for x in *; do rm -rf $x; done",
         "if true\nthen sudo ls\nfi",
         ["rm", "-rf", "/"],
+        ["bash", "-c", "rm -rf build"],
+        "bash -e -c 'rm -rf build'",
+        'sh -c "reboot"',
+        "eval 'rm -rf build'",
+        "timeout -k 1 5 rm -rf build",
+        "env -i rm -rf build",
+        "xargs -0 rm -rf",
+        "nice -n 5 sudo ls",
+        "{ rm -rf build; }",
+        "! sudo ls",
+        "\\rm -rf build",
+        "git checkout -f",
         "x" * 5000,
     ],
 )
@@ -74,3 +88,31 @@ def test_a_call_is_judged_by_its_command_whatever_the_model_gave() -> None:
     assert is_dangerous_call({"command": "sudo ls"})
     assert is_dangerous_call({"command": ["sudo", 1]})
     assert not is_dangerous_call({})
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "\n",
+        " ",
+        ";",
+        "; ",
+        "{",
+        "x=",
+        ";x=",
+        "\nx=",
+        "a=a ",
+        "env ",
+        "--env ",
+        "/",
+        "a/",
+        "sh -c ",
+        "rm a;",
+        "/git reset env ",
+    ],
+)
+def test_no_command_takes_the_patterns_long(piece: str) -> None:
+    """They run on the loop: CPU time, with room for a slow machine."""
+    began = time.process_time()
+    is_dangerous((piece * 4000)[:4000])
+    assert time.process_time() - began < 1

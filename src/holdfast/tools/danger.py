@@ -24,15 +24,22 @@ _PROGRAMS = (
 )
 _READABLE = 4_000
 """Characters; nobody can tell what a longer command does, and the patterns would take their time."""
-_STARTS = r"(?:^|[;&|(`\n]|\$\(|\b(?:xargs|env|exec|time|nice|command|then|do|else)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+_STARTS = (
+    r"(?:^|[;&|(`{!\n]|\b(?:then|do|else|eval)\s['\"]?"
+    r"|\b(?:xargs|env|exec|time|timeout|nice|command|busybox) (?:(?:-\S+|\d\S*) ){0,8}"
+    r"|\b(?:ba|z|da|k)?sh (?:-\S+ ){0,8}?-\w*c\s['\"]?)"
+    r"\s?(?:\w+=[^\s;&|]* ){0,8}\\?(?:[\w.~+/-]*/)?"
+)
+"""Where a program is named: at the start of a command, also of one that a shell or a program before it is given."""
+_BLANKS = re.compile(r"\s+")
 _DANGERS = tuple(
     re.compile(pattern)
     for pattern in (
-        rf"{_STARTS}(?:{_PROGRAMS})(?:\s|$)",
+        rf"{_STARTS}(?:{_PROGRAMS})(?:[\s'\"]|$)",
         rf"{_STARTS}rm\s(?:.*\s)?-(?:-recursive|-force|-no-preserve-root|[a-zA-Z]*[rRf])",
         rf"{_STARTS}chmod\s(?:.*\s)?-(?:-recursive|[a-zA-Z]*R)",
         rf"{_STARTS}find\b.*\s-(?:delete|exec|execdir|ok)\b",
-        rf"{_STARTS}git\b.*\s(?:push|clean|filter-branch|reset\s(?:.*\s)?--hard|checkout\s(?:.*\s)?(?:-f|--force)\b)",
+        rf"{_STARTS}git\b.*\s(?:push|clean|filter-branch|--hard|--force|-f)\b",
         rf"{_STARTS}(?:apt|apt-get|dnf|yum|pacman|brew|snap)\s+(?:.*\s)?(?:install|remove|purge|upgrade|-[SR]\w*)\b",
         rf"{_STARTS}(?:pip3?|uv|npm|pnpm|yarn|cargo|gem|go)\s+(?:.*\s)?(?:install|uninstall|publish|add|remove|i)\b",
         rf"{_STARTS}(?:docker|podman|kubectl|terraform|aws|gcloud|az)\s",
@@ -52,7 +59,10 @@ def is_dangerous(command: str | list[str]) -> bool:
         command: a shell command line, or a program and its arguments.
     """
     text = command if isinstance(command, str) else " ".join(command)
-    return len(text) > _READABLE or any(danger.search(text) for danger in _DANGERS)
+    if len(text) > _READABLE:
+        return True
+    text = _BLANKS.sub(lambda found: "\n" if "\n" in found[0] else " ", text)  # runs of them would take their time
+    return any(danger.search(text) for danger in _DANGERS)
 
 
 def is_dangerous_call(arguments: dict[str, Any]) -> bool:
