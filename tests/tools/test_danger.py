@@ -90,6 +90,13 @@ def test_a_call_is_judged_by_its_command_whatever_the_model_gave() -> None:
     assert not is_dangerous_call({})
 
 
+def test_what_a_shell_is_given_to_read_is_judged_too() -> None:
+    assert is_dangerous_call({"command": "bash", "stdin": "cd x\nrm -rf build"})
+    assert is_dangerous_call({"command": ["/bin/sh", "-s"], "stdin": "sudo ls"})
+    assert not is_dangerous_call({"command": "bash", "stdin": "ls"})
+    assert not is_dangerous_call({"command": "wc -l", "stdin": "rm -rf build\n" * 1000})
+
+
 @pytest.mark.parametrize(
     "piece",
     [

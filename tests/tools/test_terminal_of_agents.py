@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,11 @@ import pytest
 
 from holdfast import Agent, Host, Session, Settings
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.agents.tool import Toolset
+from holdfast.agents.tool import Approval, Toolset
 from holdfast.protocol.messages import Entry
-from holdfast.protocol.model import CallPart, ToolMessage, UserMessage, conversation
+from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage, conversation
 from holdfast.tools import Files, Processes, Terminal, Workspace
+from holdfast.tools.danger import is_dangerous_call
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 from tests.tools.served_processes import agent_that_starts
 
@@ -215,6 +217,36 @@ def test_a_person_can_be_asked_before_each_command(tmp_path: Path) -> None:
 
     call = CallPart(name="terminal", arguments={"command": "touch made"})
     on_agent(say_after(call), [Terminal(tmp_path, approval=True)], scenario)
+
+
+@pytest.mark.parametrize("approval", [True, is_dangerous_call])
+def test_what_is_written_to_a_shell_in_the_background_is_asked_about(tmp_path: Path, approval: Approval) -> None:
+    (tmp_path / "build").mkdir()
+    asked = ["start_process"] if approval is True else []
+
+    def script(request: ModelRequest) -> Any:
+        last = request.messages[-1]
+        if isinstance(last, UserMessage):
+            return CallPart(name="start_process", arguments={"command": "bash"})
+        if isinstance(last, ToolMessage) and last.name == "start_process":
+            (process_id,) = re.findall(r"process (p\w+) was", last.content)
+            arguments = {"process_id": process_id, "text": "rm -rf build\n"}
+            return CallPart(name="write_process", arguments=arguments)
+        return "done"
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        receipt = await session.send("go")
+        for name in [*asked, "write_process"]:
+            async with asyncio.timeout(15):
+                while not (open_ := await session.questions()):
+                    await asyncio.sleep(0.01)
+            assert open_[0].tool == name
+            await (session.approve if name == "start_process" else session.deny)(open_[0].question_id)
+        assert (await session.wait(receipt.message_id, timeout_s=15)).text == "done"
+        assert (tmp_path / "build").exists()
+
+    on_agent(script, [Processes(tmp_path, approval=approval)], scenario)
 
 
 def test_programs_are_fed_read_and_ended_on_uvloop_too(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ _STARTS = (
     r"\s?(?:\w+=[^\s;&|]* ){0,8}\\?(?:[\w.~+/-]*/)?"
 )
 """Where a program is named: at the start of a command, also of one that a shell or a program before it is given."""
+_SHELL = re.compile(r"\b(?:ba|z|da|k)?sh\b")
 _BLANKS = re.compile(r"\s+")
 _DANGERS = tuple(
     re.compile(pattern)
@@ -66,6 +67,8 @@ def is_dangerous(command: str | list[str]) -> bool:
 
 
 def is_dangerous_call(arguments: dict[str, Any]) -> bool:
-    """`is_dangerous` of a call's ``command``: an `Approval`."""
+    """`is_dangerous` of a call's ``command``, and of the ``stdin`` of a shell: an `Approval`."""
     command = arguments.get("command", "")
-    return is_dangerous(command if isinstance(command, str) else [str(word) for word in command])
+    text = command if isinstance(command, str) else " ".join(map(str, command))
+    stdin = arguments.get("stdin")
+    return is_dangerous(text) or (isinstance(stdin, str) and bool(_SHELL.search(text)) and is_dangerous(stdin))

@@ -110,7 +110,9 @@ class Processes(Toolset):
         log_bytes: how much of what one writes is kept, the newest.
         lifetime_s: a process that runs longer is ended.
         wait_limit_s: the longest wait that the model may ask for.
-        pass_environment, environment, approval: as for `Terminal`; what is approved is the start.
+        pass_environment, environment: as for `Terminal`.
+        approval: a person must approve each start, and all that is written to a process, which may be a shell; or a
+            predicate of the arguments that says so. It gets what is written as ``command`` too.
 
     Raises:
         ConfigurationError: as `Workspace` and `clean_environment`.
@@ -143,7 +145,7 @@ class Processes(Toolset):
             looking(self.poll_process),
             tool(timeout_s=wait_limit_s + _MARGIN_S, idempotent=True)(self.wait_process),
             looking(self.read_process_log),
-            tool(self.write_process),
+            tool(approval=_of_input(approval))(self.write_process),
             tool(self.kill_process),
         )
         self._clock: Clock = system_clock
@@ -364,6 +366,13 @@ class Processes(Toolset):
         mine.pop(one.process_id, None)
         if not mine:
             self._sessions.pop(one.owner, None)
+
+
+def _of_input(approval: Approval) -> Approval:
+    """Of what is written to a process: it is judged as a command, which it is to a shell."""
+    if not callable(approval):
+        return approval
+    return lambda arguments: approval({**arguments, "command": arguments["text"]})
 
 
 def _ends_the_host(cause: Cause | None) -> bool:
