@@ -338,6 +338,12 @@ def test_a_server_that_cannot_be_is_refused_where_it_is_written(arguments: dict[
         McpServer("m", **arguments)
 
 
+def test_a_header_that_cannot_be_sent_is_refused_without_its_value() -> None:
+    with pytest.raises(ConfigurationError, match="authorization") as refused:
+        McpServer("m", url="http://x", headers={"authorization": "Bearer sk-secret\n"})
+    assert "sk-secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     "schema",
     [{"properties": {"x": True}}, {"properties": None}, {"required": None, "properties": {}}, {"properties": {"x": 7}}],

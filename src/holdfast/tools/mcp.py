@@ -62,7 +62,8 @@ class McpServer(Toolset):
         prefix: begins the names of the tools in place of ``<name>_``.
 
     Raises:
-        ConfigurationError: neither or both of `command` and `url`, or a `name` that no tool name can begin with.
+        ConfigurationError: neither or both of `command` and `url`, a `name` that no tool name can begin with, or a
+            header that cannot be sent.
     """
 
     def __init__(
@@ -93,6 +94,12 @@ class McpServer(Toolset):
                 f"the tools of an MCP server cannot be named {self.prefix!r} and so on",
                 hint="use at most 40 letters, digits, _ and -",
             )
+        for header, value in (headers or {}).items():
+            if not (f"{header}{value}".isascii() and f"{header}{value}".isprintable()):
+                raise ConfigurationError(
+                    f"the header {header!r} of the MCP server {name!r} has characters that no header can have",
+                    hint="a key that was read from a file may end with a line break: strip() it",
+                )
         self.executes = command is not None
         self._command = tuple(command or ())
         self._url = url or ""

@@ -53,6 +53,8 @@ class _Contained(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             response = await self._inner.handle_async_request(request)
+        except httpx2.ProtocolError as error:  # its text may have what was sent, keys too
+            return _failure(request, f"{request.url.host} does not speak HTTP as it should ({type(error).__name__})")
         except httpx2.TransportError as error:
             return _failure(request, f"no connection to {request.url.host}: {told(error)}")
         if response.status_code >= 500 or response.status_code in _TOLD:
