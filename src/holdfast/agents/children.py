@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from holdfast.errors import Interrupted, RunFailed, RunInterrupted, told
+from holdfast.agents.results import told_briefly
+from holdfast.errors import Interrupted, RunFailed, RunInterrupted
 from holdfast.protocol.events import ChildFinished, ChildStarted
 from holdfast.protocol.messages import Message
 from holdfast.runtime.line import release
@@ -27,8 +28,9 @@ async def run_child(parent: Run, agent: Agent, text: str, branch: Branch, timeou
         return await _run(parent, agent, text, branch, timeout_s)
     finally:
         parent._children -= 1
-        while parent._for_room:  # all of them: one that is being interrupted would not pass it on
-            release(parent._for_room.popleft())
+        waiting, parent._for_room = parent._for_room, []
+        for waiter in waiting:  # all of them: one that is being interrupted would not pass it on
+            release(waiter)
 
 
 async def _room(parent: Run) -> None:
@@ -75,7 +77,7 @@ async def _run(parent: Run, agent: Agent, text: str, branch: Branch, timeout_s: 
         error = f"child {agent.name} was interrupted ({cause.kind}): {cause.reason}"
         raise RunInterrupted(error, hint=_partly(child)) from None
     except Exception as problem:
-        status, error = "failed", f"child {agent.name} failed: {told(problem)}"
+        status, error = "failed", f"child {agent.name} failed: {told_briefly(problem)}"
         raise RunFailed(error, hint=_partly(child)) from problem
     finally:
         child.close()

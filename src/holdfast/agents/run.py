@@ -150,7 +150,7 @@ class Run:
         self._children = 0
         self._exclusive: dict[str, str] = {} if parent is None else parent._exclusive
         self._on_released: list[Callable[[], object]] = [] if parent is None else parent._on_released
-        self._for_room: deque[asyncio.Future[None]] = deque()
+        self._for_room: list[asyncio.Future[None]] = []
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._handed: deque[Written] = deque()

@@ -53,9 +53,8 @@ class RunTranscript:
     """
 
     __slots__ = (
-        "_called",
+        "_begun",
         "_entries",
-        "_inner",
         "_interrupted",
         "_messages",
         "_open",
@@ -74,8 +73,7 @@ class RunTranscript:
         self._parts: list[str] = []
         self._text: list[str] = []
         self._open: dict[str, str] = {}
-        self._called: set[str] = set()
-        self._inner: set[str] = set()
+        self._begun: set[str] = set()  # ids of calls and children
         self._interrupted: dict[str, str] = {}
         self._steered: set[str] = set()
         self._stepped = False
@@ -99,7 +97,7 @@ class RunTranscript:
             case TextDelta(run_id=self._run_id, text=text):
                 self.say(text)
             case ToolStarted(call_id=call_id, name=name, arguments=arguments):
-                if call_id not in self._called and not self._is_inner(call_id):
+                if call_id not in self._begun and not self._is_inner(call_id):
                     self._flush(partial=False)
                     self._begin(call_id, name, _json(arguments))
             case ToolFinished(call_id=call_id, status=status) if call_id in self._open:
@@ -111,7 +109,7 @@ class RunTranscript:
             case MessageSteered(run_id=self._run_id, message_id=message_id):
                 self._steer(message_id)
             case ChildStarted(child_id=child_id):
-                self._inner.add(child_id)
+                self._begun.add(child_id)
             case RunRestarted(run_id=self._run_id):
                 self._restart()
             case _:
@@ -121,13 +119,13 @@ class RunTranscript:
         end = call_id.rfind(".")
         while end > len(self._run_id):
             outer = call_id[:end]
-            if outer in self._called or outer in self._inner:
+            if outer in self._begun:
                 return True
             end = call_id.rfind(".", 0, end)
         return False
 
     def _begin(self, call_id: str, name: str, arguments: str) -> None:
-        self._called.add(call_id)
+        self._begun.add(call_id)
         self._open[call_id] = name
         self._entries.append(
             Entry(role="tool_call", content=arguments, call_id=call_id, name=name, run_id=self._run_id)
@@ -182,6 +180,8 @@ class RunTranscript:
         self._flush(partial=status != "completed")
         for call_id in list(self._open):
             self._result(call_id, NO_RESULT, "interrupted")
+        if not self._steered:
+            return [*map(self._user, self._messages.values()), *self._entries]
         placed = {entry.message_id for entry in self._entries if entry.role == "user"}
         first = [self._user(m) for m in self._messages.values() if m.message_id not in self._steered]
         late = [self._user(self._messages[m]) for m in self._messages if m in self._steered and m not in placed]
