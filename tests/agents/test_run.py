@@ -13,8 +13,17 @@ from holdfast import Host, Run, Session, Settings, agent
 from holdfast.agents import as_agent
 from holdfast.agents.journal import Journal
 from holdfast.agents.run import Call
-from holdfast.errors import NotDeterministic
-from holdfast.protocol.events import Event, Gap, StepStarted, TextDelta, ToolFinished, ToolOutput, ToolStarted
+from holdfast.errors import NotDeterministic, RunFailed
+from holdfast.protocol.events import (
+    ChildFinished,
+    Event,
+    Gap,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolOutput,
+    ToolStarted,
+)
 from holdfast.runtime import check_interrupt, current_interrupt, current_scope
 
 
@@ -167,6 +176,29 @@ def test_a_call_that_raises_is_written_down_and_raised() -> None:
         assert (finished.status, finished.error) == ("error", "ValueError: tool broke")
         results = [e for e in await session.transcript() if e.role == "tool_result"]
         assert [e.content for e in results] == ["ValueError: tool broke"]
+
+    talk(careful, scenario=scenario)
+
+
+def test_the_log_has_a_bounded_piece_of_an_error_text_of_any_length() -> None:
+    def broken() -> None:
+        raise ValueError("x" * 5_000_000)
+
+    async def child(run: Run) -> None:
+        broken()
+
+    async def careful(run: Run) -> str:
+        with pytest.raises(ValueError):
+            await run.call(broken)
+        with pytest.raises(RunFailed):
+            await run.delegate(child, "go")
+        return "done"
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        assert await session.ask("x") == "done"
+        errors = [e.error or "" for e in await log(session) if isinstance(e, (ToolFinished, ChildFinished))]
+        assert [1_000 < len(error) < 20_000 for error in errors] == [True, True]
 
     talk(careful, scenario=scenario)
 

@@ -14,6 +14,7 @@ import pytest
 
 from holdfast import Agent, Host, Tool, tool
 from holdfast.agents.scripted import ScriptedModel
+from holdfast.errors import ToolFailed
 from holdfast.protocol.events import ToolFinished, ToolOutput, ToolStarted
 from holdfast.protocol.model import CallPart
 from holdfast.runtime.procfs import all_pids, read_text
@@ -150,6 +151,37 @@ for line in told:
         "9900",
         "('Add two numbers.', ['ToolFailed', 'add', 'to_fail'])",
     ]
+
+
+def test_errors_of_any_text_and_size_come_back_to_the_script_and_are_bounded_in_the_log(tmp_path: Path) -> None:
+    @tool
+    def break_off(how: str) -> None:
+        raise ToolFailed("half of \udc80" if how == "odd" else "x" * 5_000_000)
+
+    script = """
+from holdfast_tools import break_off, ToolFailed
+for how in ("odd", "long"):
+    try:
+        break_off(how)
+    except ToolFailed as error:
+        print(len(str(error)) < 1_200_000, ascii(str(error))[:20])
+"""
+    logged: list[int] = []
+    results: list[str] = []
+
+    async def agent(bench: Bench) -> None:
+        results.append(await bench("python", script=script))
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        receipt = await session.send("go")
+        async for event in session.events(follow=receipt.message_id):
+            if isinstance(event, ToolFinished) and event.status == "error":
+                logged.append(len(event.error or ""))
+
+    on_host([Python(tmp_path, tools=[break_off])], agent, scenario)
+    assert results == ["True 'half of \\\\udc80'\nTrue 'xxxxxxxxxxxxxxxxxxx"]
+    assert len(logged) == 2 and max(logged) < 20_000
 
 
 def test_a_scripts_calls_are_calls_of_the_run(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import msgspec
 
 from holdfast.agents.call import Call, start_call
 from holdfast.agents.placing import Placement, placement_of
-from holdfast.errors import CallFailed, Interrupted, LimitExceeded, ToolFailed, told
+from holdfast.agents.results import told_briefly
+from holdfast.errors import CallFailed, Interrupted, LimitExceeded, ToolFailed
 from holdfast.protocol.events import ToolFinished, ToolStarted
 from holdfast.protocol.messages import Question, Usage
 
@@ -61,7 +62,7 @@ async def make_call(run: Run, wanted: Wanted) -> Any:
         result = written(run, outcome, f"the result of {wanted.name}")
         status = "ok"
     except Exception as problem:
-        status, error = "error", told(problem)
+        status, error = "error", told_briefly(problem)
         raise
     finally:
         end_call(run, wanted.call_id, status, result, error)

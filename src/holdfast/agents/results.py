@@ -6,10 +6,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.errors import ToolFailed
+from holdfast.errors import ToolFailed, told
 from holdfast.protocol.events import encode_json, plain
 
-__all__ = ["cut", "shown"]
+__all__ = ["cut", "shown", "told_briefly"]
+
+_ERROR_BYTES = 10_000
 
 
 def shown(result: Any, *, limit_bytes: int) -> Any:
@@ -52,3 +54,8 @@ def cut(text: str, limit_bytes: int) -> str:
     tail = plain(text[-half:]).encode()[-half:].decode(errors="ignore")
     left_out = len(text) - len(head) - len(tail)
     return f"{head}\n[… {left_out:,} characters left out: the result is longer than {limit_bytes:,} bytes …]\n{tail}"
+
+
+def told_briefly(error: BaseException) -> str:
+    """What the log says of an error, whatever its text is."""
+    return cut(told(error), _ERROR_BYTES)

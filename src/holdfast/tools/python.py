@@ -25,10 +25,12 @@ from typing import Any
 import msgspec
 
 from holdfast.agents.agent import Agent
+from holdfast.agents.results import cut
 from holdfast.agents.run import Call
 from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
 from holdfast.agents.toolbox import toolbox
 from holdfast.errors import Interrupted, NotSupported, ToolFailed, told
+from holdfast.protocol.events import encode_json
 from holdfast.runtime import Handle, Scope, current_scope
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.output import LiveOutput, Recording
@@ -340,7 +342,7 @@ class _Conversation:
                 answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
             except Exception as error:
                 text = str(error) if isinstance(error, ToolFailed) else told(error)
-                answer = {"kind": "error", "id": message.id, "text": text}
+                answer = {"kind": "error", "id": message.id, "text": cut(text, _FRAME_BYTES)}
             finally:
                 self._count(-1)
             writer.write(_framed(answer))
@@ -373,7 +375,7 @@ async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Stre
 
 
 def _framed(message: dict[str, Any]) -> bytes:
-    data = msgspec.json.encode(message)
+    data = encode_json(message)  # texts of errors can have what no JSON carries
     return _LENGTH.pack(len(data)) + data
 
 
