@@ -199,6 +199,10 @@ class Journal:
             self.replayed += 1
         return result
 
+    def has_result(self, call_id: str) -> bool:
+        """Whether the call came to something in an earlier attempt: it is not made again."""
+        return call_id in self._results
+
     def step(self, run_id: str, step: int) -> StepFinished | None:
         """What the model answered in that step of an earlier attempt."""
         return self._steps.get((run_id, step))

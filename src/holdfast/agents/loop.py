@@ -103,12 +103,24 @@ async def _summed_up(run: Run, messages: Sequence[ModelMessage], step: int) -> s
     if past is None:
         label = "summing up what was said before"
         run._write(StepStarted(run_id=run.run_id, step=step, label=label, at=run.now()))
-        async with run.scope.child("summary", deadline_s=_step_s(run)):
-            past = await summary_of(run.agent, messages, run_id=run.run_id, step=step)
+        step_s = _step_s(run)
+        try:
+            async with run.scope.child("summary", deadline_s=step_s):
+                past = await summary_of(run.agent, messages, run_id=run.run_id, step=step)
+        except Interrupted as interrupted:
+            _end_with(run, interrupted, f"{label} did not end within {step_s:g} s")
+            raise
         run._write(msgspec.structs.replace(past, at=run.now()))
         await run._recorder.written()
     run._charge(past.usage)
     return past.text
+
+
+def _end_with(run: Run, interrupted: Interrupted, text: str) -> None:
+    """The deadline of a part of the run ends the run: interrupt it, and raise that."""
+    if interrupted.cause.kind == "deadline" and not run.interrupt.triggered:
+        run.interrupt.trigger(text, kind="deadline")
+        run.interrupt.check()
 
 
 def _step_s(run: Run) -> float:
@@ -144,6 +156,7 @@ class _Driver:
         self._open: dict[str, _OpenCall] = {}
         self._inbox: list[_OpenCall | Answer] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._asking = 0  # questions that are not durable yet: the run does not rest before all that it asks are there
         self._last_tokens = 0  # of the last request and its answer, as the model counted them
         self._idle = False  # this line waits for others, and is not counted as busy
 
@@ -178,14 +191,14 @@ class _Driver:
             async with scope:
                 await self._step(scope, request, past)
         except Interrupted as interrupted:
-            if interrupted.cause.kind == "deadline" and not run.interrupt.triggered:
-                run.interrupt.trigger(f"step {step} did not end within {self._step_s:g} s", kind="deadline")
-                run.interrupt.check()
+            _end_with(run, interrupted, f"step {step} did not end within {self._step_s:g} s")
             raise
         finally:
             for opened in self._open.values():
                 self._report(opened, scope)
             self._open.clear()
+            run._lines.remove(self._asking)  # of tasks that were stopped before they began
+            self._asking = 0
 
     async def _step(self, scope: Scope, request: Request, past: StepFinished | None) -> None:
         run = self._run
@@ -200,7 +213,14 @@ class _Driver:
             run.transcript.feed(past)
         run._charge(finished.usage)
         self._last_tokens = finished.usage.input_tokens + finished.usage.output_tokens
-        await self._call(scope, self._loop.stored(finished, run.usage))
+        journal = run._journal
+        effects = self._loop.stored(
+            finished,
+            run.usage,
+            made={call.call_id for call in finished.calls if journal.has_result(call.call_id)},
+            asked={call.call_id for call in finished.calls if journal.answer(call.call_id) is not None},
+        )
+        await self._call(scope, effects)
 
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,6 +280,8 @@ class _Driver:
                         if answer is not None:
                             pending += loop.decided(answer)
                         else:
+                            self._asking += 1
+                            self._run._lines.add()
                             scope.spawn(self._ask(scope, question), name=f"approval of {question.tool}")
                     case Exceeded():
                         self._exceed(effect)
@@ -283,8 +305,9 @@ class _Driver:
         fresh: list[tuple[StartCall, _OpenCall]] = []
         for start in starts:
             call = start.call
-            tool = self._tools[call.name]
-            past = begin_call(run, call.call_id, call.name, call.arguments, idempotent=tool.idempotent)
+            tool = self._tools.get(call.name)  # a call that has its result may be of a tool that is gone
+            idempotent = tool is not None and tool.idempotent
+            past = begin_call(run, call.call_id, call.name, call.arguments, idempotent=idempotent)
             if past is not None:
                 effects += loop.ended(call.call_id, past.status, result_text(past))
             else:
@@ -329,9 +352,14 @@ class _Driver:
             end_call(run, call.call_id, "error", None, plain(refusal.text))
 
     async def _ask(self, scope: Scope, question: Question) -> None:
+        surroundings = self._run._surroundings
         with scope.hold_deadline():
-            await self._run._surroundings.suspend(question)
-            self._post(await self._run._surroundings.answered(question.question_id))
+            try:
+                await surroundings.suspend(question)
+            finally:
+                self._asking -= 1
+                self._run._lines.remove()
+            self._post(await surroundings.answered(question.question_id))
 
     def _post(self, item: _OpenCall | Answer) -> None:
         """A call has ended, or a person has answered. On the run's loop."""

@@ -18,13 +18,13 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from holdfast.errors import IllegalTransition, InvalidArguments, ModelFailed, told
-from holdfast.protocol.events import StepFinished
+from holdfast.errors import ConfigurationError, IllegalTransition, InvalidArguments, ModelFailed, told
+from holdfast.protocol.events import StepFinished, encode_json, plain
 from holdfast.protocol.messages import Answer, Message, Question, Usage, Value
 from holdfast.protocol.model import (
     AssistantMessage,
@@ -59,6 +59,18 @@ __all__ = [
 ]
 
 State = Literal["steering", "requesting", "calling", "over"]
+_LEAST = {
+    "steps": 1,
+    "tool_calls": 0,
+    "tokens": 1,
+    "cost_usd": 0,
+    "calls_at_once": 1,
+    "retries": 0,
+    "result_bytes": 1,
+    "context_tokens": 1,
+    "children": 1,
+    "depth": 0,
+}
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
 
@@ -82,6 +94,9 @@ class AgentLimits(Value, frozen=True, kw_only=True):
         depth: how deep children may nest.
 
     What children use counts for their parents too, but for the number of steps.
+
+    Raises:
+        ConfigurationError: a bound that nothing could work within.
     """
 
     steps: int = 50
@@ -95,6 +110,14 @@ class AgentLimits(Value, frozen=True, kw_only=True):
     context_tokens: int | None = None
     children: int = 8
     depth: int = 4
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigurationError(f"AgentLimits({name}={value!r}): it is {least} or more")
+        if self.step_s is not None and not self.step_s > 0:
+            raise ConfigurationError(f"AgentLimits(step_s={self.step_s!r}): it is more than 0")
 
     def exceeded(self, used: Usage, *, asked: int = 0) -> str | None:
         """What is used up, or will be with the calls that are asked for, in words; None while nothing is."""
@@ -319,15 +342,23 @@ class Loop:
         )
 
     def _call(self, number: int, part: CallPart) -> ToolCall:
-        arguments = part.arguments if isinstance(part.arguments, dict) else read_arguments(part.arguments)
+        # As the log will have them: the first attempt and later ones see the same.
+        if isinstance(part.arguments, dict):
+            arguments = msgspec.json.decode(encode_json(part.arguments))
+        else:
+            arguments = read_arguments(plain(part.arguments))
         return ToolCall(call_id=f"{self._run_id}.{self.step}.{number}", name=tool_name(part.name), arguments=arguments)
 
-    def stored(self, step: StepFinished, used: Usage) -> list[Effect]:
+    def stored(
+        self, step: StepFinished, used: Usage, *, made: Collection[str] = (), asked: Collection[str] = ()
+    ) -> list[Effect]:
         """The step is stored, now or in an earlier attempt.
 
         Parameters:
             step: as `answered` gave it.
             used: by the run and its children so far, this step included; without its calls.
+            made: calls that have their result from an earlier attempt: it counts, whatever the tools are now.
+            asked: calls that a person decided about in an earlier attempt: that counts, whatever the rules are now.
         """
         self._leave("requesting", "stored")
         self._parts = []
@@ -347,10 +378,13 @@ class Loop:
         self._results = {}
         effects: list[Effect] = []
         for call in step.calls:
-            effects += self._consider(call)
+            if call.call_id in made:
+                self._waiting.append(StartCall(call=call, values={}))
+            else:
+                effects += self._consider(call, asked=call.call_id in asked)
         return effects + self._next()
 
-    def _consider(self, call: ToolCall) -> list[Effect]:
+    def _consider(self, call: ToolCall, *, asked: bool) -> list[Effect]:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
@@ -359,7 +393,7 @@ class Loop:
             return self._refuse(call, f"the arguments are no JSON object: {call.arguments[:200]!r}")
         try:
             values = tool.check(call.arguments)
-            approval = tool.needs_approval(call.arguments)
+            approval = asked or tool.needs_approval(call.arguments)
         except InvalidArguments as error:
             return self._refuse(call, f"the arguments do not fit: {error.message}")
         except Exception as error:  # of a rule that the tool's author wrote
