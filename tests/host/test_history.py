@@ -330,7 +330,9 @@ def test_an_import_that_is_not_whole_is_refused_and_leaves_nothing() -> None:
     call = Entry(role="tool_call", content="{}", call_id="c", name="t")
     result = Entry(role="tool_result", content="1", call_id="c", name="t")
     named = Entry(role="user", content="x", attachments=(Attachment(digest="0" * 64, media_type="text/plain"),))
-    bad: list[tuple[Entry, ...]] = [(call,), (result,), (result, call), (call, call, result), (named,)]
+    bad: list[Any] = [(call,), (result,), (result, call), (call, call, result), (named,)]
+    odd: list[dict[str, Any]] = [{"content": None}, {"content": 5}, {"status": "odd"}, {"role": "god"}, {"call_id": 5}]
+    bad += [(msgspec.structs.replace(named, attachments=(), **fields),) for fields in odd] + [None, ("x",)]
 
     async def scenario(host: Host) -> None:
         session = host.session("s")

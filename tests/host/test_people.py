@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Host
+from holdfast import Agent, Host
+from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import (
     AlreadyAnswered,
     HoldfastError,
@@ -23,9 +24,11 @@ from holdfast.host.session import Session
 from holdfast.protocol.events import RunFinished, RunRestarted, RunResumed, RunStarted, RunSuspended, TextDelta
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import Question
+from holdfast.protocol.model import CallPart
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore, run_virtual
+from tests.agents.modelled import careful
 from tests.host.people import (
     CALLED,
     QUICK,
@@ -35,6 +38,7 @@ from tests.host.people import (
     check_story,
     echo,
     hosted,
+    patient,
     present,
     say_yes,
     whole_log,
@@ -438,6 +442,36 @@ def test_a_suspended_plain_function_is_interrupted_by_a_drain_at_once_and_a_repl
             assert (await session.wait(receipts["patient"].message_id)).state == "completed"
             with pytest.raises(RunInterrupted):
                 answer(settlement)
+
+    run_virtual(scenario())
+
+
+MODELLED = Agent(
+    name="patient", model=ScriptedModel([CallPart(name="careful", arguments={"text": "x"})]), tools=[careful]
+)
+
+
+@pytest.mark.parametrize("modelled_first", [True, False])
+def test_a_parked_run_whose_agent_became_another_kind_of_agent_fails_and_keeps_what_it_did(
+    modelled_first: bool,
+) -> None:
+    async def scenario() -> None:
+        store = MemoryStore()
+        first, second = (MODELLED, patient) if modelled_first else (patient, MODELLED)
+        async with Host(agents=[first], store=store, settings=QUICK, clock=VirtualClock()) as host:
+            receipt = await host.session("s").send("x")
+            question = await first_question(host.session("s"))
+        async with Host(agents=[second, echo], store=store, settings=QUICK, clock=VirtualClock()) as host:
+            session = host.session("s")
+            await say_yes(session, question)
+            settlement = await session.wait(receipt.message_id)
+            assert settlement.state == "failed"
+            assert settlement.error is not None
+            assert ("has no model any more" if modelled_first else "has a model now") in settlement.error
+            assert [e.name for e in await session.transcript() if e.role == "tool_call"] == [
+                "careful" if modelled_first else "effect"
+            ]
+            await check_session(host, "s")
 
     run_virtual(scenario())
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "through"]
 
-_ROLES = frozenset(("user", "assistant", "tool_call", "tool_result", "summary"))
-
 
 async def edit(
     host: Host,
@@ -154,9 +152,11 @@ def check_import(export: SessionExport) -> list[Entry]:
         raise InvalidRequest("an import takes a SessionExport, as export() gives it")
     open_calls: set[str] = set()
     seen: set[str] = set()
-    for number, entry in enumerate(export.entries, 1):
-        if entry.role not in _ROLES:
-            raise InvalidRequest(f"entry {number} has the role {entry.role!r}, which there is not")
+    try:
+        entries = msgspec.convert(msgspec.to_builtins(export.entries), tuple[Entry, ...])
+    except (msgspec.ValidationError, TypeError) as error:
+        raise InvalidRequest(f"the entries are not as export() gives them: {error}") from None
+    for number, entry in enumerate(entries, 1):
         if entry.role == "tool_call":
             if not entry.call_id or entry.call_id in seen:
                 raise InvalidRequest(f"entry {number} is a call without an id of its own")
@@ -168,7 +168,7 @@ def check_import(export: SessionExport) -> list[Entry]:
             open_calls.discard(entry.call_id)
     if open_calls:
         raise InvalidRequest(f"{len(open_calls)} calls have no result")
-    named = {attachment.digest for entry in export.entries for attachment in entry.attachments}
+    named = {attachment.digest for entry in entries for attachment in entry.attachments}
     if missing := named - export.attachments.keys():
         raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}")
-    return [msgspec.structs.replace(entry, n=0) for entry in export.entries]
+    return [msgspec.structs.replace(entry, n=0) for entry in entries]

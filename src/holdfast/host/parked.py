@@ -151,6 +151,12 @@ class ParkedRuns:
                 f"the run waited for an answer, and its agent {agent.name!r} is not declared replayable any more",
                 hint="ask again",
             )
+        if not past.was_begun_by(agent):
+            raise NotSupported(
+                f"the run waited for an answer, and its agent {agent.name!r} "
+                + ("has no model any more" if agent.model is None else "has a model now, and was a function then"),
+                hint="ask again",
+            )
 
     async def _restart(self, past: Past) -> None:
         """Have readers drop what the run says once more."""

@@ -11,10 +11,19 @@ import msgspec
 from holdfast.agents.journal import Journal
 from holdfast.errors import StoreCorrupt
 from holdfast.host.patience import patiently
-from holdfast.protocol.events import Event, TextDelta, decode_event
+from holdfast.protocol.events import (
+    ChildStarted,
+    Event,
+    RunSuspended,
+    StepFinished,
+    TextDelta,
+    ToolStarted,
+    decode_event,
+)
 from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
+    from holdfast.agents.agent import Agent
     from holdfast.host.host import Host
     from holdfast.storage.port import Claim
 
@@ -43,6 +52,14 @@ class Past:
         for event in self.events:
             transcript.feed(event)
         return transcript
+
+    def was_begun_by(self, agent: Agent) -> bool:
+        """Whether such an agent began it: one with a model goes on from its steps, a function from its calls."""
+        run_id = self.claim.lease.run_id
+        in_steps = any(isinstance(e, StepFinished) and e.run_id == run_id for e in self.events)
+        if agent.model is None:
+            return not in_steps
+        return in_steps or not any(isinstance(e, (ToolStarted, ChildStarted, RunSuspended)) for e in self.events)
 
     @property
     def says_again(self) -> bool:

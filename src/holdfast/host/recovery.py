@@ -86,6 +86,8 @@ def _obstacle(host: Host, past: Past) -> str | None:
         return error.message
     if not agent.replayable:
         return "its agent is not declared replayable"
+    if not past.was_begun_by(agent):
+        return "its agent has " + ("no model any more" if agent.model is None else "a model now, and was a function")
     if not journal.replayable:
         return "a call was started that has no result and is not idempotent"
     if journal.restarts_in_vain >= host.settings.restart_limit:
