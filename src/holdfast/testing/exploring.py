@@ -106,6 +106,7 @@ def explore(
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
         ValueError: ``schedules`` or ``depth`` is below 1.
+        BaseException: what is no `Exception`, as it is: a time limit of pytest ends the exploration, it is no finding.
     """
     if schedules < 1:
         raise ValueError(f"schedules is {schedules}; it must be at least 1")
@@ -146,6 +147,9 @@ def explore(
             states.note(outcome.states)
             if exhaustive is None:
                 seen.add(hash(tuple(outcome.choices)))
+            if outcome.foreign:
+                assert outcome.error is not None
+                raise outcome.error
             is_sample = count & (count - 1) == 0 and replay is None and exhaustive is None
             if (outcome.failed or is_sample) and outcome.kind not in NOT_REPEATED:
                 outcome = outcome.compared_with(run(ReplayChooser(outcome.choices)))

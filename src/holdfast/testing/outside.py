@@ -13,11 +13,13 @@ import gc
 import sys
 import threading
 import time
+from _thread import LockType
 from asyncio import events
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from holdfast.runtime import interrupt as interrupt_module
 from holdfast.testing.loop import ExploredLoop
 
 __all__ = ["collect_some_garbage", "garbage_left", "real_world_closed"]
@@ -39,6 +41,7 @@ _REFUSED = {
 }
 
 _audit_installed = False
+_gates: Any = interrupt_module  # where threads that wait for an interrupt get their locks
 
 
 # What the garbage collector frees in the middle of a schedule may cancel timers or run callbacks.
@@ -87,6 +90,7 @@ def real_world_closed() -> Iterator[None]:
         _audit_installed = True
         sys.addaudithook(_audit)
     start_thread, sleep, wait = threading.Thread.start, time.sleep, threading.Condition.wait
+    allocate_lock = _gates.allocate_lock
 
     def guarded_start(thread: threading.Thread) -> None:
         if (loop := _explored_loop()) is not None:
@@ -110,12 +114,23 @@ def real_world_closed() -> Iterator[None]:
             )
         return wait(condition, timeout)
 
+    def guarded_gate() -> LockType:
+        if (loop := _explored_loop()) is not None:
+            loop._refuse(
+                "Interrupt.wait_blocking and sleep_blocking stop the whole loop; "
+                "use `await interrupt.wait()` and `await interrupt.sleep(…)` on a loop, these are for threads"
+            )
+        return allocate_lock()
+
     threading.Thread.start = guarded_start  # type: ignore[method-assign, assignment]
     time.sleep = guarded_sleep  # type: ignore[assignment]
     threading.Condition.wait = guarded_wait  # type: ignore[method-assign, assignment]
+    # A thread that waits for an interrupt makes itself a gate, and only if it has to wait.
+    _gates.allocate_lock = guarded_gate
     try:
         yield
     finally:
+        _gates.allocate_lock = allocate_lock
         threading.Thread.start = start_thread  # type: ignore[method-assign]
         time.sleep = sleep
         threading.Condition.wait = wait  # type: ignore[method-assign]

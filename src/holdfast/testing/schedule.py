@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from holdfast.errors import Interrupted
 from holdfast.testing.choosers import ReplayMismatch
 from holdfast.testing.failures import NotExplorable, ScheduleFailure, describe_task, show_replay
 from holdfast.testing.loop import Actor, Chooser, Deadlock, ExploredLoop, Livelock, VirtualLoop
@@ -58,6 +59,14 @@ class Outcome:
     def failed(self) -> bool:
         """Whether it failed."""
         return bool(self.kind)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether what was raised is none of the test's: a time limit of pytest, a call for exit."""
+        error = self.error
+        return error is not None and not isinstance(
+            error, (Exception, BaseExceptionGroup, asyncio.CancelledError, Interrupted)
+        )
 
     @property
     def signature(self) -> tuple[Any, ...]:
