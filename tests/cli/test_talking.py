@@ -155,6 +155,11 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.expect("> ")
         screen.type("/undo\n")
         screen.expect("2 entries taken out")
+        for wrong in ("/compact all", "/branch slash-other first"):
+            screen.type(f"{wrong}\n")
+            screen.expect("is not a number")
+        screen.type("/new slash/other\n")
+        screen.expect("is not a session key")
         screen.type("/branch slash-other\n")
         screen.expect("session slash-other")
         screen.type("/new\n")

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from holdfast.cli.connection import Target, run
@@ -194,6 +194,12 @@ class _Conversation:
         """End this conversation, or go on with the session `to`."""
         self.goes_to = to
         self._leaving = True
+
+    async def go_to(self, key: str) -> None:
+        """Go on with another session, new or not. Raises `InvalidKey`."""
+        with suppress(UnknownSession):
+            await self._client.session(key).info()
+        self.leave(key)
 
     async def _begin(self) -> None:
         """Show what was said before; follow the run that is on, if any."""

@@ -49,6 +49,10 @@ class Talk(Protocol):
         """End the chat, or go on with the session `to`."""
         ...
 
+    async def go_to(self, key: str) -> None:
+        """Go on with another session, new or not. Raises `InvalidKey`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Slash:
@@ -146,7 +150,7 @@ async def _undo(talk: Talk, _: str) -> None:
 
 
 async def _compact(talk: Talk, text: str) -> None:
-    keep = int(text) if text.isdigit() else 4
+    keep = _number(text, "compact") if text else 4
     talk.screen.line("the model sums it up …")
     entries = await talk.session.compact(keep=keep)
     talk.screen.line(f"the transcript has {len(entries)} entries now")
@@ -154,8 +158,15 @@ async def _compact(talk: Talk, text: str) -> None:
 
 async def _branch(talk: Talk, text: str) -> None:
     key, _, through = text.partition(" ")
-    await talk.session.branch(key, through_n=int(through) if through.strip().isdigit() else None)
+    await talk.session.branch(key, through_n=_number(through.strip(), "branch") if through else None)
     talk.leave(key)
+
+
+def _number(text: str, name: str) -> int:
+    """The number that a command was given. Raises `InvalidRequest` for what is none."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest(f"{text[:40]!r} is not a number", hint=f"write {COMMANDS[name].usage}")
+    return int(text)
 
 
 async def _attach(talk: Talk, text: str) -> None:
@@ -166,7 +177,7 @@ async def _attach(talk: Talk, text: str) -> None:
 
 async def _new(talk: Talk, text: str) -> None:
     if text:
-        talk.leave(text)
+        await talk.go_to(text)
         return
     base, _, number = talk.session.key.rpartition("-")
     following = f"{base}-{int(number) + 1}" if base and number.isdigit() else f"{talk.session.key}-2"
