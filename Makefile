@@ -27,6 +27,9 @@ test: env-dev  ## all tests but the slow ones (TESTS=tests/runtime ARGS="-x")
 nightly: env-dev  ## the slow tests: long explorations, real killing, repeated runs
 	@exec $(BIN)/python -m pytest $(TESTS) -m nightly --timeout 1800 $(ARGS)
 
+mutants: env-dev  ## put known faults back, one at a time: a test must see each (ARGS="--only fence --jobs 2")
+	@exec $(BIN)/python -m tests.mutants $(ARGS)
+
 bench: env-dev  ## measure, print the table, and write it for the docs
 	@exec $(BIN)/python -m benchmarks $(ARGS)
 
@@ -77,4 +80,4 @@ env-dev: python
 env-lock: python
 	@$(PYTHON) requirements/install.py lock $(ENV)-lock
 
-.PHONY: help serve chat test nightly bench lint types layers docs format lock clean python env-serve env-dev env-lock
+.PHONY: help serve chat test nightly mutants bench lint types layers docs format lock clean python env-serve env-dev env-lock

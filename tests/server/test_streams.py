@@ -105,6 +105,7 @@ def test_an_idle_stream_is_kept_alive() -> None:
                 text += chunk
                 if text.count(b": keep-alive\n\n") == 2:
                     break
+            assert text.count(b": keep-alive\n\n") == 2, "the stream goes on though nothing happens"
 
     served(scenario, keepalive_s=0.05)
 

@@ -1,0 +1,17 @@
+"""All mutants, the five reports' first."""
+
+from __future__ import annotations
+
+from tests.mutants import of_agents, of_hosts, of_reports, of_runtime, of_stores, of_tools
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS: tuple[Mutant, ...] = (
+    *of_reports.MUTANTS,
+    *of_runtime.MUTANTS,
+    *of_stores.MUTANTS,
+    *of_hosts.MUTANTS,
+    *of_agents.MUTANTS,
+    *of_tools.MUTANTS,
+)

@@ -1,0 +1,201 @@
+"""Faults of agents: the journal, the loop, transcripts, budgets, models."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    Mutant(
+        name="step answer not durable before its calls",
+        of="P6",
+        breaks="after a crash the log has calls that no model ever asked for",
+        file="agents/loop.py",
+        old="""
+            run._write(finished)
+            await run._recorder.written()
+        else:
+""",
+        new="""
+            run._write(finished)
+        else:
+""",
+        tests=(
+            "tests/agents/test_loop.py::test_a_step_is_stored_before_its_calls_begin_and_reasoning_is_shown",
+            "tests/agents/test_loop_everywhere.py",
+        ),
+    ),
+    Mutant(
+        name="effect before intent",
+        of="P11",
+        breaks="a call has its effect, and after a crash nobody knows that it was made",
+        file="agents/calls.py",
+        old="""
+        return past.result
+    await run._recorder.written()
+""",
+        new="        return past.result",
+        tests=("tests/agents/test_run.py", "tests/host/test_recovery.py"),
+    ),
+    Mutant(
+        name="a loop's calls before their intent",
+        of="P11",
+        breaks="a tool of a model has its effect before the log knows of the call",
+        file="agents/loop.py",
+        old="""
+        if fresh:
+            await run._recorder.written()
+""",
+        new="",
+        tests=("tests/agents/test_loop.py", "tests/agents/test_loop_everywhere.py"),
+    ),
+    Mutant(
+        name="journal result ignored at replay",
+        of="P11",
+        breaks="a call that has its result is made a second time after a restart",
+        file="agents/journal.py",
+        old="""
+        result = self._results.get(call_id)
+        if result is not None:
+            self.replayed += 1
+""",
+        new="        result = None",
+        tests=("tests/host/test_recovery.py",),
+    ),
+    Mutant(
+        name="an open call is taken for replayable",
+        of="P11",
+        breaks="a call whose effect may be there is made again",
+        file="agents/journal.py",
+        old="        return not self._open",
+        new="        return True",
+        tests=("tests/host/test_recovery.py",),
+    ),
+    Mutant(
+        name="transcript without result for open calls",
+        of="P6",
+        breaks="after a stop in the middle of a tool every later request is refused by the provider",
+        file="protocol/transcript.py",
+        old="""
+        for call_id in list(self._open):
+            self._result(call_id, NO_RESULT, "interrupted")
+""",
+        new="",
+        tests=("tests/protocol/test_transcript.py", "tests/protocol/test_loop.py"),
+    ),
+    Mutant(
+        name="partial answer is not marked",
+        of="P6",
+        breaks="an answer that was cut off looks whole to the next run",
+        file="protocol/transcript.py",
+        old='        self._flush(partial=status != "completed")',
+        new="        self._flush(partial=False)",
+        tests=("tests/protocol/test_transcript.py",),
+    ),
+    Mutant(
+        name="late result accepted",
+        of="P1",
+        breaks="a tool that was given up goes on talking into the log",
+        file="agents/call.py",
+        old='''
+        """From now on nothing that it says counts."""
+        self._over = True
+''',
+        new='        """From now on nothing that it says counts."""',
+        tests=(
+            "tests/agents/test_loop.py::test_a_call_that_swallows_its_stop_is_given_up_and_what_it_says_later_does_not_count",
+        ),
+    ),
+    Mutant(
+        name="an ended run can be used",
+        of="P1",
+        breaks="a task that was abandoned still speaks for a run that is over",
+        file="agents/run.py",
+        old='''
+        """From now on nothing counts: every use raises `RunClosed`. From any thread."""
+        self._closed = True
+''',
+        new='        """From now on nothing counts: every use raises `RunClosed`. From any thread."""',
+        tests=("tests/host/test_bad_agents.py", "tests/host/test_adversarial_agents.py"),
+    ),
+    Mutant(
+        name="budget not applied",
+        of="P9",
+        breaks="a model that goes round in circles spends without end",
+        file="protocol/loop.py",
+        old="""
+        if problem := self._limits.exceeded(used, asked=len(step.calls)):
+            return [self._exceed(problem)]
+""",
+        new="",
+        tests=("tests/protocol/test_loop.py", "tests/agents/test_loop.py"),
+    ),
+    Mutant(
+        name="children spend for free",
+        of="P9",
+        breaks="what child agents use does not count for the budget of the run above",
+        file="agents/run.py",
+        old="            above._used += used",
+        new="",
+        tests=("tests/agents/test_loop.py::test_children_are_bounded_in_depth_and_number_and_share_the_budget",),
+    ),
+    Mutant(
+        name="all calls at once",
+        of="P9",
+        breaks="a model that asks for a thousand calls gets a thousand threads",
+        file="protocol/loop.py",
+        old="        while self._waiting and self._running < self._limits.calls_at_once:",
+        new="        while self._waiting:",
+        tests=("tests/protocol/test_loop.py",),
+    ),
+    Mutant(
+        name="a denied call is made",
+        of="P6",
+        breaks="what a person denied is done all the same",
+        file="protocol/loop.py",
+        old="""
+        if approval:
+            question
+""",
+        new="""
+        if approval is None:
+            question
+""",
+        tests=("tests/protocol/test_loop.py",),
+    ),
+    Mutant(
+        name="asked again after it has spoken",
+        of="P6",
+        breaks="a model whose answer broke off is asked again, and the user reads it twice",
+        file="protocol/loop.py",
+        old="        if self._begun or retry_after_s is None or",
+        new="        if retry_after_s is None or",
+        tests=("tests/protocol/test_loop.py",),
+    ),
+    Mutant(
+        name="model connection not closed",
+        of="P1",
+        breaks="a stopped request to the model stays open and goes on billing",
+        file="agents/model.py",
+        old="""
+            async with aclosing(parts):
+                yield parts
+""",
+        new="            yield parts",
+        tests=(
+            "tests/agents/test_loop.py::test_what_a_model_layer_leaves_open_is_closed_with_its_request_by_the_task_that_read_it",
+        ),
+    ),
+    Mutant(
+        name="what was steered is forgotten at a restart",
+        of="P5",
+        breaks="a run that goes on after a crash acts as if nobody had steered it",
+        file="agents/run.py",
+        old="""
+        known = [self._steered_before.pop(i) for i in self._journal.steered(step) if i in self._steered_before]
+""",
+        new="        known: list[Message] = []",
+        tests=("tests/host/test_steering.py",),
+    ),
+)

@@ -1,0 +1,223 @@
+"""Faults of hosts and servers: readers, drains, stops, places, owners."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    Mutant(
+        name="steer delivered before durable",
+        of="P5 P6",
+        breaks="a message is acted upon that the log, after a crash, says nobody took",
+        file="host/surroundings.py",
+        old="""
+        steered = await self._insist(
+            "steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered
+        )
+        return await self._steered_at(step) if self.unsure else steered.messages
+""",
+        new="""
+        waiting = await host.store.mailbox(run.actor.session)
+        host.start_task(
+            self._insist("steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered),
+            "steer",
+        )
+        return [item.message for item in waiting if item.message.policy == "steer"]
+""",
+        tests=("tests/host/test_steering.py",),
+    ),
+    Mutant(
+        name="what waits is forgotten after a run",
+        of="P13",
+        breaks="a message that came during a run is never run when the host was full at its end",
+        file="host/dispatch.py",
+        old="""
+        if committed.waiting:
+            self.later(
+""",
+        new="""
+        if committed.waiting < 0:
+            self.later(
+""",
+        tests=("tests/host/test_reading.py", "tests/host/test_sessions_explored.py"),
+    ),
+    Mutant(
+        name="a place is not given on",
+        of="P13",
+        breaks="sessions wait in line for ever though there is room",
+        file="host/dispatch.py",
+        old="""
+        self.admission.release(principal)
+        self._admit()
+""",
+        new="        self.admission.release(principal)",
+        tests=("tests/host/test_reading.py",),
+    ),
+    Mutant(
+        name="principals do not take turns",
+        of="P13",
+        breaks="a principal with many sessions keeps all others from running",
+        file="host/admission.py",
+        old="""
+            waiting = self._line.pop(principal)
+            session = waiting.popleft()
+            self._in_line.discard(session)
+            if waiting:
+                self._line[principal] = waiting  # goes to the end: the others are first now
+""",
+        new="""
+            waiting = self._line[principal]
+            session = waiting.popleft()
+            self._in_line.discard(session)
+            if not waiting:
+                del self._line[principal]
+""",
+        tests=("tests/host/test_reading.py",),
+    ),
+    Mutant(
+        name="places without a cap",
+        of="P14",
+        breaks="one principal takes all places of the host",
+        file="host/admission.py",
+        old="        if self._running >= self._max_runs or held >= self._principal_runs:",
+        new="        if self._running >= self._max_runs:",
+        tests=("tests/host/test_reading.py",),
+    ),
+    Mutant(
+        name="a stop by the callback of nobody",
+        of="P1",
+        breaks="a recorded interrupt is not carried out when its caller goes away",
+        file="host/host.py",
+        old="""
+            if run is not None:
+                stops.append(run.stop(cause, grace_s=grace_s))
+""",
+        new="""
+            if run is not None:
+                self.loop.call_later(0.0, run.stop, cause)
+""",
+        tests=("tests/host/test_stopping.py", "tests/host/test_adversarial_agents.py"),
+    ),
+    Mutant(
+        name="drain that waits for people",
+        of="P12",
+        breaks="a shutdown takes its whole deadline because somebody was asked something",
+        file="host/host.py",
+        old="""
+            if run.surroundings.resting:
+                self._cut_short(run)
+        await
+""",
+        new="""
+            if run.surroundings.resting:
+                continue
+        await
+""",
+        tests=("tests/host/test_people.py",),
+    ),
+    Mutant(
+        name="a draining host takes messages",
+        of="P12",
+        breaks="a message is accepted by a host that is about to end",
+        file="host/session.py",
+        old="""
+        if host.draining:
+            raise Draining("this host is shutting down and takes no new messages")
+""",
+        new="",
+        tests=("tests/host/test_stopping.py", "tests/server/test_shutdown.py"),
+    ),
+    Mutant(
+        name="reader that drops the tail",
+        of="P7",
+        breaks="a reader that comes after the end of a session's streams gets nothing of what is stored",
+        file="host/readers.py",
+        old="""
+            if self.cursor < self._stored:
+                batch
+""",
+        new="""
+            if self.cursor < self._stored and not self._ended:
+                batch
+""",
+        tests=("tests/host/test_reading.py", "tests/server/test_streams.py"),
+    ),
+    Mutant(
+        name="pruned events are passed over",
+        of="P7",
+        breaks="a reader of old events is not told that some are gone",
+        file="host/readers.py",
+        old="""
+    if page and page[0].seq == cursor + 1:
+        return page
+""",
+        new="""
+    if page:
+        return page
+""",
+        tests=("tests/host/test_reading.py",),
+    ),
+    Mutant(
+        name="a settlement between look and wait is missed",
+        of="P5",
+        breaks="whoever waits for a message that is settled at that moment waits for ever",
+        file="host/session.py",
+        old="""
+        if settlement.state in TERMINAL_MESSAGE_STATES and not future.done():
+            future.set_result(settlement)
+        return future
+""",
+        new="        return future",
+        tests=("tests/host/test_reading.py", "tests/host/test_sessions_explored.py"),
+    ),
+    Mutant(
+        name="a run resumes without its claim's interrupt",
+        of="P10",
+        breaks="a run whose stop was recorded before a crash is run again",
+        file="host/recovery.py",
+        old="claim.interrupt is not None",
+        new="claim.interrupt is claim",
+        tests=("tests/host/test_recovery.py",),
+    ),
+    Mutant(
+        name="owner check left out",
+        of="P2",
+        breaks="any key acts for any user by naming it in a header",
+        file="server/auth.py",
+        old="""
+        if caller.role == "user":
+            raise Forbidden(
+""",
+        new="""
+        if not caller.role:
+            raise Forbidden(
+""",
+        tests=("tests/server/test_safety.py",),
+    ),
+    Mutant(
+        name="token compare left out",
+        of="P2",
+        breaks="any token opens a server whose agents run programs",
+        file="server/auth.py",
+        old="        if authorization is None or not hmac.compare_digest(token, digest_of(_secret(authorization))):",
+        new="        if authorization is None:",
+        tests=("tests/server/test_token.py",),
+    ),
+    Mutant(
+        name="any page may call",
+        of="P2",
+        breaks="a web page of another site drives an agent on this machine",
+        file="server/auth.py",
+        old="""
+        if origin in (b"http://" + host, b"https://" + host):
+            return None
+""",
+        new="""
+        if origin:
+            return None
+""",
+        tests=("tests/server/test_safety.py",),
+    ),
+)

@@ -1,0 +1,278 @@
+"""The faults of the five reports, put back into Holdfast."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    Mutant(
+        name="notify one",
+        of="R0 P1",
+        breaks="a stop wakes one of many waiters; the others work on for ever",
+        file="runtime/interrupt_dispatch.py",
+        old="""
+def _wake_group(group: FutureGroup) -> None:
+    _wake(list(group))
+""",
+        new="""
+def _wake_group(group: FutureGroup) -> None:
+    _wake(list(group)[:1])
+""",
+        also=(
+            (
+                """
+        for future in list(group):
+            if not
+""",
+                """
+        for future in list(group)[:1]:
+            if not
+""",
+            ),
+        ),
+        tests=("tests/reports/test_r0_broadcast.py",),
+    ),
+    Mutant(
+        name="park without a second look",
+        of="R0 P1",
+        breaks="a stop that comes between the check and the park of a task is missed",
+        file="runtime/interrupt.py",
+        old="""
+                if not self._latch:
+                    # Whoever
+""",
+        new="""
+                if future:
+                    # Whoever
+""",
+        tests=("tests/runtime/test_interrupt.py::test_a_trigger_between_the_check_and_the_park_of_a_task_is_not_lost",),
+    ),
+    Mutant(
+        name="branches are not reached",
+        of="R0 P1",
+        breaks="the stop of a run does not reach its parallel branches, nodes and children",
+        file="runtime/interrupt.py",
+        old="        reached = [self, *self._latch_below(cause)]",
+        new="        reached = [self]",
+        tests=("tests/reports/test_r0_broadcast.py", "tests/runtime/test_interrupt.py"),
+    ),
+    Mutant(
+        name="one event for all",
+        of="R1 P2",
+        breaks="a stop in one chat kills the tools of all chats",
+        file="runtime/interrupt.py",
+        old="        self._latch: dict[str, tuple[Cause]] = {}",
+        new="        self._latch: dict[str, tuple[Cause]] = _everybodys",
+        also=(
+            (
+                '_FILE = "file"',
+                """
+_FILE = "file"
+_everybodys: dict[str, tuple[Cause]] = {}
+""",
+            ),
+        ),
+        tests=("tests/reports/test_r1_isolation.py",),
+    ),
+    Mutant(
+        name="clear on start",
+        of="R1 P1",
+        breaks="a run that begins forgets the stop that was meant for it",
+        file="runtime/scope.py",
+        old="""
+        self.interrupt.check()
+        parent = self.parent
+""",
+        new="""
+        self.interrupt._latch.clear()
+        parent = self.parent
+""",
+        tests=("tests/reports/test_r1_isolation.py", "tests/runtime/test_scope.py"),
+    ),
+    Mutant(
+        name="threads do not know whose they are",
+        of="R1 P1",
+        breaks="a helper thread never sees the interrupt of the run that it works for",
+        file="runtime/threads.py",
+        old="            contextvars.copy_context() if context is None else context,",
+        new="            contextvars.Context(),",
+        tests=("tests/reports/test_r1_isolation.py", "tests/runtime/test_threads.py"),
+    ),
+    Mutant(
+        name="clean-up misses what comes meanwhile",
+        of="R2 P1",
+        breaks="a task that is started during the clean-up is owned by nobody and never ends",
+        file="runtime/membership.py",
+        old="""
+            if self._state != "open" or self._loop is None:
+                self._check_open()
+            self._members[member] = None
+""",
+        new="            self._members[member] = None",
+        tests=("tests/reports/test_r2_tasks.py",),
+    ),
+    Mutant(
+        name="tracked after it was started",
+        of="R2 P1",
+        breaks="a task that ends at once is tracked for ever, or a stop does not see it",
+        file="runtime/scope.py",
+        old="""
+        try:
+            self._enter(handle)
+        except ScopeClosed:
+            coroutine.close()
+            raise
+        if asyncio._get_running_loop() is self._loop:
+            handle._start()
+        else:
+            self._on_loop(handle._start)
+        return handle
+""",
+        new="""
+        if asyncio._get_running_loop() is self._loop:
+            handle._start()
+        else:
+            self._on_loop(handle._start)
+        self._enter(handle)
+        return handle
+""",
+        tests=("tests/reports/test_r2_tasks.py", "tests/runtime/test_scope.py"),
+    ),
+    Mutant(
+        name="tasks are made off their loop's thread",
+        of="R2 P1",
+        breaks="a thread that starts a task races with the loop: tasks hang or are lost",
+        file="runtime/scope.py",
+        old="""
+        if asyncio._get_running_loop() is self._loop:
+            handle._start()
+        else:
+            self._on_loop(handle._start)
+""",
+        new="        handle._start()",
+        tests=("tests/reports/test_r2_tasks.py", "tests/runtime/test_scope.py"),
+    ),
+    Mutant(
+        name="check, await, claim",
+        of="R3 P4",
+        breaks="two quick messages start two agents on one transcript",
+        file="storage/verbs.py",
+        old="""
+        occupancy(run_id=target, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
+""",
+        new="""
+        occupancy(run_id=None, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
+""",
+        tests=("tests/reports/test_r3_one_run.py",),
+    ),
+    Mutant(
+        name="reject looks first and sends afterwards",
+        of="R3 P4",
+        breaks="of many simultaneous sends that must be the only one, several are accepted",
+        file="host/session.py",
+        old="        done = host.store.send(request)",
+        new="""
+        if policy == "reject":
+            found = await host.store.find_session(self.principal, self.key)
+            if found is None or found[1].state == "idle":
+                import msgspec
+
+                request = msgspec.structs.replace(request, policy="queue")
+        done = host.store.send(request)
+""",
+        tests=("tests/host/test_sessions_explored.py", "tests/reports/test_r3_one_run.py"),
+    ),
+    Mutant(
+        name="the claim is acted upon by the caller",
+        of="R3 P5",
+        breaks="a sender that goes away after its message was accepted leaves a session that never runs",
+        file="host/session.py",
+        old="""
+        done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
+        result = await asyncio.shield(done)
+""",
+        new="""
+        result = await asyncio.shield(done)
+        host.dispatch.sent(request, done)
+""",
+        tests=("tests/host/test_adversarial_schedules.py",),
+    ),
+    Mutant(
+        name="free without fence",
+        of="R3 P4 P11",
+        breaks="the end of an old run frees the slot of the new one: a third run starts beside it",
+        file="storage/verbs.py",
+        old="""
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+        ended
+""",
+        new="""
+    if row is None or row.run_id != lease.run_id:
+        ended
+""",
+        tests=("tests/storage/test_conformance.py",),
+    ),
+    Mutant(
+        name="one consumer takes all",
+        of="R4 P13",
+        breaks="of three consumers of one output one gets everything and the others starve",
+        file="runtime/fair.py",
+        old="""
+            next_one = next((waiter for waiter in line.waiting if self._consumers[waiter] not in self._served), None)
+""",
+        new="            next_one = next(iter(line.waiting), None)",
+        tests=("tests/runtime/test_fair.py", "tests/reports/test_r4_agent.py"),
+    ),
+    Mutant(
+        name="two appends in flight",
+        of="R4 P7",
+        breaks="what an agent says reaches the log in another order, or not at all",
+        file="host/active.py",
+        old="""
+        if self._inflight is not None or self.lost or self._ended:
+            return
+        if not self._batch:
+""",
+        new="""
+        if self.lost or self._ended:
+            return
+        if not self._batch or self._buffer:
+""",
+        tests=("tests/reports/test_r4_agent.py", "tests/host/test_reading.py", "tests/host/test_adversarial_store.py"),
+    ),
+    Mutant(
+        name="the stream ends when the first token is slow",
+        of="R4 P7",
+        breaks="an event stream ends without a word when nothing comes for a while",
+        file="host/readers.py",
+        old="""
+                except TimeoutError:
+                    return None
+""",
+        new="""
+                except TimeoutError:
+                    break
+""",
+        tests=("tests/server/test_streams.py::test_an_idle_stream_is_kept_alive",),
+    ),
+    Mutant(
+        name="an end restores an older state",
+        of="R4 P10",
+        breaks="a run that was interrupted is shown and settled as if it had failed by itself",
+        file="storage/verbs.py",
+        old='            return "failed" if next_run_state(state, "fail") == "failed" else "interrupted"',
+        new='            return "failed"',
+        tests=("tests/storage/test_conformance.py",),
+    ),
+    Mutant(
+        name="a call without a deadline",
+        of="R4 P3",
+        breaks="an agent that asks another one, or a tool, waits for ever",
+        file="agents/calls.py",
+        old="    scope = around.child(name, deadline_s=deadline_s if deadline_s < math.inf else None)",
+        new="    scope = around.child(name)",
+        tests=("tests/host/test_bad_agents.py::test_a_call_that_does_not_end_times_out_and_the_run_goes_on",),
+    ),
+)

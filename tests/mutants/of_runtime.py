@@ -1,0 +1,217 @@
+"""Faults of the runtime: interrupts, scopes, queues, threads and processes."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    Mutant(
+        name="lock in trigger",
+        of="P1",
+        breaks="a signal handler that triggers while its thread does the same hangs the process",
+        file="runtime/interrupt.py",
+        old="""
+            if self._latch.setdefault(_CAUSE, entry) is not entry:
+                return False
+            self._spread(cause)
+""",
+        new="""
+            with _triggering:
+                if self._latch.setdefault(_CAUSE, entry) is not entry:
+                    return False
+                self._spread(cause)
+""",
+        also=(
+            (
+                '_FILE = "file"',
+                """
+_FILE = "file"
+_triggering = allocate_lock()
+""",
+            ),
+        ),
+        tests=("tests/runtime/test_interrupt.py", "tests/runtime/test_interrupt_races.py"),
+    ),
+    Mutant(
+        name="redelivery into clean-up",
+        of="P1",
+        breaks="an honest `finally: await close()` is cancelled again and again and never finishes",
+        file="runtime/stopping.py",
+        old="""
+        self._ask_all(iter(first))
+        self._follow(None)
+""",
+        new="""
+        self._ask_all(iter(first))
+        self._follow(None)
+        self._loop.call_later(0.002, self._press)
+""",
+        tests=(
+            "tests/host/test_stopping.py::test_clean_up_within_the_grace_is_left_alone",
+            "tests/runtime/test_scope.py",
+        ),
+    ),
+    Mutant(
+        name="our cancellation is not taken back",
+        of="P1",
+        breaks="whoever entered a scope is cancelled by it at a later, innocent await",
+        file="runtime/enclosure.py",
+        old="""
+                for _ in range(self.cancels):
+                    task.uncancel()
+""",
+        new="                pass",
+        tests=("tests/runtime/test_scope.py", "tests/runtime/test_scope_schedules.py"),
+    ),
+    Mutant(
+        name="a thread that hangs is not replaced",
+        of="P3",
+        breaks="tools that never return use the pool up, and other sessions of the principal wait for ever",
+        file="runtime/owned_threads.py",
+        old="""
+            stack = call.stack()
+            call.abandon()
+""",
+        new="            stack = call.stack()",
+        tests=("tests/runtime/test_scope.py",),
+    ),
+    Mutant(
+        name="a stop waits for what does not end",
+        of="P3",
+        breaks="a task that swallows its cancellation keeps the stop from ever answering",
+        file="runtime/stopping.py",
+        old="""
+        elif now < self._end_at:
+            self._press()
+""",
+        new="""
+        elif now:
+            self._press()
+""",
+        tests=("tests/runtime/test_scope.py",),
+    ),
+    Mutant(
+        name="a late return counts",
+        of="P1",
+        breaks="a thread that was given up still delivers its result into a run that is over",
+        file="runtime/members.py",
+        old="""
+        if self._done:
+            return False
+        self._result = result
+""",
+        new="        self._result = result",
+        tests=("tests/runtime/test_scope.py", "tests/runtime/test_scope_schedules.py"),
+    ),
+    Mutant(
+        name="unbounded queue",
+        of="P9",
+        breaks="a slow consumer lets the memory grow without end",
+        file="runtime/bounded.py",
+        old="        return self._maxsize - len(self._items) - len(self._putters.promised)",
+        new="        return self._maxsize",
+        tests=("tests/runtime/test_bounded.py",),
+    ),
+    Mutant(
+        name="a promise dies with who had it",
+        of="P5",
+        breaks="an item whose consumer was cancelled wakes nobody else: the others wait beside it",
+        file="runtime/line.py",
+        old="""
+            if self.redeem(waiter):
+                pass_on()
+            raise
+""",
+        new="""
+            self.redeem(waiter)
+            raise
+""",
+        tests=("tests/runtime/test_bounded.py", "tests/runtime/test_fair.py"),
+    ),
+    Mutant(
+        name="only waiting readers count",
+        of="P7",
+        breaks="a reader that is busy when the last events are published never gets them",
+        file="runtime/broadcast.py",
+        old="""
+        if self._readers:
+            self._keep(items)
+""",
+        new="""
+        if self._waiting:
+            self._keep(items)
+""",
+        tests=("tests/runtime/test_broadcast.py",),
+    ),
+    Mutant(
+        name="a gap is not told",
+        of="P7",
+        breaks="a reader that was too slow misses events without a word",
+        file="runtime/broadcast.py",
+        old="""
+                self._has_seen_everything()
+            return gap
+""",
+        new="""
+                self._has_seen_everything()
+            return self._take(max_items)
+""",
+        tests=("tests/runtime/test_broadcast.py",),
+    ),
+    Mutant(
+        name="reaper that is no subreaper",
+        of="P3",
+        breaks="a grandchild that left its session and parent survives every stop",
+        file="runtime/reaper.py",
+        old="    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:",
+        new="    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) != 0:",
+        tests=("tests/runtime/test_processes.py::test_nothing_of_a_hostile_tree_outlives_its_kill",),
+    ),
+    Mutant(
+        name="kill only the group",
+        of="P3",
+        breaks="the program dies, and what it started in sessions of their own lives on",
+        file="runtime/reaper.py",
+        old="""
+        frontier = procfs.children_once(os.getpid())
+        seen
+""",
+        new="""
+        frontier = [pid for pid in procfs.children_once(os.getpid()) if pid == self._main]
+        seen
+""",
+        tests=("tests/runtime/test_processes.py::test_nothing_of_a_hostile_tree_outlives_its_kill",),
+    ),
+    Mutant(
+        name="the tree outlives its host",
+        of="P3",
+        breaks="programs of tools run on after the server was killed",
+        file="runtime/reaper.py",
+        old="""
+        self._killing = True
+        self._kill_at = 0.0
+""",
+        new="""
+        self._killing = False
+        self._kill_at = 0.0
+""",
+        tests=("tests/runtime/test_processes.py::test_nothing_outlives_a_host_that_is_killed",),
+    ),
+    Mutant(
+        name="wait for the end of the pipe",
+        of="P3",
+        breaks="a command is not over while a stray grandchild holds its output open",
+        file="runtime/processes.py",
+        old="        return await self._held.exited.wait()",
+        new="""
+        code = await self._held.exited.wait()
+        await self._held.gone.wait()
+        return code
+""",
+        tests=(
+            "tests/runtime/test_processes.py::test_a_stray_that_holds_the_pipe_delays_neither_the_wait_nor_the_kill",
+        ),
+    ),
+)

@@ -1,0 +1,245 @@
+"""Faults of the stores: fences, idempotency, readiness, durability, and what is decided in their transactions."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+CONFORMANCE = ("tests/storage/test_conformance.py",)
+
+MUTANTS = (
+    Mutant(
+        name="fence by plain read",
+        of="P11",
+        breaks="a row that another host changed after it was read is overwritten: a stale run's words count",
+        file="storage/sql/statements.sql",
+        old="WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3",
+        new="WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3",
+        tests=("tests/storage/test_sqlite_file.py::test_a_row_changed_from_outside_is_never_overwritten",),
+    ),
+    Mutant(
+        name="append without a fence",
+        of="P11",
+        breaks="a run that lost its session goes on writing into its log",
+        file="storage/session_log.py",
+        old="""
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+""",
+        new="""
+    row = tables.get(lease.session)
+    if row is None or row.run_id is None:
+""",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="rescue without a new fence",
+        of="P11",
+        breaks="the holder that was given up writes beside the new one",
+        file="storage/verbs.py",
+        old="""
+    for row in tables.orphans():
+        row.fence += 1
+""",
+        new="    for row in tables.orphans():",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="visible before stored",
+        of="P5 P11",
+        breaks="a send is answered before it is durable: a crash at that moment loses an accepted message",
+        file="storage/writer.py",
+        old="""
+            self._prepared()
+            connection.commit()
+""",
+        new="            self._prepared()",
+        also=(
+            (
+                "            connection.begin(verbs)",
+                """
+            if counters.batches:
+                connection.commit()
+            connection.begin(verbs)
+""",
+            ),
+        ),
+        tests=("tests/storage/test_crashes.py", "tests/storage/test_conformance.py"),
+    ),
+    Mutant(
+        name="readiness by sub-select",
+        of="P13",
+        breaks="a message lies in the mailbox and its session is never run again",
+        file="storage/sql/statements.sql",
+        old="    waiting = new.column17, ready_since = new.column18,",
+        new="""
+    waiting = new.column17, ready_since = CASE WHEN EXISTS (SELECT 1 FROM message
+        WHERE message.session = new.column1 AND message.run_id IS NULL AND message.withdrawn_at IS NULL)
+        THEN coalesce(new.column18, 0) END,
+""",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="idempotency across principals",
+        of="P5",
+        breaks="a message is answered with another user's, because both used the same key",
+        file="storage/sql/statements.sql",
+        old="FROM message WHERE session = ? AND idempotency_key = ?",
+        new="FROM message WHERE session > 0 * ? AND idempotency_key = ?",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="a key accepts any body",
+        of="P5",
+        breaks="another message under a used key is taken for a repetition, and lost",
+        file="storage/verbs.py",
+        old="                if known.body_hash != request.body_hash:",
+        new="                if known is None:",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="settle twice",
+        of="P5",
+        breaks="a stop settles a message as withdrawn that its run settles again",
+        file="storage/verbs.py",
+        old="""
+    withdrawn = row.waiting
+    row.waiting = ()
+""",
+        new="""
+    withdrawn = (*row.taken, *row.waiting)
+    row.waiting = ()
+""",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="a commit that is repeated counts again",
+        of="P5 P11",
+        breaks="a run whose commit reply was lost is refused, or ends twice",
+        file="storage/verbs.py",
+        old="""
+        if row is None or ended is None or ended.fence != lease.fence:
+            raise stale
+""",
+        new="""
+        if row is None or ended is None or ended.fence:
+            raise stale
+""",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="an append that is repeated counts again",
+        of="P7",
+        breaks="what an agent said stands twice in the log after a lost reply",
+        file="storage/verbs.py",
+        old="    if nth and nth == row.append_nth:",
+        new="    if nth and nth == row.append_nth < 0:",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="rollback loses to completed",
+        of="P10",
+        breaks="a message that takes the run back leaves its answer in the transcript when the run was quick",
+        file="storage/verbs.py",
+        old="""
+    rolled_back = row.rolled_back
+    log = Log(row)
+""",
+        new="""
+    rolled_back = row.rolled_back and commit.status != "completed"
+    log = Log(row)
+""",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="the last cause wins",
+        of="P2",
+        breaks="a second stop rewrites why the run was stopped, and the log has two reasons",
+        file="storage/session_log.py",
+        old="""
+    if row.cause is not None:
+        return takes_back
+""",
+        new="""
+    if row.cause is cause:
+        return takes_back
+""",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="an interrupt hits whoever runs",
+        of="P2",
+        breaks="a stop that was meant for a run that has ended kills the next one",
+        file="storage/verbs.py",
+        old="    if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):",
+        new="    if row.run_id is None:",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="unbounded mailbox",
+        of="P9",
+        breaks="one session takes messages without end",
+        file="storage/verbs.py",
+        old="    if not decision.start and waiting >= request.mailbox_limit:",
+        new="    if not decision.start and waiting < 0:",
+        tests=(*CONFORMANCE, "tests/host/test_reading.py"),
+    ),
+    Mutant(
+        name="a stopping run is steered",
+        of="P5",
+        breaks="a message is given to a run that is being stopped, and ends with it unseen",
+        file="storage/suspending.py",
+        old="""
+    if row.cause is not None:
+        return Steered(messages=())
+""",
+        new="",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="a steered message stays in the mailbox",
+        of="P5",
+        breaks="what a run was steered by is answered a second time by the next run",
+        file="storage/suspending.py",
+        old="    row.waiting = tuple(mail for mail in row.waiting if mail not in taken)",
+        new="",
+        tests=CONFORMANCE,
+    ),
+    Mutant(
+        name="question asked twice after a restart",
+        of="P5",
+        breaks="a person who has answered is asked the same again",
+        file="storage/suspending.py",
+        old="""
+    if _known(row, question.question_id):
+        return Appended(events=())
+""",
+        new="",
+        tests=(*CONFORMANCE, "tests/host/test_people.py"),
+    ),
+    Mutant(
+        name="answer lost at parking",
+        of="P5",
+        breaks="a person answers while the run leaves the memory, and the run never comes back",
+        file="storage/suspending.py",
+        old="""
+    tables.save(row)
+    return Parked(ready=not row.questions)
+""",
+        new="""
+    tables.save(row)
+    return Parked(ready=False)
+""",
+        tests=(*CONFORMANCE, "tests/host/test_people.py"),
+    ),
+    Mutant(
+        name="a late answer counts",
+        of="P5",
+        breaks="a question that has expired is approved after all, and the dangerous call is made",
+        file="storage/suspending.py",
+        old='    if given.decision != "expired" and question.due_at and given.at >= question.due_at:',
+        new='    if given.decision != "expired" and question.due_at and given.at < 0:',
+        tests=CONFORMANCE,
+    ),
+)

@@ -1,0 +1,88 @@
+"""Faults of tools: secrets, paths, addresses, programs."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+MUTANTS = (
+    Mutant(
+        name="secret in a child's environment",
+        of="P2",
+        breaks="a command that a model wrote prints the host's API keys",
+        file="tools/environment.py",
+        old="        if not is_secret(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)",
+        new="        if patterns",
+        tests=("tests/tools/test_terminal.py::test_no_secret_of_the_host_reaches_a_command",),
+    ),
+    Mutant(
+        name="workspace symlink followed",
+        of="P2",
+        breaks="a link in the workspace leads a tool to files of the machine",
+        file="tools/workspace.py",
+        old="""
+                    try:
+                        from_root, more = self._parts(target)
+                    except ToolFailed:
+                        raise _outside(path) from None
+""",
+        new="""
+                    if os.path.isabs(target):
+                        folders.append(os.open(os.path.dirname(target), os.O_RDONLY))
+                        last = os.path.basename(target)
+                        continue
+                    from_root, more = self._parts(target)
+""",
+        tests=("tests/tools/test_workspace.py::test_no_path_leads_out",),
+    ),
+    Mutant(
+        name="a link that is swapped in is opened",
+        of="P2",
+        breaks="a link that appears between look and open shows a file of the machine",
+        file="tools/entries.py",
+        old="_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
+        new="_OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC",
+        tests=("tests/tools/test_workspace.py",),
+    ),
+    Mutant(
+        name="private address after redirect",
+        of="P2",
+        breaks="a public page sends the agent to a service of the private network",
+        file="tools/web.py",
+        old="            addresses = await self._rules.addresses(host, port)",
+        new="            addresses = await self._rules.addresses(host, port) if not _ else [host]",
+        tests=("tests/tools/test_web.py::test_each_redirect_is_judged_anew",),
+    ),
+    Mutant(
+        name="the name is resolved a second time",
+        of="P2",
+        breaks="a name that changes its address between check and connection leads into the private network",
+        file="tools/web.py",
+        old="                    request.url.copy_with(host=address, port=port),",
+        new="                    request.url,",
+        tests=("tests/tools/test_web.py::test_a_name_is_resolved_once_and_only_the_judged_address_is_connected",),
+    ),
+    Mutant(
+        name="numbers hide a private address",
+        of="P2",
+        breaks="an IPv4 address inside of an IPv6 one is taken for a public one",
+        file="tools/web_addresses.py",
+        old="""
+        if address.ipv4_mapped is not None:
+            return address.ipv4_mapped
+        if address in _NAT64:
+""",
+        new="        if address.version == 4:",
+        tests=("tests/tools/test_web.py",),
+    ),
+    Mutant(
+        name="a command's strays live on",
+        of="P3",
+        breaks="what a command left in the background runs on after its call",
+        file="tools/programs.py",
+        old="            return await self.process.kill_tree(term_first_s=term_first_s)",
+        new="            return await self.process.wait_gone()",
+        tests=("tests/tools/test_terminal.py::test_processes_that_a_command_leaves_are_ended_and_counted",),
+    ),
+)

@@ -1,0 +1,44 @@
+"""A pytest plugin for the lane's runs: makes sure that the copy is tested, and writes down which test failed first.
+
+``HOLDFAST_MUTANTS_COPY`` is the tree that must be imported, ``HOLDFAST_MUTANTS_REPORT`` the file for the result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+_failed: list[dict[str, str]] = []
+_passed = 0
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test anything but the copy."""
+    copy = Path(os.environ["HOLDFAST_MUTANTS_COPY"]).resolve()
+    here = Path(holdfast.__file__).resolve()
+    if not here.is_relative_to(copy):
+        pytest.exit(f"holdfast was imported from {here}, which is not in the copy {copy}", returncode=3)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note what failed."""
+    global _passed
+    if report.failed:
+        text = report.longreprtext
+        # The time-out of the whole lane tells only that something took long, on a busy machine perhaps.
+        hung = "Failed: Timeout (>" in text
+        last = text.strip().splitlines()[-1] if text.strip() else ""
+        _failed.append({"test": report.nodeid, "how": "hung" if hung else "failed", "why": last[:300]})
+    elif report.when == "call" and report.passed:
+        _passed += 1
+
+
+def pytest_sessionfinish() -> None:
+    """Write the result for the lane."""
+    result = {"failed": _failed, "passed": _passed}
+    Path(os.environ["HOLDFAST_MUTANTS_REPORT"]).write_text(json.dumps(result), "utf-8")
