@@ -157,6 +157,37 @@ def test_a_call_that_json_cannot_carry_is_an_error_that_the_model_gets(part: Cal
     on_host(scenario, Agent(name="a", model=model([part]), tools=[nap]))
 
 
+class Odd(BaseException):
+    """What no ``except Exception`` takes."""
+
+
+ODD_ERRORS = [Odd("x"), GeneratorExit(), StopIteration(), SystemExit(3)]
+
+
+@pytest.mark.parametrize(
+    ("isolation", "error"),
+    [(isolation, error) for isolation in ("thread", "loop") for error in ODD_ERRORS]
+    + [("thread", KeyboardInterrupt())],
+)
+def test_whatever_a_tool_raises_is_an_error_that_the_model_gets(isolation: str, error: BaseException) -> None:
+    def blocking() -> None:
+        raise error
+
+    async def asynchronous() -> None:
+        raise error
+
+    async def main() -> None:
+        raising = tool(name="raising")(blocking if isolation == "thread" else asynchronous)
+        agent = Agent(name="a", model=model([[call("raising"), call("nap", number=1)]]), tools=[raising, nap])
+        async with asyncio.timeout(10), Host(agent, store=MemoryStore(), settings=QUICK) as host:
+            assert await host.session("s").ask("go") == "That is all."
+            (_, text), (_, napped) = await results(host, "s")
+            assert napped == "napped 1"
+            assert type(error).__name__ in text or "sys.exit(3)" in text
+
+    asyncio.run(main())
+
+
 def test_a_summary_that_takes_too_long_interrupts_the_run_and_the_next_one_works() -> None:
     delays = [1000.0, 0.0]
 

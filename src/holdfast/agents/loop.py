@@ -424,7 +424,7 @@ class _Driver:
             if cause.kind == "deadline":
                 return "error", None, self._too_long(opened)
             return "error", None, f"{opened.name} was interrupted: {cause.reason or cause.kind}"
-        except Exception as problem:
+        except BaseException as problem:  # of the tool, whatever it raised: nothing is awaited here
             text = cut(str(problem) if isinstance(problem, ToolFailed) else told(problem), limit)
             return "interrupted" if step.interrupt.triggered else "error", None, text
         ended_by = scope.interrupt.cause

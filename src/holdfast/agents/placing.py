@@ -64,6 +64,8 @@ def placed(
                     return work()
                 except SystemExit as left:
                     raise _no_exit(work, left) from left
+                except (KeyboardInterrupt, StopIteration) as error:  # one would end the loop, the other a coroutine
+                    raise RuntimeError(f"{name_of(work)} raised {type(error).__name__}") from error
                 finally:
                     if ended is not None:
                         ended()
