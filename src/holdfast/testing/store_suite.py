@@ -232,6 +232,9 @@ async def an_idempotency_key_is_accepted_once(make_store: MakeStore) -> None:
         await refused(on.send(idempotency_key="i\0", body_hash=b"h2"), IdempotencyMismatch)
         other = await on.send(key="other", idempotency_key="i\0", body_hash=b"h2")
         assert other.disposition == "started", "keys count per session"
+        await on.send(principal="q", room=False)
+        theirs = await on.send(principal="q", idempotency_key="i\0", body_hash=b"h1", room=False)
+        assert theirs.disposition == "queued", "and per principal, in a session that was there before too"
         await on.commit(first.claim)
         again = await on.send(idempotency_key="i\0", body_hash=b"h1")
         assert (again.disposition, again.message_id) == ("duplicate", "m1")
