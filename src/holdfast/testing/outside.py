@@ -120,7 +120,8 @@ def real_world_closed() -> Iterator[None]:
                 "Interrupt.wait_blocking and sleep_blocking stop the whole loop; "
                 "use `await interrupt.wait()` and `await interrupt.sleep(…)` on a loop, these are for threads"
             )
-        return allocate_lock()
+        gate: LockType = allocate_lock()
+        return gate
 
     threading.Thread.start = guarded_start  # type: ignore[method-assign, assignment]
     time.sleep = guarded_sleep  # type: ignore[assignment]
