@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -345,6 +346,51 @@ def test_an_import_that_is_not_whole_is_refused_and_leaves_nothing() -> None:
         assert not await host.sessions()
 
     virtual(scenario)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_a_run_sees_the_whole_of_a_very_long_transcript_and_so_does_who_reads_it(kind: str, tmp_path: Path) -> None:
+    said = 10_001
+
+    @agent
+    async def counting(run: Run) -> str:
+        return str(len(await run.history()))
+
+    async def scenario() -> None:
+        store = MemoryStore() if kind == "memory" else f"sqlite:///{tmp_path / 'long.db'}"
+        async with asyncio.timeout(20), Host(counting, store=store) as host:
+            session = host.session("s")
+            entries = tuple(Entry(role="user", content="x") for _ in range(said))
+            await session.import_history(SessionExport(key="x", agent="counting", entries=entries))
+            assert await session.ask("how many?") == str(said)
+            assert len(await session.transcript()) == said + 2
+
+    asyncio.run(scenario())
+
+
+def test_a_transcript_that_is_replaced_while_it_is_read_is_read_as_before_or_as_after() -> None:
+    class Slow(MemoryStore):
+        """Lets something else happen after a read of the transcript."""
+
+        between: Callable[[], Awaitable[Any]] | None = None
+
+        async def transcript(self, *args: Any, **options: Any) -> Any:
+            found = await super().transcript(*args, **options)
+            if self.between is not None and len(found) > 4:
+                between, self.between = self.between, None
+                await between()
+            return found
+
+    store = Slow()
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s")
+        entries = tuple(Entry(role="user", content=str(number)) for number in range(2500))
+        await session.import_history(SessionExport(key="x", agent="modelled", entries=entries))
+        store.between = session.undo
+        assert len(await session.transcript()) in (0, 2500)
+
+    virtual(scenario, store=store)
 
 
 def test_attachments_are_kept_once_bounded_and_private() -> None:

@@ -80,11 +80,8 @@ async def last_run(host: Host, session: int) -> LastRun:
     runs = await host.store.runs(session, limit=1)
     if runs and runs[0].state not in TERMINAL_RUN_STATES:
         raise SessionBusy("the session has a run", hint="retry when it has ended, or interrupt it")
-    asked: list[Entry] = []
-    after = 0
-    while runs and (page := await host.store.transcript(session, after=after)):
-        asked += (entry for entry in page if entry.run_id == runs[0].run_id and entry.role == "user")
-        after = page[-1].n
+    entries = await host.store.transcript(session) if runs else ()
+    asked = [entry for entry in entries if entry.run_id == runs[0].run_id and entry.role == "user"]
     if not asked:
         raise NothingToUndo("the last run left nothing in the transcript that could be asked again")
     return LastRun(

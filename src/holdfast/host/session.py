@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 __all__ = ["Session"]
 
 KEY_LENGTH = 200
-_PAGE = 1000
 
 
 class Session:
@@ -441,12 +440,7 @@ class Session:
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
-        entries: list[Entry] = []
-        while page := await self.transcript_page(after=entries[-1].n if entries else 0, limit=_PAGE):
-            entries += page
-            if len(page) < _PAGE:
-                break
-        return entries
+        return list(await self._host.store.transcript(await self._row()))
 
     async def transcript_page(self, *, after: int, limit: int) -> list[Entry]:
         """At most `limit` entries with n > `after`, in order."""

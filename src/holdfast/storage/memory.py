@@ -31,6 +31,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import verbs
 from holdfast.storage.memory_tables import MemoryTables
 from holdfast.storage.port import (
+    ALL_ENTRIES,
     Answered,
     Appended,
     Claim,
@@ -242,7 +243,7 @@ class MemoryStore:
 
         return await self._do(read)
 
-    async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
+    async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
         def read(tables: MemoryTables) -> Sequence[Entry]:
             row = tables.get(session)
             if row is None:

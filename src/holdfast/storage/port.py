@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -44,6 +44,7 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
+    "ALL_ENTRIES",
     "Answered",
     "Appended",
     "Claim",
@@ -66,6 +67,9 @@ __all__ = [
     "Store",
     "StoreInfo",
 ]
+
+ALL_ENTRIES: Final = 2**62
+"""As a limit: none."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -533,8 +537,8 @@ class Store(Protocol):
         """All stored events of one run: its journal."""
         ...
 
-    async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
-        """Entries with n > after."""
+    async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
+        """Entries with n > after, all as they stand at one moment."""
         ...
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:

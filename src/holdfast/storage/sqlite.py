@@ -44,6 +44,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import sql, verbs
 from holdfast.storage.filelock import FileLock
 from holdfast.storage.port import (
+    ALL_ENTRIES,
     Answered,
     Appended,
     Claim,
@@ -488,7 +489,7 @@ class SqliteStore:
     async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
         return await self._read(lambda reads: reads.run_events(session, run_id))
 
-    async def transcript(self, session: int, *, after: int = 0, limit: int = 10_000) -> Sequence[Entry]:
+    async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
         return await self._read(lambda reads: reads.transcript(session, after=after, limit=limit))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
