@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent, Host, Run, Settings, tool
-from holdfast.agents import Call, Toolset
+from holdfast.agents import Call, Toolset, as_agent
 from holdfast.agents.scripted import Pause
 from holdfast.agents.tool import Tool
 from holdfast.errors import (
@@ -136,6 +136,25 @@ def test_a_step_is_stored_before_its_calls_begin_and_reasoning_is_shown() -> Non
         assert isinstance(requests[1].messages[-1], ToolMessage)
 
     on_host(scenario, agent)
+
+
+def test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect() -> None:
+    hosts: list[Host] = []
+
+    @tool
+    async def effect() -> str:
+        """What a crash at this moment would leave."""
+        return " ".join(event.kind for event in await hosts[0].store.read_events(1, after=0, limit=100))
+
+    async def scenario(host: Host) -> None:
+        hosts.append(host)
+        await host.session("s").ask("go")
+        (finished,) = [event for event in await log_of(host, "s") if isinstance(event, ToolFinished)]
+        stored = str(finished.result).split()
+        assert "step.finished" in stored
+        assert stored[-1] == "tool.started"
+
+    on_host(scenario, Agent(name="a", model=model([[call("effect")], "Done."]), tools=[effect]))
 
 
 def test_the_next_run_sees_what_was_before() -> None:
@@ -362,6 +381,35 @@ def test_a_call_that_swallows_its_stop_is_given_up_and_what_it_says_later_does_n
         assert host.incidents.counts["late_results"] == 2  # its output, and its end
 
     on_host(scenario, one_call("stuck", stuck))
+
+
+def test_a_call_that_was_given_up_says_nothing_more_while_its_run_goes_on() -> None:
+    said = []
+
+    async def stuck(call: Call) -> None:
+        end = asyncio.get_running_loop().time() + 30
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            try:
+                await asyncio.sleep(left)
+            except BaseException:
+                continue
+        try:
+            _ = call.output("late")
+        except RunClosed:
+            said.append("refused")
+
+    async def patient(run: Run) -> str:
+        with pytest.raises(TimeoutError):
+            await run.call(stuck, timeout_s=2)
+        await run.interrupt.sleep(60)
+        return "done"
+
+    async def scenario(host: Host) -> None:
+        assert await host.session("s").ask("go") == "done"
+        assert said == ["refused"]
+        assert not any(isinstance(e, ToolOutput) for e in await log_of(host, "s"))
+
+    on_host(scenario, as_agent(patient))
 
 
 def test_a_step_that_is_too_long_ends_the_run() -> None:

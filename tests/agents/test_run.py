@@ -158,6 +158,23 @@ def test_calls_are_journaled_before_and_after_with_their_output() -> None:
     talk(caller, scenario=scenario)
 
 
+def test_a_call_is_in_the_store_before_it_has_its_effect() -> None:
+    hosts: list[Host] = []
+
+    async def effect() -> list[str]:
+        """What a crash at this moment would leave."""
+        return [event.kind for event in await hosts[0].store.read_events(1, after=0, limit=100)]
+
+    async def caller(run: Run) -> str:
+        return " ".join((await run.call(effect))[2:])
+
+    async def scenario(host: Host) -> None:
+        hosts.append(host)
+        assert await host.session("s").ask("x") == "tool.started"
+
+    talk(caller, scenario=scenario)
+
+
 def test_a_call_that_raises_is_written_down_and_raised() -> None:
     def broken() -> None:
         raise ValueError("tool broke")

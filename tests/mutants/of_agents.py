@@ -21,10 +21,16 @@ MUTANTS = (
             run._write(finished)
         else:
 """,
-        tests=(
-            "tests/agents/test_loop.py::test_a_step_is_stored_before_its_calls_begin_and_reasoning_is_shown",
-            "tests/agents/test_loop_everywhere.py",
+        also=(
+            (
+                """
+        if fresh:
+            await run._recorder.written()
+""",
+                "",
+            ),
         ),
+        tests=("tests/agents/test_loop.py::test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect",),
     ),
     Mutant(
         name="effect before intent",
@@ -36,7 +42,7 @@ MUTANTS = (
     await run._recorder.written()
 """,
         new="        return past.result",
-        tests=("tests/agents/test_run.py", "tests/host/test_recovery.py"),
+        tests=("tests/agents/test_run.py",),
     ),
     Mutant(
         name="a loop's calls before their intent",
@@ -48,7 +54,7 @@ MUTANTS = (
             await run._recorder.written()
 """,
         new="",
-        tests=("tests/agents/test_loop.py", "tests/agents/test_loop_everywhere.py"),
+        tests=("tests/agents/test_loop.py::test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect",),
     ),
     Mutant(
         name="journal result ignored at replay",
@@ -103,9 +109,7 @@ MUTANTS = (
         self._over = True
 ''',
         new='        """From now on nothing that it says counts."""',
-        tests=(
-            "tests/agents/test_loop.py::test_a_call_that_swallows_its_stop_is_given_up_and_what_it_says_later_does_not_count",
-        ),
+        tests=("tests/agents/test_loop.py::test_a_call_that_was_given_up_says_nothing_more_while_its_run_goes_on",),
     ),
     Mutant(
         name="an ended run can be used",

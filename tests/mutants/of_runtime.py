@@ -112,7 +112,7 @@ _triggering = allocate_lock()
         file="runtime/bounded.py",
         old="        return self._maxsize - len(self._items) - len(self._putters.promised)",
         new="        return self._maxsize",
-        tests=("tests/runtime/test_bounded.py",),
+        tests=("tests/runtime/test_bounded.py::test_items_leave_in_the_order_they_came_in_and_never_exceed_the_bound",),
     ),
     Mutant(
         name="a promise dies with who had it",
