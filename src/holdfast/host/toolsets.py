@@ -7,12 +7,14 @@ groups need, and what it starts (servers, browsers) ends with it whatever it doe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError, Interrupted, told
 from holdfast.host.statistics import Incident
 from holdfast.runtime import Scope
+from holdfast.tools.workspace import kept_private, store_paths
 
 if TYPE_CHECKING:
     from holdfast.agents.tool import Toolset
@@ -132,9 +134,13 @@ class Toolsets:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._entered: list[_Lifespan] = []
+        self._kept_private = contextlib.ExitStack()
 
     async def enter(self) -> None:
-        """Enter every toolset of the host's agents, each once. Raises `ConfigurationError` for one that fails."""
+        """Enter every toolset of the host's agents, each once; from then on no workspace leads to the store.
+
+        Raises `ConfigurationError` for one that fails.
+        """
         host = self._host
         toolsets: list[Toolset] = []
         for agent in host.agents.values():
@@ -142,7 +148,10 @@ class Toolsets:
         if not toolsets:
             return
         info = await host.store.info()
-        home = HostHome(host, info.path if info.engine == "sqlite" else None)
+        path = info.path if info.engine == "sqlite" else None
+        if path is not None:
+            self._kept_private.enter_context(kept_private(store_paths(path)))
+        home = HostHome(host, path)
         for toolset in toolsets:
             lifespan = _Lifespan(host, toolset, home)
             await host.start_task(lifespan.enter(), f"enter {lifespan.name}")
@@ -156,3 +165,4 @@ class Toolsets:
             if problem is not None:
                 text = f"the toolset {lifespan.name} did not end well: {problem}"
                 self._host.incidents.report(Incident(at=self._host.now(), kind="toolset", text=text))
+        self._kept_private.close()

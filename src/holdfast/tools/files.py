@@ -15,7 +15,7 @@ from holdfast.runtime import check_interrupt, current_scope
 from holdfast.tools.entries import is_binary, version
 from holdfast.tools.output import readable
 from holdfast.tools.searching import search
-from holdfast.tools.workspace import FileChanged, Workspace
+from holdfast.tools.workspace import FileChanged, Workspace, private_paths
 
 __all__ = ["Files"]
 
@@ -208,7 +208,7 @@ class Files(Toolset):
         scope = around.child("search", deadline_s=_SEARCH_S + _SEARCH_MARGIN_S, grace_s=0.0)
         try:
             async with scope:
-                values = (root, pattern, path, files, ignore_case, _SEARCH_S)
+                values = (root, pattern, path, files, ignore_case, _SEARCH_S, private_paths())
                 found = await scope.spawn(search, *values, on="process", name="search_files")
         except Interrupted as interrupted:
             if interrupted.cause.kind == "deadline" and not around.interrupt.triggered:

@@ -36,7 +36,7 @@ from holdfast.tools.environment import clean_environment
 from holdfast.tools.output import LiveOutput, Recording
 from holdfast.tools.programs import Program, ending
 from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
-from holdfast.tools.workspace import Workspace
+from holdfast.tools.workspace import Workspace, private_paths
 
 __all__ = ["Python"]
 
@@ -194,6 +194,7 @@ class Python(Toolset):
                 directory=folder,
                 writable=[folder],
                 readable=_home_of(self._interpreter),
+                hidden=private_paths(),
             )
         except NotSupported as error:
             raise ToolFailed(f"{error.message}. Tell the user that the operator has to decide this.") from error

@@ -140,6 +140,7 @@ class Sandbox:
         directory: str | os.PathLike[str],
         writable: Sequence[str | os.PathLike[str]] = (),
         readable: Sequence[str | os.PathLike[str]] = (),
+        hidden: Sequence[str] = (),
     ) -> list[str]:
         """The words that start `argv` confined; with the exit code 125 and a line on standard error when that fails.
 
@@ -149,6 +150,7 @@ class Sandbox:
             directory: where it starts; must be in something that it may see.
             writable: folders that it may change.
             readable: what it may read besides the system and ``self.readable``.
+            hidden: what of all that it finds empty, where it is there; real paths.
 
         Raises:
             NotSupported: as `check`.
@@ -173,6 +175,7 @@ class Sandbox:
             "links": sorted(links.items()),
             "read": sorted({*present, *map(os.path.realpath, present)} - links.keys() - write),
             "write": sorted(write),
+            "hidden": sorted(path for path in hidden if os.path.exists(path)),
             "directory": os.path.realpath(directory),
             "scratch_bytes": self.scratch_bytes,
         }
@@ -193,6 +196,9 @@ def _bubblewrap(places: dict[str, Any]) -> list[str]:
     shown = [*((path, "--ro-bind") for path in places["read"]), *((path, "--bind") for path in places["write"])]
     for path, how in sorted(shown):
         words += [how, path, path]
+    for path in places["hidden"]:
+        if any(path.startswith(f"{folder}/") for folder in (*places["read"], *places["write"])):
+            words += ["--tmpfs", path] if os.path.isdir(path) else ["--ro-bind", "/dev/null", path]
     return [*words, "--remount-ro", "/", "--chdir", places["directory"], "--"]
 
 

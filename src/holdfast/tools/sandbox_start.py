@@ -184,6 +184,8 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
     shown = [*((path, False) for path in places["read"]), *((path, True) for path in places["write"])]
     for path, writable in sorted(shown):  # what is deeper lies over what it is in
         _show(path, _ATTR_NOSUID | _ATTR_NODEV | (0 if writable else _ATTR_RDONLY))
+    for path in places["hidden"]:
+        _hide(_STAGE + path)
     for name in _DEVICES:
         _show(f"/dev/{name}", _ATTR_NOSUID)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
@@ -218,6 +220,15 @@ def _show(path: str, attributes: int) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
     _mount(path, target, None, _MS_BIND | _MS_REC)
     _set_attributes(target, attributes, recursive=True)
+
+
+def _hide(target: str) -> None:
+    """Lay something empty over it, if it is shown."""
+    if os.path.isdir(target):
+        _mount("tmpfs", target, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=4k,mode=755")
+        _set_attributes(target, _ATTR_RDONLY, recursive=False)
+    elif os.path.exists(target):
+        _mount("/dev/null", target, None, _MS_BIND)
 
 
 def _mount(source: str, target: str, kind: bytes | None, flags: int, data: bytes | None = None) -> None:

@@ -8,7 +8,7 @@ import re
 from holdfast.clock import system_clock
 from holdfast.errors import ToolFailed
 from holdfast.tools.entries import is_binary
-from holdfast.tools.workspace import Workspace
+from holdfast.tools.workspace import Workspace, kept_private
 
 __all__ = ["search"]
 
@@ -21,7 +21,9 @@ _LOOK_EVERY = 1024
 _UNSEARCHED = (".git",)
 
 
-def search(root: str, pattern: str, path: str, files: str, ignore_case: bool, budget_s: float) -> str:
+def search(
+    root: str, pattern: str, path: str, files: str, ignore_case: bool, budget_s: float, private: tuple[str, ...]
+) -> str:
     """The lines that match, as ``path:number: line``, and what was left out.
 
     Parameters:
@@ -31,10 +33,16 @@ def search(root: str, pattern: str, path: str, files: str, ignore_case: bool, bu
         files: which names to search, such as ``*.py``.
         ignore_case: capitals and small letters are the same.
         budget_s: after so many seconds what was found is returned.
+        private: what is kept private where the call is made.
 
     Raises:
         ToolFailed: the pattern or the path cannot be used.
     """
+    with kept_private(private):
+        return _search(root, pattern, path, files, ignore_case, budget_s)
+
+
+def _search(root: str, pattern: str, path: str, files: str, ignore_case: bool, budget_s: float) -> str:
     try:
         matches = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
     except (re.error, RecursionError, OverflowError) as error:

@@ -7,6 +7,7 @@ Invariants
 - Only regular files are opened: no pipe or device can block a tool or be changed by it.
 - A file is replaced whole, by a rename, after a last look at the interrupt: a call that was stopped before writes
   nothing, also in a thread that was abandoned.
+- No path leads to a store of this process's hosts, or to what lies beside it, such as its token.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import re
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal
 
@@ -38,7 +39,7 @@ from holdfast.tools.entries import (
     walk_folder,
 )
 
-__all__ = ["FileChanged", "Workspace"]
+__all__ = ["FileChanged", "Workspace", "kept_private", "private_paths", "store_paths"]
 
 _LINKS_LIMIT = 40
 _CHUNK_BYTES = 1 << 20
@@ -46,8 +47,43 @@ _LOCK_S = 10.0
 _OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
+_BESIDE_A_STORE = ("", "-journal", "-lock", "-shm", "-token", "-wal", ".d")
+_private: tuple[str, ...] = ()
+_changing_private = threading.Lock()
+
 _locks = tuple(threading.Lock() for _ in range(64))
 """Held from the last look at a file to the rename that replaces it; which one is chosen by the file's place."""
+
+
+def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
+    """The file of a store, and what lies beside it or may; real paths."""
+    file = os.path.realpath(store)
+    return tuple(file + suffix for suffix in _BESIDE_A_STORE)
+
+
+@contextlib.contextmanager
+def kept_private(paths: Sequence[str]) -> Iterator[None]:
+    """While the block lasts no workspace of this process leads to these files and folders; any number of blocks.
+
+    Parameters:
+        paths: real ones.
+    """
+    global _private
+    with _changing_private:
+        _private += tuple(paths)
+    try:
+        yield
+    finally:
+        with _changing_private:
+            left = list(_private)
+            for path in paths:
+                left.remove(path)
+            _private = tuple(left)
+
+
+def private_paths() -> tuple[str, ...]:
+    """The real paths of files and folders that are kept private now; they need not exist."""
+    return _private
 
 
 class Workspace:
@@ -142,6 +178,7 @@ class Workspace:
                             os.close(folders.pop())
                     parts.extendleft(reversed(more))
                 elif parts:
+                    self._check_private("/".join([*names, part]))
                     if make_folders:
                         with contextlib.suppress(FileExistsError):
                             os.mkdir(part, dir_fd=folders[-1])
@@ -150,6 +187,7 @@ class Workspace:
                 else:
                     last = part
             shown = "/".join(names if last == "." else [*names, last]) or "."
+            self._check_private(shown)
             if last == "." and names:  # it ended with '..'
                 last = names.pop()
                 os.close(folders.pop())
@@ -159,6 +197,17 @@ class Workspace:
         finally:
             for fd in folders:
                 os.close(fd)
+
+    def _is_private(self, shown: str) -> bool:
+        """Whether a path from the root, without links, is one that is kept private, or below one."""
+        if not _private:
+            return False
+        whole = os.path.join(self.root, shown)
+        return any(whole == path or whole.startswith(f"{path}/") for path in _private)
+
+    def _check_private(self, shown: str) -> None:
+        if self._is_private(shown):
+            raise ToolFailed(f"{shown} belongs to the host; it is not for tools")
 
     def folder(self, path: str) -> Path:
         """The real path of a folder inside the root, to start a program in.
@@ -259,7 +308,9 @@ class Workspace:
             elif stat.S_ISDIR(status.st_mode):
                 folder = os.open(place.name, LIST_FOLDER, dir_fd=place.folder)
                 above = "" if place.path == "." else f"{place.path}/"
-                yield from walk_folder(folder, above, DEPTH_LIMIT if depth is None else depth, unsearched)
+                for entry in walk_folder(folder, above, DEPTH_LIMIT if depth is None else depth, unsearched):
+                    if not self._is_private(entry.path):
+                        yield entry
             else:
                 raise ToolFailed(f"{place.path} is {kind(status.st_mode)}")
 
