@@ -85,6 +85,7 @@ def test_what_it_prints_has_a_line_that_finds_the_token_and_not_the_token(tmp_pa
             line = process.stdout.readline()
             assert line, printed
             printed += line
+        assert "the token as the password" in printed
         token = (folder / "holdfast.db-token").read_text().strip()
         export = next(line for line in printed.splitlines() if "export HOLDFAST_KEY" in line)
         shell = f"{export}\necho $HOLDFAST_KEY"

@@ -115,6 +115,19 @@ def test_even_on_loopback_nothing_but_health_answers_without_the_token(tmp_path:
     run_live(scenario, store)
 
 
+def test_the_page_takes_the_token_as_a_password_and_its_lines_send_one(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+
+    async def scenario(server: Live) -> None:
+        token = read_token(store)
+        page = await server.http.get("/", auth=("anybody", str(token)))
+        assert page.status_code == 200
+        lines = page.text[page.text.index("curl -s") :]
+        assert "Bearer $HOLDFAST_KEY" in lines and "os.environ[" in lines and str(token) not in page.text
+
+    run_live(scenario, store)
+
+
 def test_commands_on_this_machine_find_the_token_and_send_it_nowhere_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

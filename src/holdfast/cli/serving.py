@@ -232,7 +232,12 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say()
     say(python)
     say()
-    say(f"{running.url}/ shows what runs. Ctrl-C drains and ends, twice ends at once.")
+    if running.keys_required:
+        secret = "a key" if running.token_file is None else "the token"
+        say(f"In a browser, {running.url}/ shows what runs: any name, and {secret} as the password.")
+    else:
+        say(f"In a browser, {running.url}/ shows what runs.")
+    say("Ctrl-C drains and ends, twice ends at once.")
 
 
 def _nearest(path: Path) -> str:

@@ -298,7 +298,8 @@ class App:
         return RedirectResponse("/", status_code=303, headers=page.HEADERS)
 
     async def _page(self, request: Request, caller: Caller, *, told: str = "") -> Response:
-        html = await page.render(self.host, caller, address=str(request.base_url).rstrip("/"), told=told)
+        address = str(request.base_url).rstrip("/")
+        html = await page.render(self.host, caller, address=address, keys_required=self.keys.required, told=told)
         return HTMLResponse(html, headers=page.HEADERS)
 
     @SHELL.enter("GET", "/healthz", answers={200: Status}, public=True)

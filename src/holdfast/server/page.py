@@ -101,13 +101,14 @@ def read_form(body: bytes) -> Form:
     return Form(fields.get("session", ""), fields.get("question", ""), decision, fields.get("text", ""))
 
 
-async def render(host: Host, caller: Caller, *, address: str, told: str = "") -> str:
+async def render(host: Host, caller: Caller, *, address: str, keys_required: bool, told: str = "") -> str:
     """The page for `caller`: admins see everybody's sessions, others their own.
 
     Parameters:
         host: whose state is shown.
         caller: who looks.
         address: the URL under which the server was asked, for the lines to paste.
+        keys_required: whether those lines have to send a key or the local token.
         told: what became of the answer that was just given.
     """
     everybody = caller.role == "admin"
@@ -126,7 +127,7 @@ async def render(host: Host, caller: Caller, *, address: str, told: str = "") ->
         _tree(host.tree(principal=principal)),
         _incidents(list(host.incidents.newest)[-10:]) if everybody else "",
         _promises(statistics),
-        _lines(address, with_key=caller.key_id is not None),
+        _lines(address, with_key=keys_required),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Holdfast</title>'
