@@ -13,11 +13,17 @@ from holdfast.agents.scripted import Pause, ScriptedModel
 from holdfast.errors import ConfigurationError, RunInterrupted
 from holdfast.host.session import Session
 from holdfast.protocol.loop import AgentLimits
-from holdfast.protocol.messages import Question
+from holdfast.protocol.messages import Question, Usage
 from holdfast.protocol.model import CallPart, ModelMessage, ModelRequest, ToolMessage
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, run_virtual
 from tests.agents.modelled import QUICK, approve_all, call, careful, check_entries, model, nap, on_host, steps
+
+
+@tool
+async def quick(text: str) -> str:
+    """Asks nobody."""
+    return text
 
 
 async def asked(session: Session, count: int) -> list[Question]:
@@ -85,6 +91,38 @@ def test_a_run_leaves_the_memory_only_when_all_that_it_and_its_children_ask_is_t
     child = Agent(name="child", model=model([[call("careful", text="c")]]), tools=[careful], description="A child.")
     answers = [[call("careful", text="p"), call("child", task="x"), call("child", task="y")]]
     on_host(scenario, Agent(name="parent", model=model(answers), tools=[careful, child]))
+
+
+def test_what_children_used_counts_although_the_run_left_the_memory_after_they_had_ended() -> None:
+    used: list[Usage] = []
+
+    def agent(asking: bool, limits: AgentLimits) -> Agent:
+        other = careful if asking else quick
+        child = Agent(name="child", model=model([[call("nap", number=1)]]), tools=[nap], description="A child.")
+        answers = [[call("child", task="x"), call("child", task="y")], [call(other.name, text="p")]]
+        return Agent(name="parent", model=model(answers), tools=[other, child], limits=limits)
+
+    async def scenario(host: Host) -> None:
+        await host.session("s").send("go")
+        await asyncio.sleep(0.5)
+        await approve_all(host.session("s"))
+        (run,) = await host.session("s").runs()
+        used.append(run.usage)
+        assert run.state == "completed"
+
+    async def over(host: Host) -> None:
+        await host.session("s").send("go")
+        await asyncio.sleep(0.5)
+        await approve_all(host.session("s"))
+        (run,) = await host.session("s").runs()
+        assert run.cause is not None
+        assert run.cause.kind == "budget"
+
+    for asking in (False, True):
+        on_host(scenario, agent(asking, AgentLimits()))
+    assert used[0] == used[1]
+    assert used[0].tool_calls == 5
+    on_host(over, agent(True, AgentLimits(tool_calls=4)))
 
 
 def test_a_call_that_a_person_denied_is_not_made_although_its_tool_asks_nobody_any_more() -> None:

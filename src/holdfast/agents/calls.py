@@ -77,6 +77,7 @@ def begin_call(run: Run, call_id: str, name: str, arguments: Any, *, idempotent:
     )
     run._charge(_ONE_CALL)
     if past is not None:
+        run._charge(run._journal.used_inside(call_id))
         run.transcript.feed(started)
         run.transcript.feed(past)
         return past

@@ -8,7 +8,8 @@ interleave.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -83,6 +84,7 @@ class Journal:
     __slots__ = (
         "_answers",
         "_children",
+        "_inside",
         "_intents",
         "_names",
         "_open",
@@ -104,6 +106,7 @@ class Journal:
         self._open: dict[str, None] = {}
         self._names: dict[str, None] = {}
         self._restarts = 0
+        self._inside: dict[str, Usage] | None = None  # what was used, by the call or child around it
         self.replayed = 0
         """Results that were taken from the log in this attempt."""
         self.discard_from: int | None = None
@@ -227,13 +230,28 @@ class Journal:
         return None
 
     def used_inside(self, child_id: str) -> Usage:
-        """What the child, and the children below it, used in earlier attempts, by their whole steps and calls."""
-        used = Usage()
+        """What the child or call, and the children below it, used in earlier attempts, by whole steps and calls."""
+        if self._inside is None:
+            self._inside = self._sum_up()
+        return self._inside.get(child_id, Usage())
+
+    def _sum_up(self) -> dict[str, Usage]:
+        inside: defaultdict[str, Usage] = defaultdict(Usage)
         for (run_id, _), step in self._steps.items():
-            if run_id == child_id or run_id.startswith(f"{child_id}."):
-                used += step.usage
-        calls = sum(call_id.startswith(f"{child_id}.") for call_id in self._results)
-        return used + Usage(tool_calls=calls)
+            for outer in (run_id, *_around(run_id)):
+                inside[outer] += step.usage
+        for call_id in self._results:
+            for outer in _around(call_id):
+                inside[outer] += Usage(tool_calls=1)
+        return inside
+
+
+def _around(inner: str) -> Iterator[str]:
+    """The ids that begin this one."""
+    end = inner.rfind(".")
+    while end > 0:
+        yield inner[:end]
+        end = inner.rfind(".", 0, end)
 
 
 def stands(child: ChildFinished) -> bool:
