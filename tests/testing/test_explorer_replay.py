@@ -133,12 +133,16 @@ def test_states_are_counted_once_however_they_are_reached() -> None:
     async def test() -> None:
         async def walk() -> None:
             await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
-        async with asyncio.TaskGroup() as group:
-            group.create_task(walk())
-            group.create_task(walk())
+        loop = asyncio.get_running_loop()
+        ends = [loop.create_task(walk()) for _ in range(2)]
+        await asyncio.sleep(1)
+        assert all(task.done() for task in ends)
 
     report = explore(test, chooser="exhaustive")
+    # The test's first step; two tasks of three steps each in any order; the timer; the test's last step.
+    assert report.states == 4 * 4 + 2
     assert report.exhausted
     assert report.states_exact
     assert report.states < report.steps

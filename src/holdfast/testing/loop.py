@@ -654,7 +654,9 @@ class ExploredLoop(VirtualLoop):
     def _refuse_thread(self) -> NoReturn:
         self._refuse(
             "a real thread was used under the explorer, where schedules must be repeatable; "
-            "run that part as a coroutine, or test it with run_virtual (executors) or asyncio.run (threads)"
+            "run that part as a coroutine (a tool: as an `async def`), "
+            "or test it with run_virtual (executors) or asyncio.run (threads); "
+            "races between real threads are found by frontrun"
         )
 
     def _refuse(self, text: str) -> NoReturn:
