@@ -11,7 +11,7 @@ import pytest
 from holdfast import Agent, Host
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.tools import Files, Python, Workspace
-from holdfast.tools.sandbox import find_isolation
+from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
 from holdfast.tools.workspace import kept_private, private_paths, store_paths
 from tests.tools.using import Bench, on_host
 
@@ -97,6 +97,23 @@ print(os.listdir("h.db.d"), len(open("h.db-other").read()))
     assert {line.split()[-1] for line in told.splitlines()[:7]} == {"0"}
     assert told.endswith("[] 14")
     assert (tmp_path / "h.db-token").read_text() == SECRET and (tmp_path / "h.db").stat().st_size > 0
+
+
+def test_bubblewrap_is_told_to_hide_it_where_it_is_shown(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    (tmp_path / "h.db.d").mkdir()
+    inside, outside = tmp_path / "sub", tmp_path
+    for folder, hides in ((outside, True), (inside, False)):
+        words = Sandbox().command(
+            ["true"],
+            isolation=Isolation(kind="bwrap"),
+            directory=folder,
+            writable=[folder],
+            hidden=store_paths(tmp_path / "h.db"),
+        )
+        told = " ".join(words)
+        assert (f"--ro-bind /dev/null {tmp_path.resolve()}/h.db-token" in told) is hides
+        assert (f"--tmpfs {tmp_path.resolve()}/h.db.d" in told) is hides
 
 
 def test_what_is_private_is_so_for_as_long_as_any_host_is_up(tmp_path: Path) -> None:
