@@ -197,6 +197,24 @@ def test_an_old_owners_end_never_frees_the_new_runs_slot() -> None:
     explore(scenario, schedules=100, seed=5)
 
 
+def test_of_simultaneous_sends_that_must_be_alone_exactly_one_is_accepted() -> None:
+    async def scenario() -> None:
+        async with host() as one:
+            session = one.session("s")
+            sends = [asyncio.ensure_future(session.send(str(n), policy="reject", agent="endless")) for n in range(4)]
+            accepted = []
+            for send in sends:
+                try:
+                    accepted.append(await send)
+                except SessionBusy:
+                    continue
+            assert [receipt.disposition for receipt in accepted] == ["started"]
+            await session.interrupt("enough")
+            check_log(await settle_all(one, "s"))
+
+    explore(scenario, schedules=100, seed=7)
+
+
 def test_a_hundred_messages_through_ten_awaits_run_one_at_a_time_in_order() -> None:
     running = 0
 

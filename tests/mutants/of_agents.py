@@ -200,6 +200,6 @@ MUTANTS = (
         known = [self._steered_before.pop(i) for i in self._journal.steered(step) if i in self._steered_before]
 """,
         new="        known: list[Message] = []",
-        tests=("tests/host/test_steering.py",),
+        tests=("tests/host/test_steering.py::test_a_steered_message_is_given_again_at_its_step_after_a_crash",),
     ),
 )

@@ -152,7 +152,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
             self._on_loop(handle._start)
 """,
         new="        handle._start()",
-        tests=("tests/reports/test_r2_tasks.py", "tests/runtime/test_scope.py"),
+        tests=("tests/runtime/test_scope.py::test_a_stop_from_another_loop_and_a_spawn_from_another_thread_work",),
     ),
     Mutant(
         name="check, await, claim",
@@ -182,7 +182,9 @@ _everybodys: dict[str, tuple[Cause]] = {}
                 request = msgspec.structs.replace(request, policy="queue")
         done = host.store.send(request)
 """,
-        tests=("tests/host/test_sessions_explored.py", "tests/reports/test_r3_one_run.py"),
+        tests=(
+            "tests/host/test_sessions_explored.py::test_of_simultaneous_sends_that_must_be_alone_exactly_one_is_accepted",
+        ),
     ),
     Mutant(
         name="the claim is acted upon by the caller",

@@ -270,7 +270,8 @@ def test_a_stop_ends_in_time_whatever_members_do_and_names_what_is_left(on_loop:
         try:
             while scope.members()[1].thread is None:
                 await asyncio.sleep(0)
-            receipt = await scope.stop("enough", grace_s=0.01, kill_after_s=0.05)
+            async with asyncio.timeout(10):
+                receipt = await scope.stop("enough", grace_s=0.01, kill_after_s=0.05)
             assert receipt.outcome == "quarantined"
             assert scope.quarantined
             assert {left.name for left in receipt.abandoned} == {"stubborn", "blocked"}
