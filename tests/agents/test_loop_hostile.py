@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Host, tool
+from holdfast import Agent, Host, Run, agent, tool
 from holdfast.agents.scripted import Pause, ScriptedModel
-from holdfast.errors import ConfigurationError, RunInterrupted
+from holdfast.errors import ConfigurationError, RunFailed, RunInterrupted
 from holdfast.host.session import Session
 from holdfast.protocol.loop import AgentLimits
 from holdfast.protocol.messages import Question, Usage
@@ -224,6 +224,18 @@ def test_whatever_a_tool_raises_is_an_error_that_the_model_gets(isolation: str, 
             assert type(error).__name__ in text or "sys.exit(3)" in text
 
     asyncio.run(main())
+
+
+def test_a_question_that_is_too_long_is_refused() -> None:
+    @agent
+    async def wordy(run: Run) -> str:
+        return (await run.suspend("why? " * 300_000)).text
+
+    async def scenario(host: Host) -> None:
+        with pytest.raises(RunFailed, match="the words of the question take 1,500,002 bytes"):
+            await host.session("s").ask("go")
+
+    on_host(scenario, wordy)
 
 
 def test_a_summary_that_takes_too_long_interrupts_the_run_and_the_next_one_works() -> None:

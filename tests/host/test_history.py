@@ -290,6 +290,8 @@ def test_a_branch_has_a_copy_of_its_own() -> None:
             await session.branch("whole")
         with pytest.raises(InvalidKey):
             await session.branch("a/b")
+        with pytest.raises(InvalidRequest, match="through_n"):
+            await session.branch("less than nothing", through_n=-1)
         on = await session.send("x", agent="sleeper")
         assert (await session.branch("during")).state == "idle"
         assert len(await ends(host.session("during"))) == len(entries)

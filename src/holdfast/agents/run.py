@@ -511,9 +511,11 @@ class Run:
 
         Raises:
             Interrupted: the run is being stopped.
+            LimitExceeded: the text is longer than a result may be.
         """
         self._check_open()
         check_said(text, "suspend()")
+        written(self, text, "the words of the question")
         question_id = (current_branch.get() or self._branch).next_id()
         known = self._journal.answer(question_id)
         if known is not None:

@@ -370,6 +370,8 @@ class Session:
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
         """See `SessionLike.branch`."""
+        if through_n is not None and through_n < 0:
+            raise InvalidRequest(f"through_n is {through_n!r}; it is the number of an entry, or 0 for none")
         other = Session(self._host, self.principal, key, self._agent)
         entries = history.through(await self.transcript(), through_n)
         view = await self.info()
