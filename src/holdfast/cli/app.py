@@ -505,6 +505,30 @@ def storm(
     )
 
 
+@app.command()
+def check(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|MODULE:ADAPTER]...",
+            help="holdfast (default), langgraph, pydantic-ai, openai-agents, google-adk, all, or an adapter of yours.",
+        ),
+    ] = None,
+    promises: Annotated[
+        list[str] | None, typer.Option("--promise", help="Try only this promise; may be given again.")
+    ] = None,
+    times: Annotated[int, typer.Option("--times", help="Tries of a probe that finds fault.", min=1, max=100)] = 3,
+    write_docs: Annotated[
+        bool, typer.Option("--write-docs", help="Write docs/generated/conformance.md from here.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Try an agent framework's promises. Exit 0: kept or not offered; 1: one is broken; 2: one could not be tried."""
+    from holdfast.cli.check import check as checking
+
+    sys.exit(checking(names or ["holdfast"], promises=promises or (), times=times, as_json=json, write=write_docs))
+
+
 @keys.command("create")
 def create_key(
     principal: Annotated[str, typer.Argument(help="Whose key: the owner of the sessions.")],

@@ -1,0 +1,91 @@
+"""``holdfast check``: the promises that make sense for any agent runtime, tried on an adapter, with evidence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import note, say, say_error, say_json, say_table
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from holdfast.testing.conformance.verdicts import Judgement
+
+__all__ = ["check"]
+
+_PAGE = Path("docs/generated/conformance.md")
+
+
+def check(
+    names: Sequence[str], *, promises: Sequence[str] = (), times: int = 3, as_json: bool = False, write: bool = False
+) -> Exit:
+    """Judge adapters. Exit 0 if all promises were kept or are not offered, 1 if one was broken, 2 if one could not run.
+
+    Parameters:
+        names: frameworks by name, ``all``, or adapters of the user's own as ``module:Class``.
+        promises: only these; all by default.
+        times: how often a probe is tried that finds its promise broken.
+        as_json: one JSON value a line, one line an adapter.
+        write: write the table for the docs, in the folder that this is called in.
+    """
+    from holdfast.testing.conformance.environments import FRAMEWORKS, target_of
+    from holdfast.testing.conformance.judge import judge
+    from holdfast.testing.conformance.page import page
+    from holdfast.testing.conformance.probes import PROBES
+
+    wanted = [one for name in names for one in (FRAMEWORKS if name == "all" else (name,))]
+    judgements: list[Judgement] = []
+    failed = False
+    try:
+        if unknown := [one for one in promises if one not in PROBES]:
+            raise ConfigurationError(f"there is no promise {unknown[0]!r}", hint=f"there is: {', '.join(PROBES)}")
+        if write and not _PAGE.parent.is_dir():
+            raise ConfigurationError(
+                f"there is no folder {_PAGE.parent} here", hint="call it in Holdfast's source tree"
+            )
+        for name in wanted:
+            try:
+                target = target_of(name, say=note)
+            except ConfigurationError as error:
+                if len(wanted) == 1:
+                    raise
+                say_error(error, as_json=as_json)
+                failed = True
+                continue
+            done = asyncio.run(judge(target, promises=promises or PROBES, times=times, progress=note))
+            judgements.append(done)
+            if as_json:
+                say_json(done)
+            else:
+                _say(done)
+    except ConfigurationError as error:
+        say_error(error, as_json=as_json)
+        return Exit.USAGE
+    except KeyboardInterrupt:
+        note("check: broken off")
+        return Exit.INTERRUPTED
+    if write and judgements:
+        _PAGE.write_text(page(judgements))
+        note(f"wrote {_PAGE}")
+    if any(one.has("broken") for one in judgements):
+        return Exit.FAILED
+    return Exit.USAGE if failed or any(one.has("could not run") for one in judgements) else Exit.OK
+
+
+def _say(judgement: Judgement) -> None:
+    say(f"{judgement.name}: {', '.join(judgement.versions) or 'it did not start'}\n")
+    say_table(
+        ("promise", "verdict", "evidence"),
+        ((one.promise, _loud(one.verdict), one.evidence[0]) for one in judgement.findings),
+    )
+    for finding in judgement.findings:
+        for n, evidence in enumerate(finding.evidence[1:], 2):
+            say(f"  {finding.promise}, try {n}: {evidence}")
+    say()
+
+
+def _loud(verdict: str) -> str:
+    return verdict.upper() if verdict in ("broken", "could not run") else verdict

@@ -1,0 +1,81 @@
+"""Runs every probe against one adapter, each in a fresh process, and repeats those that find a promise broken."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from holdfast.testing.conformance.kit import NotOffered
+from holdfast.testing.conformance.probes import PROBES, Bench, Inconclusive, answer
+from holdfast.testing.conformance.subject import AdapterFailed, Subject, Target
+from holdfast.testing.conformance.verdicts import Finding, Judgement, Verdict, worst
+from holdfast.testing.model_server import ModelServer
+
+__all__ = ["judge"]
+
+
+async def judge(
+    target: Target,
+    *,
+    promises: Iterable[str] = tuple(PROBES),
+    times: int = 3,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Judgement:
+    """Judge an adapter.
+
+    Parameters:
+        target: the adapter and its Python.
+        promises: which; all by default.
+        times: how often a probe is tried that finds its promise broken, or could not run. Broken once is broken.
+        progress: told each verdict as it comes.
+    """
+    versions: tuple[str, ...] = ()
+    findings = []
+    for promise in promises:
+        tries: list[tuple[Verdict, str]] = []
+        while len(tries) < times and (not tries or tries[-1][0] in ("broken", "could not run") or len(tries) < 2):
+            verdict, evidence, seen = await _try(target, promise)
+            versions = seen or versions
+            tries.append((verdict, evidence))
+            if len(tries) == 1 and verdict in ("kept", "not offered"):
+                break
+        verdict = worst(tries)
+        findings.append(
+            Finding(
+                promise=promise,
+                text=(PROBES[promise].__doc__ or "").strip(),
+                verdict=verdict,
+                evidence=tuple(evidence for _, evidence in tries),
+            )
+        )
+        progress(f"{target.name}: {promise}: {verdict}")
+    return Judgement(name=target.name, versions=versions, findings=tuple(findings))
+
+
+async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, ...]]:
+    """One try: its verdict, its evidence, and the versions that were seen."""
+    versions: tuple[str, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="holdfast-check-") as name:
+        try:
+            async with (
+                ModelServer(answer) as server,
+                Subject(target, model_url=f"{server.url}/v1", folder=Path(name)) as subject,
+            ):
+                versions = tuple(subject.versions)
+                await _control(subject)
+                server.exchanges.clear()
+                verdict, evidence = await PROBES[promise](Bench(subject, server, Path(name)))
+        except NotOffered as error:
+            return "not offered", str(error), versions
+        except (AdapterFailed, Inconclusive, TimeoutError) as error:
+            return "could not run", str(error) or type(error).__name__, versions
+    return verdict, evidence, versions
+
+
+async def _control(subject: Subject) -> None:
+    """One plain question and answer: an adapter that does not work is no broken promise."""
+    await subject.ask("open", "control", "carl")
+    said = await subject.ask("result", await subject.ask("submit", "control", "say hello"))
+    if "hello" not in said:
+        raise Inconclusive(f"a plain question was answered with {said!r}")

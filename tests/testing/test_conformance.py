@@ -1,0 +1,109 @@
+"""Each probe sees its promise kept by a right runtime and broken by one with the fault; Holdfast keeps its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import ConfigurationError
+from holdfast.testing.conformance import kit
+from holdfast.testing.conformance.environments import FRAMEWORKS, target_of
+from holdfast.testing.conformance.judge import judge
+from holdfast.testing.conformance.page import page
+from holdfast.testing.conformance.probes import PROBES
+from holdfast.testing.conformance.subject import Target
+from holdfast.testing.conformance.verdicts import Finding, Judgement
+from tests.testing.conformance_adapters import FAULTS
+
+HERE = Path(__file__).parent
+LONG = {"stuck tools delay nobody", "live work listed", "no leaks", "messages survive kill -9", "next run works"}
+QUICK = {"model request closed", "process tree ended", "transcript valid", "sync tool ended by force"}
+KNOWN = {"sync tool ended", "live work listed"}
+"""What Holdfast does not keep: a thread whose tool never looks up goes on, and the tree does not show it any more."""
+
+
+def look(target: Target, promise: str, *, times: int = 1) -> Finding:
+    async def bounded() -> Judgement:
+        async with asyncio.timeout(100):
+            return await judge(target, promises=[promise], times=times)
+
+    return asyncio.run(bounded()).findings[0]
+
+
+def reference(name: str) -> Target:
+    return Target(name=name, adapter=f"{HERE / 'conformance_adapters.py'}:{name}", python=sys.executable)
+
+
+def some(*, long: set[str]) -> list[object]:
+    return [pytest.param(one, marks=pytest.mark.nightly if one in long else ()) for one in PROBES]
+
+
+@pytest.mark.parametrize("promise", some(long=LONG))
+def test_a_right_runtime_keeps_the_promise(promise: str) -> None:
+    finding = look(reference("Right"), promise)
+    assert finding.verdict == "kept", finding.evidence
+
+
+@pytest.mark.parametrize("promise", some(long=LONG))
+def test_a_runtime_with_the_fault_is_found_to_break_the_promise(promise: str) -> None:
+    finding = look(reference(FAULTS[promise].__name__), promise)
+    assert finding.verdict == "broken", finding.evidence
+
+
+@pytest.mark.parametrize("promise", some(long=set(PROBES) - QUICK))
+def test_holdfast_keeps_the_promise(promise: str) -> None:
+    finding = look(target_of("holdfast", say=print), promise)
+    assert finding.verdict == ("broken" if promise in KNOWN else "kept"), finding.evidence
+
+
+def test_what_is_broken_is_tried_again_and_each_try_is_shown() -> None:
+    finding = look(reference("TranscriptValid"), "transcript valid", times=3)
+    assert finding.verdict == "broken"
+    assert len(finding.evidence) == 3
+
+
+def test_an_adapter_that_does_not_start_is_no_broken_promise() -> None:
+    finding = look(reference("Missing"), "many at once")
+    assert finding.verdict == "could not run"
+    assert "Missing" in finding.evidence[0]
+
+
+def test_every_framework_has_an_adapter_with_all_methods() -> None:
+    methods = {name for name in vars(kit.Adapter) if not name.startswith("_")}
+    for framework in FRAMEWORKS.values():
+        file, _, name = framework.adapter.partition(":")
+        text = (Path(kit.__file__).parent / "adapters" / file).read_text()
+        assert f"class {name}:" in text
+        assert not {method for method in methods if f"async def {method}(" not in text}
+
+
+def test_every_probe_says_its_promise_in_words() -> None:
+    assert all(probe.__doc__ and probe.__doc__.strip().endswith(".") for probe in PROBES.values())
+    assert set(FAULTS) == set(PROBES)
+
+
+def test_the_page_shows_every_verdict_and_all_evidence() -> None:
+    found = [
+        Finding(promise="p", text="It holds.", verdict="kept", evidence=("seen",)),
+        Finding(promise="q", text="It holds, too.", verdict="broken", evidence=("a|b", "1 < 2")),
+    ]
+    text = page([Judgement(name="langgraph", versions=("langgraph 1",), findings=tuple(found))])
+    assert "| It holds, too. | **broken** |" in text
+    assert "a\\|b<br>1 \\< 2" in text
+    assert "LangGraph" in text and "langgraph 1" in text
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", [name for name, framework in FRAMEWORKS.items() if framework.packages])
+def test_the_frameworks_can_be_judged(name: str) -> None:
+    try:
+        target = target_of(name, say=print)
+    except ConfigurationError as error:
+        pytest.skip(str(error))
+    judged = asyncio.run(judge(target, times=1))
+    assert judged.versions
+    assert not judged.has("could not run"), judged.findings
