@@ -148,6 +148,7 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.expect("queued")
         screen.type("/stop enough\n")
         screen.expect("gone after")
+        screen.expect(" tasks, 1 process]")
         screen.expect("withdrawn: later")
         screen.type("hello\n")
         screen.expect("I am the demo model")

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
-from holdfast.cli.output import note, say, say_json, say_receipt
+from holdfast.cli.output import counted, note, say, say_json, say_receipt
 from holdfast.protocol.stopping import StopReceipt
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def drain(target: Target, *, deadline_s: float | None) -> Exit:
             say_json(report)
         else:
             say(
-                f"drained after {report['elapsed_s']:.1f} s: {report['finished']} runs finished, "
+                f"drained after {report['elapsed_s']:.1f} s: {counted(report['finished'], 'run')} finished, "
                 f"{len(report['parked'])} go on at the next start, {len(report['interrupted'])} were interrupted, "
                 f"{report['waiting']} sessions have messages waiting"
             )

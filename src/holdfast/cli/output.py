@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Table",
     "age",
+    "counted",
+    "ended",
     "fit",
     "note",
     "printable",
@@ -107,12 +109,7 @@ def say_tree(node: TreeNode) -> None:
 
 def say_receipt(receipt: StopReceipt) -> None:
     """A stop's receipt in a few lines."""
-    stopped = receipt.stopped
-    counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
-    ended = (
-        ", ".join(f"{count} {name}{_plural(name, count)}" for count, name in counts if count) or "nothing was running"
-    )
-    say(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended}")
+    say(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended(receipt)}")
     if receipt.forced:
         say(f"forced: {', '.join(map(_clean, receipt.forced))}")
     for left in receipt.abandoned:
@@ -121,8 +118,16 @@ def say_receipt(receipt: StopReceipt) -> None:
         say(f"not proven dead: pid {', '.join(map(str, receipt.survivors))}")
 
 
-def _plural(name: str, count: int) -> str:
-    return "" if count == 1 else "es" if name.endswith("s") else "s"
+def ended(receipt: StopReceipt) -> str:
+    """How much a stop has ended, in words."""
+    stopped = receipt.stopped
+    counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
+    return ", ".join(counted(count, name) for count, name in counts if count) or "nothing was running"
+
+
+def counted(count: int, name: str) -> str:
+    """So many of something: ``1 run``, ``2 processes``."""
+    return f"{count} {name}{'' if count == 1 else 'es' if name.endswith('s') else 's'}"
 
 
 def age(at: float) -> str:

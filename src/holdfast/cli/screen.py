@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.cli.answering import asked
-from holdfast.cli.output import note, printable, say_json
+from holdfast.cli.output import ended, note, printable, say_json
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
@@ -108,9 +108,7 @@ class Screen:
 
     def receipt(self, receipt: StopReceipt) -> None:
         """What a stop has proven."""
-        stopped = receipt.stopped
-        what = f"{stopped.tasks} tasks, {stopped.threads} threads, {stopped.processes} processes"
-        self.line(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {what}")
+        self.line(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended(receipt)}")
         for left in receipt.abandoned:
             self.line(f"abandoned: {left.kind} {left.name}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.cli.exits import Exit, exit_of
-from holdfast.cli.output import note, say, say_error, say_json
+from holdfast.cli.output import counted, note, say, say_error, say_json
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, load_settings
@@ -268,7 +268,7 @@ def _say_report(report: DrainReport, *, as_json: bool) -> None:
     if as_json:
         say_json({"event": "stopped", "report": report})
         return
-    parts = [f"{report.finished} runs finished"]
+    parts = [f"{counted(report.finished, 'run')} finished"]
     if report.parked:
         parts.append(f"{len(report.parked)} go on at the next start")
     if report.interrupted:

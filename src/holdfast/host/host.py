@@ -301,7 +301,11 @@ class Host:
         """The agent of that name. Raises `UnknownAgent`."""
         agent = self.agents.get(name)
         if agent is None:
-            raise UnknownAgent(f"this host has no agent {name!r}", hint=f"it has: {', '.join(sorted(self.agents))}")
+            there = ", ".join(sorted(self.agents))
+            raise UnknownAgent(
+                f"this host has no agent {name!r}",
+                hint=f"it has: {there}; name one with a message (agent=, --agent): its session goes on with it",
+            )
         return agent
 
     def statistics(self) -> HostStatistics:
