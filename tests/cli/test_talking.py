@@ -173,6 +173,17 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
     assert json.loads(entries[0])["content"] == "/help me"
 
 
+def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
+    with terminal("chat", "-s", "reports", folder=server.folder, HOLDFAST_URL=server.url) as screen:
+        screen.expect("> ")
+        screen.type("start exit 3\n")
+        screen.expect("y/n> ")
+        screen.type("y\n")
+        screen.expect("[message: [process")
+        screen.type(CTRL_D)
+        assert screen.end() == 0
+
+
 def test_a_chat_comes_back_to_an_open_question(server: Served) -> None:
     asking(server, "back", "ask which shape?")
     with terminal("chat", "-s", "back", folder=server.folder, HOLDFAST_URL=server.url) as screen:

@@ -150,6 +150,7 @@ class _Conversation:
         self._ours: set[str] = set()
         self._settled: set[str] = set()
         self._open = 0
+        self._sending = 0
         self._idle: asyncio.Future[None] | None = None
         self._begun: asyncio.Future[str | None] = self._loop.create_future()
         self._interrupted_at: float | None = None
@@ -265,12 +266,15 @@ class _Conversation:
 
     async def say(self, text: str, policy: Policy = "queue") -> None:
         """Send a message, with what was attached. What is refused is shown, and keeps its attachments."""
+        self._sending += 1
         try:
             receipt = await self.session.send(text, agent=self._agent, policy=policy, attachments=tuple(self.attached))
         except HoldfastError as error:
             self.screen.error(error)
             self._prompt()
             return
+        finally:
+            self._sending -= 1
         self.attached.clear()
         self.took(receipt)
 
@@ -309,7 +313,9 @@ class _Conversation:
                         continue
                     self._skip_to = None
                 self._note(event)
-                self.screen.show(event, ours=self._ours, idle=self._run_id is None and not self._open)
+                # While one of ours is being sent, its event may come before its receipt.
+                ours = self._sending > 0 or getattr(event, "message_id", None) in self._ours
+                self.screen.show(event, ours=ours, idle=self._run_id is None and not self._open)
                 if isinstance(event, (RunSuspended, RunResumed)):
                     self._ask(event)
         self.screen.line("the session is gone; Ctrl-D leaves")

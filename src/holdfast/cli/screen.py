@@ -138,7 +138,7 @@ class Screen:
             self.line(f"may it call {asked(question)}?  y, n, or n and a reason")
             self.prompt("y/n> ")
 
-    def show(self, event: Event | Gap, *, ours: set[str], idle: bool) -> None:
+    def show(self, event: Event | Gap, *, ours: bool, idle: bool) -> None:
         """An event as it comes."""
         match event:
             case TextDelta():
@@ -149,7 +149,7 @@ class Screen:
                 self._speak("reasoning")
                 self._write(event.text, dim=True)
             case MessageAccepted():
-                if event.message_id not in ours and not idle:
+                if not ours:
                     self.line(f"message: {_short(event.content)}")
             case StepStarted():
                 if event.label or event.step > 1:
@@ -298,6 +298,6 @@ class JsonScreen(Screen):
     def question(self, question: Question) -> None:
         """The event has it."""
 
-    def show(self, event: Event | Gap, *, ours: set[str], idle: bool) -> None:
+    def show(self, event: Event | Gap, *, ours: bool, idle: bool) -> None:
         """One line."""
         say_json(event)
