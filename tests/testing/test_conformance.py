@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
@@ -78,6 +79,19 @@ def test_every_framework_has_an_adapter_with_all_methods() -> None:
         text = (Path(kit.__file__).parent / "adapters" / file).read_text()
         assert f"class {name}:" in text
         assert not {method for method in methods if f"async def {method}(" not in text}
+
+
+def test_the_kit_and_the_adapters_load_without_anything_but_the_standard_library() -> None:
+    folder = Path(kit.__file__).parent
+    for file in (folder / "kit.py", *sorted((folder / "adapters").glob("*.py"))):
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({str(file)!r})"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_every_probe_says_its_promise_in_words() -> None:

@@ -56,7 +56,13 @@ FRAMEWORKS: Mapping[str, Framework] = {
     "google-adk": Framework(
         title="Google ADK",
         adapter="google_adk.py:GoogleADK",
-        packages=("google-adk==2.13.0", "litellm==1.106.2", "sqlalchemy[asyncio]==2.1.9", "aiosqlite==0.22.1"),
+        packages=(
+            "google-adk==2.13.0",
+            "litellm==1.106.2",
+            "mcp==2.3.0",
+            "sqlalchemy[asyncio]==2.1.9",
+            "aiosqlite==0.22.1",
+        ),
     ),
 }
 """By the name on the command line."""

@@ -34,19 +34,17 @@ async def judge(
     findings = []
     for promise in promises:
         tries: list[tuple[Verdict, str]] = []
-        while len(tries) < times and (not tries or tries[-1][0] in ("broken", "could not run") or len(tries) < 2):
+        while not tries or (tries[0][0] in ("broken", "could not run") and len(tries) < times):
             verdict, evidence, seen = await _try(target, promise)
             versions = seen or versions
             tries.append((verdict, evidence))
-            if len(tries) == 1 and verdict in ("kept", "not offered"):
-                break
         verdict = worst(tries)
         findings.append(
             Finding(
                 promise=promise,
                 text=(PROBES[promise].__doc__ or "").strip(),
                 verdict=verdict,
-                evidence=tuple(evidence for _, evidence in tries),
+                evidence=tuple(text if one == verdict else f"{one}: {text}" for one, text in tries),
             )
         )
         progress(f"{target.name}: {promise}: {verdict}")

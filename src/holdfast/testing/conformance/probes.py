@@ -438,7 +438,7 @@ async def kept_answers(bench: Bench) -> tuple[Verdict, str]:
     await bench.subject.ask("transcript", "s")
     for n in range(5):
         await bench.subject.ask("result", await bench.submit("s", f"message-{n} say answer-{n}"), limit_s=_ANSWER_S)
-    await bench.subject.crash()
+    await bench.subject.kill()
     await bench.subject.start()
     await bench.subject.ask("open", "s", "ann")
     entries = " ".join(text for _, text in await bench.subject.ask("transcript", "s"))
@@ -453,7 +453,7 @@ async def kept_messages(bench: Bench) -> tuple[Verdict, str]:
     how = await bench.subject.ask("inbox")
     for n in range(5):
         await bench.submit("s", f"message-{n} say answer-{n} {'and so on ' * 8}")
-    await bench.subject.crash()
+    await bench.subject.kill()
     await bench.subject.start()
     await bench.subject.ask("open", "s", "ann")
     end = time.monotonic() + _ANSWER_S

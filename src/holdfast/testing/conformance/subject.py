@@ -95,7 +95,7 @@ class Subject:
             raise
 
     async def kill(self) -> None:
-        """SIGKILL to the process; what it had started by then is killed too."""
+        """SIGKILL to the process, and to what it had started by then. It may be started again."""
         process = self._process
         if process is None:
             return
@@ -110,11 +110,6 @@ class Subject:
         await process.wait()
         if self._reading is not None:
             await asyncio.wait({self._reading})
-
-    async def crash(self) -> None:
-        """SIGKILL, and nothing else is done."""
-        assert self._process is not None
-        await self.kill()
 
     def look(self) -> None:
         """Remember what the process has started, so that it can be ended with it."""
