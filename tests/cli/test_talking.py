@@ -176,9 +176,10 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
 def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
     with terminal("chat", "-s", "reports", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.expect("> ")
-        screen.type("start exit 3\n")
+        screen.type("start sleep 2; exit 3\n")
         screen.expect("y/n> ")
         screen.type("y\n")
+        screen.expect("tokens]")
         screen.expect("[message: [process")
         screen.type(CTRL_D)
         assert screen.end() == 0
