@@ -154,6 +154,10 @@ async def rounds(count: int, fn: Callable[..., Any], folder: Path, seed: int) ->
                     own = random.Random(chance.random())
                     token = f"zoo-{os.getpid()}-{fn.__name__}-{batch + number}"
                     group.create_task(one_round(session, fn.__name__, fate, own, folder, token))
+            with contextlib.suppress(TimeoutError):  # a reaper tells that its tree is gone, then ends itself
+                async with asyncio.timeout(5):
+                    while not others.issuperset(of_nobody()):
+                        await asyncio.sleep(0.002)
             left = [pid for pid in of_nobody() if pid not in others]
             assert left == [], procfs.names(left)
 
