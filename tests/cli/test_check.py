@@ -52,8 +52,8 @@ def test_docs_are_written_only_in_the_source_tree(tmp_path: Path) -> None:
     done = run("check", f"{REFERENCE}:Right", "--promise", "transcript valid", "--write-docs", folder=tmp_path)
     assert done.returncode == Exit.USAGE
     assert "source tree" in done.stderr
-    (tmp_path / "docs" / "generated").mkdir(parents=True)
+    (tmp_path / "docs" / "measured").mkdir(parents=True)
     done = run("check", f"{REFERENCE}:Right", "--promise", "transcript valid", "--write-docs", folder=tmp_path)
     assert done.returncode == Exit.OK, done.stderr
-    assert "Right" in (tmp_path / "docs" / "generated" / "conformance.md").read_text()
-    assert sys.version.split()[0] in (tmp_path / "docs" / "generated" / "conformance.md").read_text()
+    assert "Right" in (tmp_path / "docs" / "measured" / "conformance.md").read_text()
+    assert sys.version.split()[0] in (tmp_path / "docs" / "measured" / "conformance.md").read_text()

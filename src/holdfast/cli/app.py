@@ -519,7 +519,7 @@ def check(
     ] = None,
     times: Annotated[int, typer.Option("--times", help="Tries of a probe that finds fault.", min=1, max=100)] = 3,
     write_docs: Annotated[
-        bool, typer.Option("--write-docs", help="Write docs/generated/conformance.md from here.")
+        bool, typer.Option("--write-docs", help="Write docs/measured/conformance.md from here.")
     ] = False,
     json: Json = False,
 ) -> None:

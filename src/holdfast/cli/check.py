@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check"]
 
-_PAGE = Path("docs/generated/conformance.md")
+_PAGE = Path("docs/measured/conformance.md")
 
 
 def check(
