@@ -61,7 +61,8 @@ def _verdict(finding: Finding) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown leaves as it is."""
+    """Text in one line, which Markdown leaves as it is."""
+    text = " ".join(text.split())
     for letter in "\\`*_[]<>|$":
         text = text.replace(letter, f"\\{letter}")
     return text
