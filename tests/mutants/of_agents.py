@@ -8,31 +8,6 @@ __all__ = ["MUTANTS"]
 
 MUTANTS = (
     Mutant(
-        name="step answer not durable before its calls",
-        of="P6",
-        breaks="after a crash the log has calls that no model ever asked for",
-        file="agents/loop.py",
-        old="""
-            run._write(finished)
-            await run._recorder.written()
-        else:
-""",
-        new="""
-            run._write(finished)
-        else:
-""",
-        also=(
-            (
-                """
-        if fresh:
-            await run._recorder.written()
-""",
-                "",
-            ),
-        ),
-        tests=("tests/agents/test_loop.py::test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect",),
-    ),
-    Mutant(
         name="effect before intent",
         of="P11",
         breaks="a call has its effect, and after a crash nobody knows that it was made",
@@ -45,9 +20,9 @@ MUTANTS = (
         tests=("tests/agents/test_run.py",),
     ),
     Mutant(
-        name="a loop's calls before their intent",
+        name="step answer and intent not durable before their calls",
         of="P11",
-        breaks="a tool of a model has its effect before the log knows of the call",
+        breaks="a tool of a model has its effect before the log knows of the step and the call",
         file="agents/loop.py",
         old="""
         if fresh:

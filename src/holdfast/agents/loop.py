@@ -1,7 +1,7 @@
 """Drives the agent loop of `holdfast.protocol.loop`: asks the model, calls the tools, writes down what comes of it.
 
 Invariants
-- A step's answer is durable before its first call begins, and a call's intent before its effect.
+- A step's answer and a call's intent are durable before the call has its effect, all after one wait for the log.
 - The request to the model has a scope of its own: whatever ends it, the connection is closed when the scope is.
 - Each call has a scope of its own in the step's, and is reported once that scope has closed: what is left of it then
   does not count. The step ends after all its calls, also when it is interrupted; then each gets its last result.
@@ -206,8 +206,7 @@ class _Driver:
         if past is None:
             finished = await self._ask_model(scope, request)
             finished = msgspec.structs.replace(finished, at=run.now())
-            run._write(finished)
-            await run._recorder.written()
+            run._write(finished)  # stored with the intents of its calls: one wait for all of them
         else:
             finished = past
             run.transcript.feed(past)
