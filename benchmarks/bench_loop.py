@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -20,6 +21,7 @@ from holdfast.protocol.model import AssistantMessage, CallPart, EndPart, ModelRe
 __all__ = ["rows"]
 
 STEPS = 100
+DURABLE_STEPS = 50
 MANY = 8
 ROUNDS = 7
 RUNS = 1000
@@ -131,6 +133,29 @@ async def _overhead() -> list[Row]:
     ]
 
 
+async def _durable() -> list[Row]:
+    """Commits of a run on SQLite: one for each step with its intents, one for the send, one for the end."""
+    model = Straight(DURABLE_STEPS, (CallPart(name="noop", arguments={}),) * 3)
+    agent = Agent(name="a", model=model, tools=[noop], limits=LIMITS)
+    with tempfile.TemporaryDirectory() as folder:
+        async with Host(agent, store=f"sqlite:///{folder}/loop.db") as host:
+            await host.session("first").ask("x")
+            before = (await host.store.info()).commits
+            await host.session("second").ask("x")
+            commits = (await host.store.info()).commits - before
+    needed = DURABLE_STEPS + 2
+    return [
+        Row(
+            name=f"commits of a durable run of {DURABLE_STEPS} steps, over those it needs",
+            value=commits / needed,
+            unit="x",
+            target="<= 1.2",
+            met=commits <= 1.2 * needed,
+            note=f"{commits} of {needed}; three calls in each step",
+        ),
+    ]
+
+
 async def _crowd() -> list[Row]:
     """A thousand runs at once, each with calls on the loop and in threads."""
     calls = (
@@ -164,7 +189,7 @@ async def _crowd() -> list[Row]:
 def rows() -> list[Row]:
     """All figures of this module."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_overhead()) + runner.run(_crowd())
+        return runner.run(_overhead()) + runner.run(_durable()) + runner.run(_crowd())
 
 
 if __name__ == "__main__":
