@@ -97,7 +97,6 @@ def test_a_long_transcript_comes_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for page in (1, 3, 5, 10, 11):
         monkeypatch.setattr("holdfast.client.session._PAGE", page)
-        monkeypatch.setattr("holdfast.host.session._PAGE", page)
         both(scenario)
 
 
