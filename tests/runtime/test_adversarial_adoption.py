@@ -122,7 +122,7 @@ def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess
     executor.shutdown()
 
 
-@pytest.mark.nightly  # an open fault: now and then, late in a whole run, the pool's processes are not seen (docs: limits)
+@pytest.mark.nightly  # an open fault: late in a whole run its processes are, now and then, not seen
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None:
     pools: list[Any] = []
