@@ -44,7 +44,7 @@ class Inventory:
         self.objects = Counter(
             f"{kind.__module__}.{kind.__qualname__}"
             for kind in kinds
-            if kind.__module__.startswith(("holdfast.runtime", "holdfast.agents", "holdfast.host"))
+            if str(kind.__module__).startswith(("holdfast.runtime", "holdfast.agents", "holdfast.host"))
             and kind is not Incident  # the last hundred or so are kept
         )
         pages = (procfs.read_text("/proc/self/statm") or b"0 0").split()[1]
