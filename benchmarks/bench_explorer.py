@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from benchmarks.rows import Row, print_rows
 from holdfast import Host, Run
@@ -13,6 +13,9 @@ from holdfast.runtime import Interrupt
 from holdfast.testing import Report, VirtualClock, explore
 
 __all__ = ["rows"]
+
+Chosen: TypeAlias = Literal["random", "pct"]
+Tasks: TypeAlias = Literal["ordinary", "eager"]
 
 ROUNDS = 5
 SCHEDULES = 4_000
@@ -64,9 +67,9 @@ async def hosted() -> None:
 
 def _speed(
     test: Callable[[], Coroutine[Any, Any, object]],
-    chooser: Literal["random", "pct"],
+    chooser: Chosen,
     schedules: int,
-    tasks: Literal["ordinary", "eager"] = "ordinary",
+    tasks: Tasks = "ordinary",
 ) -> tuple[float, Report]:
     """Schedules in a second of CPU time, the best of some rounds."""
     best = 0.0
@@ -80,14 +83,15 @@ def _speed(
 def rows() -> list[Row]:
     """All figures of this module."""
     found = []
-    for name, test, chooser, tasks in (
+    models: tuple[tuple[str, Callable[[], Coroutine[Any, Any, object]], Chosen, Tasks], ...] = (
         ("two tasks and a lock, random", locked, "random", "ordinary"),
         ("… pct", locked, "pct", "ordinary"),
         ("… eager tasks", locked, "random", "eager"),
         ("two waiters of an interrupt, random", interrupted, "random", "ordinary"),
         ("… pct, eager tasks", interrupted, "pct", "eager"),
-    ):
-        speed, report = _speed(test, chooser, SCHEDULES, tasks)  # type: ignore[arg-type]
+    )
+    for name, test, chooser, tasks in models:
+        speed, report = _speed(test, chooser, SCHEDULES, tasks)
         note = f"CPU time, {report.steps / report.schedules:.1f} steps a schedule, {report.distinct} different ones"
         found.append(Row(name=name, value=speed, unit="/s", target=f">= {TARGET:,}", met=speed >= TARGET, note=note))
     speed, report = _speed(hosted, "random", HOSTED)
