@@ -22,7 +22,7 @@ from holdfast.protocol.model import (
     ToolSpec,
     UserMessage,
 )
-from holdfast.testing.model_wires.form import NAME, arguments_text, attachment_of, data_line, text_of
+from holdfast.testing.model_wires.form import NAME, arguments_text, attachment_of, data_line, first_objection, text_of
 
 __all__ = ["ChatWire", "bearer", "openai_error"]
 
@@ -41,14 +41,7 @@ class ChatWire:
 
     def objection(self) -> str | None:
         """See `Wire.objection`."""
-        if self._body.get("stream") is not True:
-            return "this server answers in streams only: send 'stream': true"
-        if not self._body.get("messages"):
-            return "messages is empty"
-        try:
-            return next(_objections(self._body), None)
-        except (AttributeError, KeyError, TypeError) as error:
-            return f"a message does not have the form of the API: {error!r}"
+        return first_objection(self._body, _objections)
 
     def request(self) -> ModelRequest:
         """See `Wire.request`."""
@@ -165,6 +158,8 @@ def openai_error(status: int, message: str) -> bytes:
 
 
 def _objections(body: dict[str, Any]) -> Iterator[str]:
+    if not body.get("messages"):
+        yield "messages is empty"
     for tool in body.get("tools") or ():
         if not NAME.fullmatch(tool["function"]["name"]):
             yield f"the tool name {tool['function']['name']!r} has characters that are not allowed"

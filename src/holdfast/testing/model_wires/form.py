@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from holdfast.protocol.messages import Attachment
 from holdfast.protocol.model import CallPart, ModelRequest, Part
 
-__all__ = ["NAME", "Wire", "arguments_text", "attachment_of", "data_line", "event_lines", "text_of"]
+__all__ = ["NAME", "Wire", "arguments_text", "attachment_of", "data_line", "event_lines", "first_objection", "text_of"]
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """What a tool may be called."""
@@ -59,6 +59,16 @@ class Wire(Protocol):
     def error(status: int, message: str) -> bytes:
         """The body of an answer with an error status."""
         ...
+
+
+def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]], Iterator[str]]) -> str | None:
+    """What a provider would say first against a request, or None; what its objections stumble over counts too."""
+    if body.get("stream") is not True:
+        return "this server answers in streams only: send 'stream': true"
+    try:
+        return next(objections(body), None)
+    except (AttributeError, KeyError, TypeError) as error:
+        return f"a message does not have the form of the API: {error!r}"
 
 
 def text_of(content: Any) -> str:

@@ -22,7 +22,7 @@ from holdfast.protocol.model import (
     ToolSpec,
     UserMessage,
 )
-from holdfast.testing.model_wires.form import NAME, arguments_text, attachment_of, event_lines, text_of
+from holdfast.testing.model_wires.form import NAME, arguments_text, attachment_of, event_lines, first_objection, text_of
 
 __all__ = ["MessagesWire"]
 
@@ -42,14 +42,7 @@ class MessagesWire:
 
     def objection(self) -> str | None:
         """See `Wire.objection`."""
-        if self._body.get("stream") is not True:
-            return "this server answers in streams only: send 'stream': true"
-        if not isinstance(self._body.get("max_tokens"), int):
-            return "max_tokens: Field required"
-        try:
-            return next(_objections(self._body), None)
-        except (AttributeError, KeyError, TypeError) as error:
-            return f"a message does not have the form of the API: {error!r}"
+        return first_objection(self._body, _objections)
 
     def request(self) -> ModelRequest:
         """See `Wire.request`."""
@@ -184,6 +177,8 @@ class MessagesWire:
 
 
 def _objections(body: dict[str, Any]) -> Iterator[str]:
+    if not isinstance(body.get("max_tokens"), int):
+        yield "max_tokens: Field required"
     messages = body["messages"]
     if not messages or messages[0]["role"] != "user" or messages[-1]["role"] != "user":
         yield "messages: the first and the last message are the user's"

@@ -23,7 +23,7 @@ from holdfast.protocol.model import (
     UserMessage,
 )
 from holdfast.testing.model_wires.chat import bearer, openai_error
-from holdfast.testing.model_wires.form import NAME, arguments_text, attachment_of, event_lines, text_of
+from holdfast.testing.model_wires.form import NAME, arguments_text, attachment_of, event_lines, first_objection, text_of
 
 __all__ = ["ResponsesWire"]
 
@@ -43,14 +43,7 @@ class ResponsesWire:
 
     def objection(self) -> str | None:
         """See `Wire.objection`."""
-        if self._body.get("stream") is not True:
-            return "this server answers in streams only: send 'stream': true"
-        if not self._body.get("input"):
-            return "input is empty"
-        try:
-            return next(_objections(self._body), None)
-        except (AttributeError, KeyError, TypeError) as error:
-            return f"an item does not have the form of the API: {error!r}"
+        return first_objection(self._body, _objections)
 
     def request(self) -> ModelRequest:
         """See `Wire.request`."""
@@ -215,6 +208,8 @@ def _items(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _objections(body: dict[str, Any]) -> Iterator[str]:
+    if not body.get("input"):
+        yield "input is empty"
     for tool in body.get("tools") or ():
         if not NAME.fullmatch(tool["name"]):
             yield f"the tool name {tool['name']!r} has characters that are not allowed"
