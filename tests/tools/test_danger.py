@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from holdfast.tools.danger import is_dangerous, is_dangerous_call
@@ -118,8 +116,9 @@ def test_what_a_shell_is_given_to_read_is_judged_too() -> None:
         "/git reset env ",
     ],
 )
-def test_no_command_takes_the_patterns_long(piece: str) -> None:
-    """They run on the loop: CPU time, with room for a slow machine."""
-    began = time.process_time()
-    is_dangerous((piece * 4000)[:4000])
-    assert time.process_time() - began < 1
+@pytest.mark.timeout(20)  # a pattern that goes back and forth takes minutes here, and else milliseconds
+def test_the_patterns_come_to_an_end_on_any_command(piece: str) -> None:
+    """They run on the loop."""
+    harmless = (piece * 4000)[:3990]
+    assert not is_dangerous(harmless)
+    assert is_dangerous(harmless + "\nsudo ls")
