@@ -9,12 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.testing.agent_driver import AgentSubject
+    from holdfast.testing.agent_suite import AGENT_CHECKS, run_agent_check
     from holdfast.testing.clock import ManualClock, VirtualClock
     from holdfast.testing.exploring import Report, explore, run_virtual
     from holdfast.testing.failures import NotExplorable, ScheduleFailure
     from holdfast.testing.replay import Replay
 
 _HOME_OF = {
+    "AGENT_CHECKS": "agent_suite",
+    "AgentSubject": "agent_driver",
+    "run_agent_check": "agent_suite",
     "ManualClock": "clock",
     "VirtualClock": "clock",
     "Report": "exploring",
@@ -26,6 +31,8 @@ _HOME_OF = {
 }
 
 __all__ = [
+    "AGENT_CHECKS",
+    "AgentSubject",
     "ManualClock",
     "NotExplorable",
     "Replay",
@@ -33,6 +40,7 @@ __all__ = [
     "ScheduleFailure",
     "VirtualClock",
     "explore",
+    "run_agent_check",
     "run_virtual",
 ]
 
