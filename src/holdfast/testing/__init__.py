@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.testing.exploring import Report, explore, run_virtual
     from holdfast.testing.failures import NotExplorable, ScheduleFailure
     from holdfast.testing.replay import Replay
+    from holdfast.testing.swapped import start_thread
 
 _HOME_OF = {
     "AGENT_CHECKS": "agent_suite",
@@ -28,6 +29,7 @@ _HOME_OF = {
     "NotExplorable": "failures",
     "ScheduleFailure": "failures",
     "Replay": "replay",
+    "start_thread": "swapped",
 }
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "explore",
     "run_agent_check",
     "run_virtual",
+    "start_thread",
 ]
 
 

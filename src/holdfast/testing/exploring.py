@@ -14,6 +14,7 @@ from holdfast.testing.outside import collect_some_garbage, garbage_left, real_wo
 from holdfast.testing.replay import Replay
 from holdfast.testing.schedule import NOT_REPEATED, Outcome, run_one
 from holdfast.testing.shrinking import shrink as shrunk_choices
+from holdfast.testing.swapped import swapped_in
 
 __all__ = ["Report", "explore", "run_virtual"]
 
@@ -136,7 +137,7 @@ def explore(
     count = steps = choices = longest = 0
     seen: set[int] = set()
     states = States()
-    with real_world_closed(), garbage_left():
+    with real_world_closed(), swapped_in(), garbage_left():
         while count < schedules and picker.begin():
             collect_some_garbage()
             outcome = run(picker)

@@ -10,13 +10,29 @@ from typing import Literal
 
 from holdfast.testing.replay import Replay
 
-__all__ = ["FailureKind", "NotExplorable", "ScheduleFailure", "describe_task", "show_replay"]
+__all__ = [
+    "Deadlock",
+    "FailureKind",
+    "Livelock",
+    "NotExplorable",
+    "ScheduleFailure",
+    "describe_task",
+    "show_replay",
+]
 
 FailureKind = Literal[
     "error", "callback", "deadlock", "livelock", "leak", "unretrieved", "not_explorable", "nondeterminism"
 ]
 
 _SHOWN = 200
+
+
+class Deadlock(Exception):  # noqa: N818
+    """Nothing can run and no timer is set."""
+
+
+class Livelock(Exception):  # noqa: N818
+    """The schedule took more steps than it may."""
 
 
 class NotExplorable(RuntimeError):

@@ -25,9 +25,10 @@ from concurrent.futures import Executor
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar, TypeVarTuple
 
-from holdfast.testing.failures import NotExplorable
+from holdfast.testing.failures import Deadlock, Livelock, NotExplorable, describe_task
+from holdfast.testing.strands import Strand, Strands, strands_here
 
-__all__ = ["Actor", "Chooser", "Deadlock", "ExploredLoop", "Livelock", "Step", "VirtualLoop"]
+__all__ = ["Actor", "Chooser", "ExploredLoop", "Step", "VirtualLoop"]
 
 _Task = asyncio.Task
 _T = TypeVar("_T")
@@ -42,14 +43,6 @@ _PATIENCE_WITH_OLD_THREADS_S = 1.0
 _MANY_CANCELLED = 100
 # How asyncio names the callbacks that drive a task; the C step has no name.
 _TASK_STEPS = frozenset({"step", "task_wakeup", "TaskWakeupMethWrapper", "__step", "__wakeup"})
-
-
-class Deadlock(Exception):  # noqa: N818
-    """Nothing can run and no timer is set."""
-
-
-class Livelock(Exception):  # noqa: N818
-    """The schedule took more steps than it may."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -100,10 +93,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         """Like asyncio's; timers of one instant fire in the order in which they were set."""
         timer = self._make_timer(when, callback, args, context)
+        self._set_timer(timer)
+        return timer
+
+    def _set_timer(self, timer: asyncio.TimerHandle) -> None:
         self._timers_made += 1
         timer._scheduled = True  # type: ignore[attr-defined]
-        heapq.heappush(self._timers, (when, self._timers_made, timer))
-        return timer
+        heapq.heappush(self._timers, (timer.when(), self._timers_made, timer))
 
     def _make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
@@ -266,6 +262,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The tasks of this loop that are not done."""
         return list(asyncio.all_tasks(self))
 
+    def left_over(self) -> str:
+        """What the test left over and should not have, for people."""
+        left = len(self.unfinished())
+        return f"{left} of its tasks" if left else ""
+
+    def described(self) -> list[str]:
+        """Whoever is not done, and where each waits."""
+        return [describe_task(task) for task in self.unfinished()]
+
     def unretrieved(self) -> list[dict[str, Any]]:
         """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
         gc.collect()
@@ -325,7 +330,7 @@ for _name in (
 
 
 class Actor:
-    """Whoever takes steps: a task, the callbacks that one actor scheduled, or the clock.
+    """Whoever takes steps: a task, a thread, the callbacks that one actor scheduled, or the clock.
 
     Parameters:
         number: the actor's age: the first one is 0. Equal in two runs of one schedule.
@@ -333,12 +338,13 @@ class Actor:
         scheduled_by: for callbacks, the actor that scheduled them.
     """
 
-    __slots__ = ("callbacks", "is_clock", "number", "queue", "runnable", "scheduled_by", "steps", "task")
+    __slots__ = ("callbacks", "is_clock", "number", "queue", "runnable", "scheduled_by", "steps", "strand", "task")
 
     def __init__(self, number: int, task: asyncio.Task[Any] | None, scheduled_by: Actor | None) -> None:
         self.number = number
         self.task = task
         self.scheduled_by = scheduled_by
+        self.strand: Strand | None = None
         self.is_clock = False
         self.callbacks: Actor | None = None
         self.queue: deque[Step] = deque()
@@ -350,6 +356,8 @@ class Actor:
         """The task's name, or whose callbacks these are."""
         if self.task is not None:
             return self.task.get_name()
+        if self.strand is not None:
+            return f"thread {self.strand.name}"
         if self.scheduled_by is not None:
             return f"callbacks of {self.scheduled_by.name}"
         return "the clock" if self.is_clock else "outside"
@@ -447,7 +455,10 @@ class ExploredLoop(VirtualLoop):
         self.states: list[int] = []
         """After each step: a number for how many steps each actor has taken."""
         self.recent: deque[Actor] = deque(maxlen=64)
-        self.misuse: NotExplorable | None = None
+        self.halted: Exception | None = None
+        """Why the schedule cannot go on, although whoever runs now may have caught it."""
+        self.strands = Strands(self)
+        self._stepping = False
         self._stale = False
         self._state = 0
         self._unnamed = 0
@@ -505,7 +516,7 @@ class ExploredLoop(VirtualLoop):
         if self._closed:
             self._check_closed()
         if threading.get_ident() != self._home:
-            self._refuse_thread()
+            self._refuse("call_soon was called from another thread than the loop's; use call_soon_threadsafe")
         step = Step(0.0, callback, args, self, context, self._actor_of(callback))
         self._make_runnable(step)
         return step
@@ -513,8 +524,17 @@ class ExploredLoop(VirtualLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        """Like `call_soon`: a schedule has no other threads."""
-        return self.call_soon(callback, *args, context=context)
+        """Like `call_soon`; also for the threads of the schedule, of which others may go before it returns."""
+        if threading.get_ident() == self._home:
+            return self.call_soon(callback, *args, context=context)
+        strands = self.strands
+        if strands_here() is not strands:
+            self._refuse_thread()
+        self._check_closed()
+        step = Step(0.0, callback, args, self, context, self._callbacks_of(self._running_actor))
+        self._make_runnable(step)
+        strands.pause()
+        return step
 
     def _make_timer(
         self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
@@ -556,10 +576,12 @@ class ExploredLoop(VirtualLoop):
             else:
                 at += 1
 
+    def _new_step(
+        self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context, actor: Actor
+    ) -> Step:
+        return Step(when, callback, args, self, context, actor)
+
     def _run_once(self) -> None:
-        self.steps += 1
-        if self.steps > self.max_steps:
-            raise Livelock
         if self._stale:
             self._drop_cancelled()
         runnable = self._runnable
@@ -571,26 +593,38 @@ class ExploredLoop(VirtualLoop):
             if when is not None and when <= runnable[0].since + self._late_s:
                 offered = [*runnable, self._clock]
         width = len(offered)
-        if width == 1:
-            step = self._take(0)
-        else:
-            at = self._pick(offered)
-            self.choices.append(at)
-            self.widths.append(width)
-            self.picked.append(offered[at].actor.number)
-            if at == len(runnable):
-                self._note_step(offered[at].actor)
-                self._pass_time()
-                return
-            step = self._take(at)
+        at = 0 if width == 1 else self._choose(offered)
+        if at == len(runnable):
+            self._count(offered[at].actor)
+            self._pass_time()
+            return
+        step = self._take(at)
         self._running_actor = actor = step.actor
-        self._note_step(actor)
+        self._count(actor)
         self.recent.append(actor)
+        self._stepping = True
         step._run()
-        if self.misuse is not None:
-            raise self.misuse
+        self._stepping = False
+        if self.halted is not None:
+            raise self.halted
 
-    def _note_step(self, actor: Actor) -> None:
+    def _choose(self, offered: Sequence[Step]) -> int:
+        at = self._pick(offered)
+        self.choices.append(at)
+        self.widths.append(len(offered))
+        self.picked.append(offered[at].actor.number)
+        return at
+
+    def _count(self, actor: Actor) -> None:
+        """This actor takes a step.
+
+        Raises:
+            Livelock: that is one too many.
+        """
+        self.steps += 1
+        if self.steps > self.max_steps:
+            self.halt(Livelock())
+            raise Livelock
         actor.steps += 1
         self._state ^= hash((actor.number, actor.steps))
         self.states.append(self._state)
@@ -598,6 +632,7 @@ class ExploredLoop(VirtualLoop):
     def close(self) -> None:
         """Like asyncio's; drops what keeps the loop in cycles, so that it goes without the garbage collector."""
         super().close()
+        self.strands.unwind()
         for actor in self.actors:
             actor.callbacks = None
         self.actors = []
@@ -609,12 +644,27 @@ class ExploredLoop(VirtualLoop):
         self.set_task_factory(None)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """Refused: a schedule has no other threads."""
+        """Like asyncio's on the runtime's own executor, whose threads the schedule has; others are refused."""
+        from holdfast.runtime.adoption import PoolExecutor
+
+        if executor is None and isinstance(getattr(self, "_default_executor", None), PoolExecutor):
+            return asyncio.BaseEventLoop.run_in_executor(self, None, func, *args)
         self._refuse_thread()
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
         """The tasks of this loop that are not done, oldest first."""
         return [task for task in self._by_task if not task.done()]
+
+    def left_over(self) -> str:
+        """What the test left over and should not have, for people."""
+        threads = sum(strand.must_end for strand in self.strands.left())
+        parts = (super().left_over(), f"{threads} of its threads" if threads else "")
+        return " and ".join(part for part in parts if part)
+
+    def described(self) -> list[str]:
+        """Whoever is not done, and where each waits."""
+        blocked = [self.strands.blocked] if self.strands.blocked else []
+        return [*super().described(), *blocked, *(strand.described() for strand in self.strands.left())]
 
     def unretrieved(self) -> list[dict[str, Any]]:
         """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
@@ -648,35 +698,41 @@ class ExploredLoop(VirtualLoop):
         """Cancel what is left and let it end in asyncio's order."""
         self._pick = _first
         self._clock = None
-        self.misuse = None
+        self.halted = None
         super().unwind(steps)
+        self.halted = None
+        self.strands.unwind()
 
     def _refuse_thread(self) -> NoReturn:
         self._refuse(
-            "a real thread was used under the explorer, where schedules must be repeatable; "
-            "run that part as a coroutine (a tool: as an `async def`), "
-            "or test it with run_virtual (executors) or asyncio.run (threads); "
+            "a real thread was used under the explorer, where schedules must be repeatable; start it with "
+            "holdfast.testing.start_thread, or in a scope: scope.spawn(…, on='thread'), or run that part as a "
+            "coroutine; or test it with run_virtual (executors) or asyncio.run (threads); "
             "races between real threads are found by frontrun"
         )
 
     def _refuse(self, text: str) -> NoReturn:
         error = NotExplorable(text)
-        if self.misuse is None:
-            self.misuse = error
+        self.halt(error)
         raise error
+
+    def halt(self, error: Exception) -> None:
+        """End the schedule with this error after the present step, whoever catches it."""
+        if self.halted is None:
+            self.halted = error
 
     def begin_now(self, task: asyncio.Task[Any]) -> None:
         """Take the new task's first step at once, inside the step that created it."""
         actor = self._by_task[task]
         step = self._take(next(at for at, step in enumerate(self._runnable) if step.actor is actor))
-        outside, creator = self._running_actor, asyncio.current_task(self)
-        self._running_actor = actor
+        outside, creator, stepping = self._running_actor, asyncio.current_task(self), self._stepping
+        self._running_actor, self._stepping = actor, True
         if creator is not None:
             asyncio.tasks._leave_task(self, creator)
         try:
             step._run()
         finally:
-            self._running_actor = outside
+            self._running_actor, self._stepping = outside, stepping
             if creator is not None:
                 asyncio.tasks._enter_task(self, creator)
 

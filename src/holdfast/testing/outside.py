@@ -2,7 +2,8 @@
 
 Invariants:
 
-- Only the thread that runs an `ExploredLoop` at that moment is refused anything; all other threads go on as before.
+- Only threads of a schedule (the one that runs an `ExploredLoop` at that moment, and those that belong to it) are
+  refused anything; all other threads go on as before.
 - A refusal is kept by the loop: a test that catches it fails all the same.
 - What is patched is put back when the exploration is over; the audit hook stays and does nothing outside of one.
 """
@@ -13,14 +14,12 @@ import gc
 import sys
 import threading
 import time
-from _thread import LockType
-from asyncio import events
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.runtime import interrupt as interrupt_module
 from holdfast.testing.loop import ExploredLoop
+from holdfast.testing.strands import strands_here
 
 __all__ = ["collect_some_garbage", "garbage_left", "real_world_closed"]
 
@@ -41,7 +40,6 @@ _REFUSED = {
 }
 
 _audit_installed = False
-_gates: Any = interrupt_module  # where threads that wait for an interrupt get their locks
 
 
 # What the garbage collector frees in the middle of a schedule may cancel timers or run callbacks.
@@ -50,13 +48,14 @@ _gates: Any = interrupt_module  # where threads that wait for an interrupt get t
 @contextmanager
 def garbage_left() -> Iterator[None]:
     """Keep the garbage collector out."""
-    enabled = gc.isenabled()
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
     gc.freeze()  # what was there before need not be looked at between schedules
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:  # else whoever froze that wants it so, and the two cannot be told apart
+            gc.unfreeze()
         if enabled:
             gc.enable()
 
@@ -68,8 +67,8 @@ def collect_some_garbage() -> None:
 
 
 def _explored_loop() -> ExploredLoop | None:
-    loop = events._get_running_loop()
-    return loop if isinstance(loop, ExploredLoop) else None
+    strands = strands_here()
+    return None if strands is None else strands.loop
 
 
 def _audit(event: str, _: tuple[Any, ...]) -> None:
@@ -90,7 +89,6 @@ def real_world_closed() -> Iterator[None]:
         _audit_installed = True
         sys.addaudithook(_audit)
     start_thread, sleep, wait = threading.Thread.start, time.sleep, threading.Condition.wait
-    allocate_lock = _gates.allocate_lock
 
     def guarded_start(thread: threading.Thread) -> None:
         if (loop := _explored_loop()) is not None:
@@ -98,40 +96,32 @@ def real_world_closed() -> Iterator[None]:
         start_thread(thread)
 
     def guarded_sleep(seconds: float, /) -> None:
-        if seconds and (loop := _explored_loop()) is not None:
-            loop._refuse(
+        strands = strands_here()
+        if strands is None or not seconds:
+            sleep(seconds)
+        elif strands.running is not None:
+            strands.sleep(seconds)
+        else:
+            strands.loop._refuse(
                 f"time.sleep({seconds}) stops the whole loop, and the explored time does not move; "
                 "use `await asyncio.sleep(…)`, which costs no real time here"
             )
-        sleep(seconds)
 
     def guarded_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
-        if timeout is None and (loop := _explored_loop()) is not None:
-            loop._refuse(
+        if timeout is None and (strands := strands_here()) is not None and strands.running is None:
+            strands.loop._refuse(
                 "a wait of threads without a timeout (threading.Event or Condition, queue.Queue.get, Future.result of "
                 "concurrent.futures): under the explorer there is no other thread that could end it; "
                 "await an asyncio.Event, asyncio.Queue or a future, or use holdfast.runtime's Interrupt"
             )
         return wait(condition, timeout)
 
-    def guarded_gate() -> LockType:
-        if (loop := _explored_loop()) is not None:
-            loop._refuse(
-                "Interrupt.wait_blocking and sleep_blocking stop the whole loop; "
-                "use `await interrupt.wait()` and `await interrupt.sleep(…)` on a loop, these are for threads"
-            )
-        gate: LockType = allocate_lock()
-        return gate
-
     threading.Thread.start = guarded_start  # type: ignore[method-assign, assignment]
     time.sleep = guarded_sleep  # type: ignore[assignment]
     threading.Condition.wait = guarded_wait  # type: ignore[method-assign, assignment]
-    # A thread that waits for an interrupt makes itself a gate, and only if it has to wait.
-    _gates.allocate_lock = guarded_gate
     try:
         yield
     finally:
-        _gates.allocate_lock = allocate_lock
         threading.Thread.start = start_thread  # type: ignore[method-assign]
         time.sleep = sleep
         threading.Condition.wait = wait  # type: ignore[method-assign]

@@ -11,8 +11,14 @@ from typing import Any
 
 from holdfast.errors import Interrupted
 from holdfast.testing.choosers import ReplayMismatch
-from holdfast.testing.failures import NotExplorable, ScheduleFailure, describe_task, show_replay
-from holdfast.testing.loop import Actor, Chooser, Deadlock, ExploredLoop, Livelock, VirtualLoop
+from holdfast.testing.failures import (
+    Deadlock,
+    Livelock,
+    NotExplorable,
+    ScheduleFailure,
+    show_replay,
+)
+from holdfast.testing.loop import Actor, Chooser, ExploredLoop, VirtualLoop
 from holdfast.testing.replay import Replay
 from holdfast.testing.shrinking import stripped
 
@@ -193,9 +199,8 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
         else:
             _judge(loop, main, outcome)
         outcome.steps = loop.steps
-        left = loop.unfinished()
         if outcome.kind in ("deadlock", "livelock", "leak"):
-            outcome.tasks = tuple(describe_task(task) for task in left)
+            outcome.tasks = tuple(loop.described())
         if explored is not None:
             outcome.choices, outcome.widths = list(explored.choices), list(explored.widths)
             outcome.picked, outcome.states = list(explored.picked), list(explored.states)
@@ -224,9 +229,9 @@ def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: Outcome) -> None
         outcome.text = _told(error)
         return
     outcome.result = main.result()
-    left = loop.unfinished()
+    left = loop.left_over()
     if left:
-        outcome.kind, outcome.text = "leak", f"the test is over, but {len(left)} of its tasks are not"
+        outcome.kind, outcome.text = "leak", f"the test is over, but {left} are not"
         return
     troubles = loop.unretrieved()
     if troubles:

@@ -1,0 +1,243 @@
+"""Gives the runtime's code that runs in threads the primitives of `holdfast.testing.strands` while it is explored.
+
+Invariants
+
+- Only names in the modules of `_SWAPPED` are replaced, and each is put back when the exploration is over.
+- A replaced name looks at the thread that uses it: outside of a schedule it is what it was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from _thread import LockType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+from holdfast.runtime import adoption, interrupt, interrupt_dispatch, membership, once, threads
+from holdfast.storage import sqlite, writer
+from holdfast.testing.strands import (
+    Lock,
+    RLock,
+    SimpleQueue,
+    Strand,
+    Thread,
+    end_carriers,
+    strands_here,
+)
+
+__all__ = ["start_thread", "swapped_in"]
+
+T = TypeVar("T")
+
+_allocate_lock = threading.Lock
+_monotonic, _sleep = time.monotonic, time.sleep
+_start_plain = threads._start_plain
+_shared_threads = threads.shared_threads
+
+
+def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None) -> asyncio.Future[T]:
+    """Run ``fn(*values)`` as a thread of the explored schedule; await the result.
+
+    It is a real thread, and only it or the loop or another one of the schedule runs at a time. Others may go where it
+    uses a primitive of the runtime: an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop;
+    and where it waits for `threading.Event`, `Condition`, `queue.Queue`, a future of ``concurrent.futures``, or sleeps.
+    The schedule fails when the test ends before it.
+
+    Parameters:
+        fn: a plain function.
+        values: its arguments.
+        name: for people; default: the function's.
+
+    Raises:
+        RuntimeError: no schedule is explored here.
+    """
+    strands = strands_here()
+    if strands is None:
+        raise RuntimeError("start_thread starts a thread of an explored schedule: call it in a test under explore()")
+    loop = strands.loop
+    future: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = fn(*values)
+        except Exception as error:
+            loop.call_soon_threadsafe(_fail, future, error)
+        else:
+            loop.call_soon_threadsafe(_succeed, future, result)
+
+    label = name or str(getattr(fn, "__qualname__", type(fn).__name__))
+    strands.start(Strand(strands, run, label, must_end=True))
+    return future
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+class _Threading:
+    """The module `threading`, for code of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+    @staticmethod
+    def Lock() -> Any:
+        """A lock of the schedule, if one is explored here."""
+        strands = strands_here()
+        return threading.Lock() if strands is None else Lock(strands)
+
+    @staticmethod
+    def RLock() -> Any:
+        """The same, re-entrant."""
+        strands = strands_here()
+        return threading.RLock() if strands is None else RLock(strands)
+
+    @staticmethod
+    def Thread(*, target: Callable[..., object], name: str, **options: Any) -> Any:
+        """A thread of the schedule, if one is explored here."""
+        strands = strands_here()
+        if strands is None:
+            return threading.Thread(target=target, name=name, **options)
+        return Thread(strands, target, name, **options)
+
+    @staticmethod
+    def current_thread() -> Any:
+        """The thread of the schedule that runs here, or the real one."""
+        strands = strands_here()
+        strand = None if strands is None else strands.running
+        return threading.current_thread() if strand is None or strand.thread is None else strand.thread
+
+
+class _Time:
+    """The module `time`, for code of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    @staticmethod
+    def monotonic() -> float:
+        """The schedule's time, if one is explored here."""
+        return _now()
+
+    @staticmethod
+    def sleep(delay_s: float) -> None:
+        """Let the schedule's time pass, if one is explored here."""
+        strands = strands_here()
+        if strands is None:
+            _sleep(delay_s)
+        else:
+            strands.sleep(delay_s)
+
+
+class _Queue:
+    """The module `queue`, for code of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(queue, name)
+
+    @staticmethod
+    def SimpleQueue() -> Any:
+        """A queue of the schedule, if one is explored here."""
+        strands = strands_here()
+        return queue.SimpleQueue() if strands is None else SimpleQueue(strands)
+
+
+class _Dispatcher:
+    """The dispatcher thread of the schedule, if one is explored here, or the real one."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        strands = strands_here()
+        if strands is None or strands.over:
+            return getattr(self._real, name)
+        return getattr(strands.the_only("dispatcher", interrupt_dispatch._Dispatcher), name)
+
+
+def _now() -> float:
+    strands = strands_here()
+    return _monotonic() if strands is None else strands.loop.time()
+
+
+def _gate() -> Any:
+    strands = strands_here()
+    if strands is None:
+        return _allocate_lock()
+    if strands.running is None:
+        strands.loop._refuse(
+            "Interrupt.wait_blocking and sleep_blocking stop the whole loop; use `await interrupt.wait()` and "
+            "`await interrupt.sleep(…)` on a loop, these are for threads (holdfast.testing.start_thread)"
+        )
+    return Lock(strands)
+
+
+def _gate_of_condition() -> LockType | Lock:
+    strands = strands_here()
+    return _allocate_lock() if strands is None or strands.running is None else Lock(strands, quiet=True)
+
+
+def _start(thread: Any) -> None:
+    if isinstance(thread, Thread):
+        thread.start()
+    else:
+        _start_plain(thread)
+
+
+def _threads_here() -> threads.ThreadPool:
+    strands = strands_here()
+    if strands is None:
+        return _shared_threads()
+    pool: threads.ThreadPool = strands.the_only("threads", lambda: threads.ThreadPool(name="holdfast-shared"))
+    return pool
+
+
+_threading, _time, _queue = _Threading(), _Time(), _Queue()
+_SWAPPED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
+    (threads, "threading", _threading),
+    (threads, "_start_plain", _start),
+    (membership, "threading", _threading),
+    (membership, "shared_threads", _threads_here),
+    (adoption, "shared_threads", _threads_here),
+    (once, "threading", _threading),
+    (interrupt, "allocate_lock", _gate),
+    (interrupt_dispatch, "threading", _threading),
+    (interrupt_dispatch, "queue", _queue),
+    (interrupt_dispatch, "time", _time),
+    (writer, "threading", _threading),
+    (writer, "time", _time),
+    (writer, "SimpleQueue", _queue.SimpleQueue),
+    (sqlite, "threading", _threading),
+    (sqlite, "SimpleQueue", _queue.SimpleQueue),
+    # What the interpreter's own conditions, events, queues and futures wait with.
+    (threading, "_allocate_lock", _gate_of_condition),
+    (threading, "_time", _now),
+    (queue, "time", _now),
+)
+
+
+@contextmanager
+def swapped_in() -> Iterator[None]:
+    """Replace the names for an exploration."""
+    dispatcher = interrupt_dispatch.dispatcher
+    changes = (*_SWAPPED, (interrupt_dispatch, "dispatcher", _Dispatcher(dispatcher)))
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, instead in changes:
+        setattr(module, name, instead)
+    try:
+        yield
+    finally:
+        for (module, name, _), old in zip(changes, before, strict=True):
+            setattr(module, name, old)
+        end_carriers()
