@@ -7,6 +7,7 @@
         ├── InvalidRequest           the caller's input does not fit
         │   ├── InvalidCursor        not a cursor of this session
         │   ├── InvalidKey           a session key outside the allowed alphabet
+        │   ├── InvalidSchedule      a cadence that cannot be, or that never ticks
         │   ├── MalformedBody        not JSON
         │   ├── MethodNotAllowed     the address exists, but not for this method
         │   ├── UnsupportedMediaType a write without ``content-type: application/json``
@@ -21,6 +22,8 @@
         │   ├── UnknownKey
         │   ├── UnknownQuestion      no such question or approval is open
         │   ├── UnknownAttachment
+        │   ├── UnknownBranch        a route was told a name that it does not have
+        │   ├── UnknownSchedule
         │   └── UnknownRoute
         ├── Conflict                 the state does not allow it now
         │   ├── SessionBusy          policy ``reject`` met a run
@@ -28,9 +31,12 @@
         │   ├── AlreadyAnswered      a question that was decided otherwise before
         │   ├── HistoryChanged       the transcript is not what the caller saw
         │   ├── NothingToUndo
+        │   ├── AgentCycle           an agent is asked what it is being asked already
         │   ├── WaitsForItself       a run waits for its own session's next one
         │   ├── IdempotencyMismatch  the key was used with another body
         │   ├── SessionDeleted
+        │   ├── ScheduleFinished     it has no more ticks
+        │   ├── ScheduleChanged      somebody changed the schedule meanwhile
         │   └── IllegalTransition    a state change that the table does not have
         ├── LimitExceeded            a bound was reached; nothing was stored
         │   ├── MailboxFull
@@ -48,6 +54,8 @@
         │   └── ServerUnreachable
         ├── RunError                 raised by ``ask()``
         │   ├── RunFailed            also raised by delegate()
+        │   │   └── BranchesFailed   too few branches of a shape completed; it has the results of all
+        │   │       └── TooManyRestarts
         │   ├── RunInterrupted
         │   └── MessageWithdrawn
         ├── CallFailed               run.call(): a replayed call had failed
@@ -78,13 +86,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from holdfast.protocol.branches import BranchResult
     from holdfast.protocol.stopping import Cause
 
 __all__ = [
     "AccessDenied",
+    "AgentCycle",
     "AlreadyAnswered",
     "AlreadySettled",
     "BodyTooLarge",
+    "BranchesFailed",
     "CallFailed",
     "ConfigurationError",
     "Conflict",
@@ -101,6 +112,7 @@ __all__ = [
     "InvalidCursor",
     "InvalidKey",
     "InvalidRequest",
+    "InvalidSchedule",
     "LimitExceeded",
     "MailboxFull",
     "MalformedBody",
@@ -122,6 +134,8 @@ __all__ = [
     "RunError",
     "RunFailed",
     "RunInterrupted",
+    "ScheduleChanged",
+    "ScheduleFinished",
     "ScopeClosed",
     "ServerUnreachable",
     "SessionBusy",
@@ -132,17 +146,20 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreReadOnly",
+    "TooManyRestarts",
     "ToolFailed",
     "Unauthenticated",
     "Unavailable",
     "UnknownAgent",
     "UnknownAttachment",
+    "UnknownBranch",
     "UnknownKey",
     "UnknownMessage",
     "UnknownPolicy",
     "UnknownQuestion",
     "UnknownRoute",
     "UnknownRun",
+    "UnknownSchedule",
     "UnknownSession",
     "UnknownStop",
     "UnsupportedMediaType",
@@ -207,6 +224,12 @@ class InvalidKey(InvalidRequest):
 
     code = "invalid_key"
     default_hint = "use 1 to 200 printable characters without slashes or control characters"
+
+
+class InvalidSchedule(InvalidRequest):
+    """The schedule cannot be, or never ticks."""
+
+    code = "invalid_schedule"
 
 
 class MalformedBody(InvalidRequest):
@@ -307,6 +330,19 @@ class UnknownAttachment(NotFound):
     default_hint = "upload it first; a digest is the SHA-256 of the bytes"
 
 
+class UnknownSchedule(NotFound):
+    """You have no schedule of that id."""
+
+    code = "unknown_schedule"
+    default_hint = "list yours with schedules(), 'holdfast schedule ls' or GET /v1/schedules"
+
+
+class UnknownBranch(NotFound):
+    """The route has no branch of that name."""
+
+    code = "unknown_branch"
+
+
 class UnknownRoute(NotFound):
     """There is nothing at this address."""
 
@@ -333,6 +369,13 @@ class WaitsForItself(Conflict):
 
     code = "waits_for_itself"
     default_hint = "use send() without waiting, delegate() for a child, or another session"
+
+
+class AgentCycle(Conflict):
+    """An agent is asked what it is being asked already: that has no end."""
+
+    code = "agent_cycle"
+    default_hint = "let one of them do the work itself, or ask for a part of it"
 
 
 class AlreadySettled(Conflict):
@@ -375,6 +418,20 @@ class SessionDeleted(Conflict):
     code = "session_deleted"
     status = 410
     default_hint = "use another key, or the same one again after the purge"
+
+
+class ScheduleFinished(Conflict):
+    """The schedule has fired as often as it was to, or has no more ticks."""
+
+    code = "schedule_finished"
+    default_hint = "put it again with another cadence"
+
+
+class ScheduleChanged(Conflict):
+    """Somebody changed the schedule meanwhile; nothing was done."""
+
+    code = "schedule_changed"
+    default_hint = "look at it, then repeat it"
 
 
 class IllegalTransition(Conflict):
@@ -494,6 +551,26 @@ class RunFailed(RunError):
     """The agent raised an error."""
 
     code = "run_failed"
+
+
+class BranchesFailed(RunFailed):
+    """Too few branches completed.
+
+    Parameters:
+        results: what each branch came to, in their order; the answers of those that completed are there.
+    """
+
+    code = "branches_failed"
+
+    def __init__(self, message: str = "", *, hint: str | None = None, results: tuple[BranchResult, ...] = ()) -> None:
+        super().__init__(message, hint=hint)
+        self.results = results
+
+
+class TooManyRestarts(BranchesFailed):
+    """Branches were started again too often in too short a time."""
+
+    code = "too_many_restarts"
 
 
 class RunInterrupted(RunError):

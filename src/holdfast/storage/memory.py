@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -27,8 +28,9 @@ from holdfast.protocol.messages import (
     SessionView,
     Settlement,
 )
+from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import verbs
+from holdfast.storage import scheduling, verbs
 from holdfast.storage.memory_tables import MemoryTables
 from holdfast.storage.port import (
     ALL_ENTRIES,
@@ -37,14 +39,18 @@ from holdfast.storage.port import (
     Claim,
     Committed,
     DueQuestion,
+    DueSchedule,
     Edited,
     EditHistory,
+    Fire,
+    Fired,
     Interrupt,
     Interrupted,
     KeyRecord,
     Lease,
     NotReady,
     Parked,
+    PutSchedule,
     Ready,
     RunCommit,
     Send,
@@ -60,6 +66,8 @@ from holdfast.storage.records import (
     mailbox_items,
     ready_of,
     ready_since,
+    schedule_due,
+    schedule_view,
     session_view,
     settlement_of,
 )
@@ -208,6 +216,55 @@ class MemoryStore:
         def read(tables: MemoryTables) -> tuple[Attachment, bytes] | None:
             found = tables.attachments.get(principal, {}).get(digest)
             return None if found is None else (found.attachment, found.body)
+
+        return await self._do(read)
+
+    def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
+        return self._write(lambda tables: scheduling.put_schedule(tables, request))
+
+    def pause_schedule(
+        self, principal: str, schedule_id: str, *, paused: bool, at: float
+    ) -> asyncio.Future[ScheduleView]:
+        return self._write(lambda tables: scheduling.pause_schedule(tables, principal, schedule_id, paused, at))
+
+    def delete_schedule(self, principal: str, schedule_id: str) -> asyncio.Future[ScheduleView]:
+        return self._write(lambda tables: scheduling.delete_schedule(tables, principal, schedule_id))
+
+    def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
+        return self._write(lambda tables: scheduling.fire_schedule(tables, request))
+
+    async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
+        def read(tables: MemoryTables) -> Sequence[DueSchedule]:
+            turns: Counter[str] = Counter()
+            found = []
+            for row in tables.due_schedules(now=now, decided_after=now + SET_BACK_S):
+                found.append((turns[row.principal], row.due_at, row.schedule, row))
+                turns[row.principal] += 1
+            found.sort(key=lambda item: item[:3])
+            return tuple(schedule_due(row) for *_, row in found[:limit])
+
+        return await self._do(read)
+
+    async def next_schedule(self) -> float | None:
+        return await self._do(lambda tables: tables.by_due[0][0] if tables.by_due else None)
+
+    async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
+        def read(tables: MemoryTables) -> tuple[DueSchedule, ScheduleView] | None:
+            row = tables.find_schedule(principal, schedule_id)
+            return None if row is None else (schedule_due(row), schedule_view(row))
+
+        return await self._do(read)
+
+    async def schedules(
+        self, *, principal: str | None, limit: int, session: str | None = None
+    ) -> Sequence[ScheduleView]:
+        def read(tables: MemoryTables) -> Sequence[ScheduleView]:
+            rows = (
+                row
+                for row in tables.schedules.values()
+                if principal is None or (row.principal == principal and session in (None, row.spec.session))
+            )
+            return tuple(schedule_view(row) for row in islice(rows, limit))
 
         return await self._do(read)
 

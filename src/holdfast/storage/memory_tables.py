@@ -6,8 +6,10 @@ What a verb changes is there at once: nothing is undone, so a verb that refuses 
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -22,6 +24,7 @@ from holdfast.storage.records import (
     HistoryRow,
     KnownMessage,
     Mail,
+    ScheduleRow,
     SessionRow,
     pack_events,
     ready_since,
@@ -99,6 +102,13 @@ class MemoryTables:
         self.asking: dict[int, SessionRow] = {}
         self.attachments: dict[str, dict[str, _Attachment]] = {}
         self.keys: dict[str, KeyRecord] = {}
+        self.schedules: dict[int, ScheduleRow] = {}
+        self.by_due: list[tuple[float, int]] = []
+        """When each schedule is due, and which; sorted."""
+        self._newest_decision = -math.inf
+        self._schedule_ids: dict[tuple[str, str], int] = {}
+        self._schedule_counts: Counter[str] = Counter()
+        self._last_schedule = 0
         self._last_number = 0
 
     def find(self, principal: str, key: str) -> SessionRow | None:
@@ -245,6 +255,50 @@ class MemoryTables:
 
     def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
         self.sessions[row.session].attached.update(digests)
+
+    def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
+        number = self._schedule_ids.get((principal, schedule_id))
+        return None if number is None else self.schedules[number]
+
+    def schedule(self, schedule: int) -> ScheduleRow | None:
+        return self.schedules.get(schedule)
+
+    def schedules_of(self, principal: str) -> int:
+        return self._schedule_counts[principal]
+
+    def add_schedule(self, row: ScheduleRow) -> None:
+        self._last_schedule += 1
+        row = msgspec.structs.replace(row, schedule=self._last_schedule)
+        self._schedule_ids[row.principal, row.schedule_id] = row.schedule
+        self._schedule_counts[row.principal] += 1
+        self.save_schedule(row)
+
+    def save_schedule(self, row: ScheduleRow) -> None:
+        self._not_due(row)
+        self.schedules[row.schedule] = row
+        self._newest_decision = max(self._newest_decision, row.progress.decided_at)
+        if row.due_at is not None:
+            insort(self.by_due, (row.due_at, row.schedule))
+
+    def drop_schedule(self, row: ScheduleRow) -> None:
+        self._not_due(row)
+        del self.schedules[row.schedule]
+        del self._schedule_ids[row.principal, row.schedule_id]
+        self._schedule_counts[row.principal] -= 1
+
+    def _not_due(self, row: ScheduleRow) -> None:
+        known = self.schedules.get(row.schedule)
+        if known is not None and known.due_at is not None:
+            del self.by_due[bisect_left(self.by_due, (known.due_at, row.schedule))]
+
+    def due_schedules(self, *, now: float, decided_after: float) -> Iterator[ScheduleRow]:
+        """Those that are due or were decided after a time, the longest due first."""
+        due = bisect_right(self.by_due, now, key=lambda item: item[0])
+        end = len(self.by_due) if self._newest_decision > decided_after else due
+        for index in range(end):
+            row = self.schedules[self.by_due[index][1]]
+            if index < due or row.progress.decided_at > decided_after:
+                yield row
 
     def _drop_attachments(self, before: float) -> int:
         used = {(session.row.principal, digest) for session in self.sessions.values() for digest in session.attached}

@@ -41,6 +41,7 @@ from holdfast.protocol.messages import (
     Settlement,
     Usage,
 )
+from holdfast.protocol.schedules import ScheduleSpec, ScheduleView
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
@@ -50,14 +51,18 @@ __all__ = [
     "Claim",
     "Committed",
     "DueQuestion",
+    "DueSchedule",
     "EditHistory",
     "Edited",
+    "Fire",
+    "Fired",
     "Interrupt",
     "Interrupted",
     "KeyRecord",
     "Lease",
     "NotReady",
     "Parked",
+    "PutSchedule",
     "Ready",
     "RunCommit",
     "Send",
@@ -261,6 +266,81 @@ class Edited(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     number: int
     removed: tuple[Entry, ...]
     events: tuple[Stored, ...] = ()
+
+
+class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A schedule to be made, or to take the place of the one of that id.
+
+    Parameters:
+        principal, schedule_id: whose, and its id among theirs.
+        spec: what it does; checked by the caller.
+        at: seconds since the epoch.
+        limit: schedules that the principal may have.
+    """
+
+    principal: str
+    schedule_id: str
+    spec: ScheduleSpec
+    at: float
+    limit: int = 1000
+
+
+class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A schedule to be looked at, as it stood when it was read.
+
+    Parameters:
+        schedule: its row.
+        revision: of its spec; any change of it or of its pause makes another.
+        principal, schedule_id, spec: whose, its id, what it does.
+        tick_at: its first tick that is neither fired nor counted.
+        due_at: since when it waits.
+    """
+
+    schedule: int
+    revision: int
+    principal: str
+    schedule_id: str
+    spec: ScheduleSpec
+    tick_at: float | None
+    due_at: float | None
+
+
+class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A look at a schedule: what is due of it is fired or counted.
+
+    Parameters:
+        schedule, revision, tick_at: as they were read. If any of them is different now nothing is done.
+        send: the message, made of the spec; its ``at`` is the time of the look. The store sets its idempotency key.
+        agents: names of the agents that this host has.
+        by_hand: fire now, whatever is due; what refuses it is raised, and no tick is gone over.
+    """
+
+    schedule: int
+    revision: int
+    tick_at: float | None
+    send: Send
+    agents: frozenset[str]
+    by_hand: bool = False
+
+
+class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a look at a schedule came to.
+
+    Parameters:
+        outcome: ``fired``, ``missed`` (ticks were counted, none is to be fired now), ``duplicate`` (it was fired before
+            a clock was set back), the code of what refused it; ``changed`` if it is not what was read; ``waits`` if
+            nothing is due.
+        missed: ticks that were counted as missed.
+        sent: what became of the message, for ``fired`` and ``duplicate``.
+        schedule: as it stands now; None when it is gone.
+        problem: what a person should hear of: the schedule's problem if it is new.
+    """
+
+    outcome: str
+    missed: int = 0
+    sent: SendResult | None = None
+    schedule: ScheduleView | None = None
+    problem: str | None = None
 
 
 class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -502,6 +582,57 @@ class Store(Protocol):
 
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         """The attachment of that digest which the principal has."""
+        ...
+
+    def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
+        """Make a schedule, or put another spec in the place of one. The same again: no second effect.
+
+        One that is replaced stays paused if it was; its ticks and counters begin anew if its cadence is another. Raises
+        `LimitExceeded` (too many schedules of the principal), `InvalidSchedule`.
+        """
+        ...
+
+    def pause_schedule(
+        self, principal: str, schedule_id: str, *, paused: bool, at: float
+    ) -> asyncio.Future[ScheduleView]:
+        """Pause or resume a schedule; repeated: no second effect. Ticks of the time between are none.
+
+        Raises `UnknownSchedule`.
+        """
+        ...
+
+    def delete_schedule(self, principal: str, schedule_id: str) -> asyncio.Future[ScheduleView]:
+        """Delete a schedule; the answer is how it stood. Raises `UnknownSchedule`."""
+        ...
+
+    def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
+        """Accept the message of a schedule's tick as `send` does, and advance the schedule, in one transaction.
+
+        What refuses the message is counted and noted instead, and the schedule goes on. For a tick that is gone over
+        already, and a schedule that was changed, nothing is done: so repeated it has no second effect. By hand it
+        raises what `send` raises, `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
+        """
+        ...
+
+    async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
+        """Schedules to be looked at: those that are due, and those whose clock was set back.
+
+        Principals in turn: first of each the one that has been due longest, then the second of each, and so on.
+        """
+        ...
+
+    async def next_schedule(self) -> float | None:
+        """When the first of all schedules is due; None if none ever is."""
+        ...
+
+    async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
+        """A schedule, as it is to be fired and as people see it."""
+        ...
+
+    async def schedules(
+        self, *, principal: str | None, limit: int, session: str | None = None
+    ) -> Sequence[ScheduleView]:
+        """Schedules in the order in which they were made, of one principal (and session) or of all."""
         ...
 
     async def rescue(self, *, at: float) -> Sequence[Claim]:

@@ -31,8 +31,9 @@ from holdfast.protocol.messages import (
     SessionView,
     Settlement,
 )
+from holdfast.protocol.schedules import Firing, Progress, ScheduleSpec, ScheduleView
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import DueQuestion, Ready
+from holdfast.storage.port import DueQuestion, DueSchedule, Ready
 
 __all__ = [
     "NOBODY",
@@ -41,6 +42,7 @@ __all__ = [
     "HistoryRow",
     "KnownMessage",
     "Mail",
+    "ScheduleRow",
     "SessionRow",
     "Tables",
     "due_at",
@@ -54,6 +56,8 @@ __all__ = [
     "question_due",
     "ready_of",
     "ready_since",
+    "schedule_due",
+    "schedule_view",
     "session_view",
     "settlement_of",
     "unpack_entries",
@@ -164,6 +168,38 @@ class HistoryRow(msgspec.Struct, frozen=True, gc=False):
     whole: bool
     last_n: int
     entries: tuple[Entry, ...]
+
+
+class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A schedule.
+
+    Parameters:
+        schedule: the row's id, never used twice; 0 while it is not written.
+        principal, schedule_id: whose, and its id among theirs.
+        revision: another one with each change of the spec or of the pause.
+        spec: what it does, and when.
+        progress: how far it has come.
+        paused: whether it has no ticks for the time being.
+        last: what became of the newest tick.
+        problem: why that could not be fired, for people.
+    """
+
+    schedule: int = 0
+    principal: str
+    schedule_id: str
+    revision: int
+    spec: ScheduleSpec
+    progress: Progress
+    paused: bool = False
+    last: Firing | None = None
+    problem: str | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+    @property
+    def due_at(self) -> float | None:
+        """When it is to be looked at."""
+        return None if self.paused else self.progress.due_at
 
 
 @dataclass(slots=True)
@@ -284,6 +320,30 @@ class Tables(Protocol):
 
     def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
         """Note that the session refers to these; for those that it did before, nothing changes."""
+        ...
+
+    def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
+        """The principal's schedule of that id."""
+        ...
+
+    def schedule(self, schedule: int) -> ScheduleRow | None:
+        """The schedule of that row."""
+        ...
+
+    def schedules_of(self, principal: str) -> int:
+        """How many schedules the principal has."""
+        ...
+
+    def add_schedule(self, row: ScheduleRow) -> None:
+        """Write a new schedule; the store gives it its row's id."""
+        ...
+
+    def save_schedule(self, row: ScheduleRow) -> None:
+        """Write a schedule that was changed."""
+        ...
+
+    def drop_schedule(self, row: ScheduleRow) -> None:
+        """Forget a schedule."""
         ...
 
 
@@ -407,6 +467,38 @@ def ready_of(row: SessionRow) -> Ready:
     if row.run_id is not None:
         return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.run_agent, not_before=0.0)
     return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.agent, not_before=due_at(row))
+
+
+def schedule_due(row: ScheduleRow) -> DueSchedule:
+    """A schedule as it is to be looked at."""
+    return DueSchedule(
+        schedule=row.schedule,
+        revision=row.revision,
+        principal=row.principal,
+        schedule_id=row.schedule_id,
+        spec=row.spec,
+        tick_at=row.progress.tick_at,
+        due_at=row.due_at,
+    )
+
+
+def schedule_view(row: ScheduleRow) -> ScheduleView:
+    """A schedule as people see it."""
+    progress = row.progress
+    return ScheduleView(
+        **msgspec.structs.asdict(row.spec),
+        schedule_id=row.schedule_id,
+        principal=row.principal,
+        state="finished" if progress.tick_at is None else "paused" if row.paused else "active",
+        next_at=row.due_at,
+        fired=progress.fired,
+        missed=progress.missed,
+        refused=progress.refused,
+        last=row.last,
+        problem=row.problem,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )
 
 
 _NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")

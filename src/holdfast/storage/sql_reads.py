@@ -7,12 +7,15 @@ from collections.abc import Iterable
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry, Question, RunView, SessionView, Settlement
-from holdfast.storage.port import DueQuestion, KeyRecord, Ready
+from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
+from holdfast.storage.port import DueQuestion, DueSchedule, KeyRecord, Ready
 from holdfast.storage.records import (
     Mail,
     due_of,
     journal,
     live_run,
+    schedule_due,
+    schedule_view,
     session_view,
     settlement_of,
     unpack_events,
@@ -28,6 +31,7 @@ from holdfast.storage.sql_rows import (
     mail_of,
     read_entries,
     row_of,
+    schedule_of,
 )
 
 __all__ = ["SqlReads"]
@@ -152,6 +156,30 @@ class SqlReads:
             )
             for session, principal, key, agent, due, run in self._query("ready", limit)
         )
+
+    def due_schedules(self, *, now: float, limit: int) -> tuple[DueSchedule, ...]:
+        rows = self._query("due_schedules", now, now + SET_BACK_S, limit)
+        return tuple(schedule_due(schedule_of(columns)) for columns in rows)
+
+    def next_schedule(self) -> float | None:
+        due_at: float | None = self._query("next_schedule")[0][0]
+        return due_at
+
+    def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
+        for columns in self._query("schedule_by_id", principal, schedule_id):
+            row = schedule_of(columns)
+            return schedule_due(row), schedule_view(row)
+        return None
+
+    def schedules(self, *, principal: str | None, session: str | None, limit: int) -> tuple[ScheduleView, ...]:
+        match principal, session:
+            case None, _:
+                rows = self._query("schedules", limit)
+            case str(), None:
+                rows = self._query("schedules_of_principal", principal, limit)
+            case _:
+                rows = self._query("schedules_of_session", principal, session, limit)
+        return tuple(schedule_view(schedule_of(columns)) for columns in rows)
 
     def keys(self) -> tuple[KeyRecord, ...]:
         return tuple(

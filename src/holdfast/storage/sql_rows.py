@@ -15,6 +15,7 @@ from holdfast.storage.records import (
     HistoryRow,
     KnownMessage,
     Mail,
+    ScheduleRow,
     SessionRow,
     due_at,
     question_due,
@@ -34,6 +35,8 @@ __all__ = [
     "piece_of",
     "read_entries",
     "row_of",
+    "schedule_columns",
+    "schedule_of",
     "state_columns",
 ]
 
@@ -75,6 +78,7 @@ decode_live = msgspec.json.Decoder(_LiveRun).decode
 decode_run = msgspec.json.Decoder(RunView).decode
 _decode_message = msgspec.json.Decoder(Message).decode
 decode_attachment = msgspec.json.Decoder(Attachment).decode
+_decode_schedule = msgspec.json.Decoder(ScheduleRow).decode
 
 
 def mail_of(columns: tuple[Any, ...]) -> Mail:
@@ -200,3 +204,15 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
         question_due(row),
         row.deleted_at,
     )
+
+
+def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
+    """A schedule from its row's id and body."""
+    schedule, body = columns
+    return msgspec.structs.replace(_decode_schedule(body), schedule=schedule)
+
+
+def schedule_columns(row: ScheduleRow) -> tuple[object, ...]:
+    """What ``add_schedule`` and ``save_schedule`` write of a schedule, in their order."""
+    due_at = row.due_at
+    return (row.spec.session, due_at, None if due_at is None else row.progress.decided_at, encode_json(row))

@@ -40,8 +40,9 @@ from holdfast.protocol.messages import (
     SessionView,
     Settlement,
 )
+from holdfast.protocol.schedules import ScheduleView
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import sql, verbs
+from holdfast.storage import scheduling, sql, verbs
 from holdfast.storage.filelock import FileLock
 from holdfast.storage.port import (
     ALL_ENTRIES,
@@ -50,14 +51,18 @@ from holdfast.storage.port import (
     Claim,
     Committed,
     DueQuestion,
+    DueSchedule,
     Edited,
     EditHistory,
+    Fire,
+    Fired,
     Interrupt,
     Interrupted,
     KeyRecord,
     Lease,
     NotReady,
     Parked,
+    PutSchedule,
     Ready,
     RunCommit,
     Send,
@@ -75,7 +80,7 @@ __all__ = ["SCHEMA_VERSION", "SqliteStore"]
 
 _T = TypeVar("_T")
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
@@ -99,6 +104,10 @@ _VERBS: Final = (
     "park",
     "edit_history",
     "add_attachment",
+    "put_schedule",
+    "pause_schedule",
+    "delete_schedule",
+    "fire_schedule",
     "rescue",
     "restart",
     "prune",
@@ -470,6 +479,36 @@ class SqliteStore:
 
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         return await self._read(lambda reads: reads.attachment(principal, digest))
+
+    def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
+        return self._write("put_schedule", lambda tables: scheduling.put_schedule(tables, request))
+
+    def pause_schedule(
+        self, principal: str, schedule_id: str, *, paused: bool, at: float
+    ) -> asyncio.Future[ScheduleView]:
+        return self._write(
+            "pause_schedule", lambda tables: scheduling.pause_schedule(tables, principal, schedule_id, paused, at)
+        )
+
+    def delete_schedule(self, principal: str, schedule_id: str) -> asyncio.Future[ScheduleView]:
+        return self._write("delete_schedule", lambda tables: scheduling.delete_schedule(tables, principal, schedule_id))
+
+    def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
+        return self._write("fire_schedule", lambda tables: scheduling.fire_schedule(tables, request))
+
+    async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
+        return await self._read(lambda reads: reads.due_schedules(now=now, limit=limit))
+
+    async def next_schedule(self) -> float | None:
+        return await self._read(lambda reads: reads.next_schedule())
+
+    async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
+        return await self._read(lambda reads: reads.schedule(principal, schedule_id))
+
+    async def schedules(
+        self, *, principal: str | None, limit: int, session: str | None = None
+    ) -> Sequence[ScheduleView]:
+        return await self._read(lambda reads: reads.schedules(principal=principal, session=session, limit=limit))
 
     async def rescue(self, *, at: float) -> Sequence[Claim]:
         return await self._write("rescue", lambda tables: verbs.rescue(tables, at))

@@ -21,6 +21,7 @@ from holdfast.storage.records import (
     HistoryRow,
     KnownMessage,
     Mail,
+    ScheduleRow,
     SessionRow,
     pack_entries,
     pack_events,
@@ -35,6 +36,8 @@ from holdfast.storage.sql_rows import (
     load,
     piece_of,
     read_entries,
+    schedule_columns,
+    schedule_of,
     state_columns,
 )
 
@@ -303,6 +306,29 @@ class SqlTables:
 
     def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
         self._uses.extend((row.principal, digest, row.session) for digest in dict.fromkeys(digests))
+
+    def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
+        rows = self._database.query("schedule_by_id", principal, schedule_id)
+        return schedule_of(rows[0]) if rows else None
+
+    def schedule(self, schedule: int) -> ScheduleRow | None:
+        rows = self._database.query("schedule_by_number", schedule)
+        return schedule_of(rows[0]) if rows else None
+
+    def schedules_of(self, principal: str) -> int:
+        return int(self._database.query("schedules_of", principal)[0][0])
+
+    def add_schedule(self, row: ScheduleRow) -> None:
+        self._database.write("add_schedule", row.principal, row.schedule_id, *schedule_columns(row))
+        self._between()
+
+    def save_schedule(self, row: ScheduleRow) -> None:
+        self._database.write("save_schedule", *schedule_columns(row), row.schedule)
+        self._between()
+
+    def drop_schedule(self, row: ScheduleRow) -> None:
+        self._database.write("drop_schedule", row.schedule)
+        self._between()
 
     def prune(
         self,

@@ -131,6 +131,21 @@ CREATE TABLE api_key (
     label text NOT NULL,
     revoked_at double precision
 );
+-- schedule: what sends messages by the clock.
+--   session: the key of the session that gets them.
+--   due_at: when it is to be looked at; none while it is paused or finished. decided_at: when that was decided.
+CREATE TABLE schedule (
+    schedule INTEGER PRIMARY KEY AUTOINCREMENT,
+    principal text NOT NULL,
+    schedule_id text NOT NULL,
+    session text NOT NULL,
+    due_at double precision,
+    decided_at double precision,
+    body blob NOT NULL,
+    UNIQUE (principal, schedule_id)
+);
+CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
 
 -- name: migrate_1
 -- From version 1 of the schema to version 2. There every run had a piece of the transcript, maybe an empty one.
@@ -178,3 +193,18 @@ UPDATE session SET history_id = (
 DROP INDEX piece;
 CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
 CREATE INDEX session_question_due ON session (question_due) WHERE question_due IS NOT NULL;
+
+-- name: migrate_2
+-- From version 2 of the schema to version 3.
+CREATE TABLE schedule (
+    schedule INTEGER PRIMARY KEY AUTOINCREMENT,
+    principal text NOT NULL,
+    schedule_id text NOT NULL,
+    session text NOT NULL,
+    due_at double precision,
+    decided_at double precision,
+    body blob NOT NULL,
+    UNIQUE (principal, schedule_id)
+);
+CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;

@@ -229,6 +229,43 @@ DELETE FROM attachment WHERE at < ? AND NOT EXISTS (
     SELECT 1 FROM attachment_use
     WHERE attachment_use.principal = attachment.principal AND attachment_use.digest = attachment.digest)
 
+-- name: add_schedule
+INSERT INTO schedule (principal, schedule_id, session, due_at, decided_at, body) VALUES (?, ?, ?, ?, ?, ?)
+
+-- name: save_schedule
+UPDATE schedule SET session = ?, due_at = ?, decided_at = ?, body = ? WHERE schedule = ?
+
+-- name: drop_schedule
+DELETE FROM schedule WHERE schedule = ?
+
+-- name: schedule_by_id
+SELECT schedule, body FROM schedule WHERE principal = ? AND schedule_id = ?
+
+-- name: schedule_by_number
+SELECT schedule, body FROM schedule WHERE schedule = ?
+
+-- name: schedules_of
+SELECT count(*) FROM schedule WHERE principal = ?
+
+-- name: due_schedules
+-- Parameters: now, the time after which a decision was made under a clock that was set back, limit. Principals in turn.
+SELECT schedule, body FROM (
+    SELECT schedule, due_at, body, row_number() OVER (PARTITION BY principal ORDER BY due_at, schedule) AS turn
+    FROM schedule WHERE due_at <= ? OR decided_at > ?
+) AS due ORDER BY turn, due_at, schedule LIMIT ?
+
+-- name: next_schedule
+SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL
+
+-- name: schedules
+SELECT schedule, body FROM schedule ORDER BY schedule LIMIT ?
+
+-- name: schedules_of_principal
+SELECT schedule, body FROM schedule WHERE principal = ? ORDER BY schedule LIMIT ?
+
+-- name: schedules_of_session
+SELECT schedule, body FROM schedule WHERE principal = ? AND session = ? ORDER BY schedule LIMIT ?
+
 -- name: add_key
 INSERT INTO api_key (key_id, principal, role, digest, created_at, label, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)
 

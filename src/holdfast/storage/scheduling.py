@@ -1,0 +1,190 @@
+"""The verbs of schedules: put, pause, delete and fire.
+
+Invariants:
+
+- A tick's message and the schedule's step past that tick are one transaction: there is no moment at which one of them
+  is durable without the other.
+- Nothing that refuses a message stops its schedule: the tick is counted and noted, and the next one comes in its time.
+  A schedule whose ticks cannot be told any more (its time zone is gone) is paused, so that it is not tried in a loop.
+- What is fired is what the caller read: any change meanwhile has made another revision, or gone past the tick.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.errors import (
+    Conflict,
+    InvalidRequest,
+    InvalidSchedule,
+    LimitExceeded,
+    MailboxFull,
+    ScheduleChanged,
+    ScheduleFinished,
+    SessionBusy,
+    UnknownAgent,
+    UnknownSchedule,
+)
+from holdfast.protocol import schedules
+from holdfast.protocol.schedules import Cadence, Firing, ScheduleView
+from holdfast.storage import verbs
+from holdfast.storage.port import Fire, Fired, PutSchedule, Send, SendResult
+from holdfast.storage.records import ScheduleRow, Tables, schedule_view
+
+__all__ = ["delete_schedule", "fire_schedule", "pause_schedule", "put_schedule"]
+
+_PASSING = (SessionBusy, MailboxFull)
+"""Refusals that pass by themselves."""
+_BODY_HASH = b"schedule"
+"""Of what schedules send: another length than that of any other message, so that nobody passes for one."""
+_replace = msgspec.structs.replace
+
+
+def _seed(principal: str, schedule_id: str) -> str:
+    return f"{principal}\0{schedule_id}"
+
+
+def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
+    """See `Store.put_schedule`."""
+    principal, schedule_id, spec, at = request.principal, request.schedule_id, request.spec, request.at
+    row = tables.find_schedule(principal, schedule_id)
+    if row is None:
+        if tables.schedules_of(principal) >= request.limit:
+            raise LimitExceeded(
+                f"{principal!r} has {request.limit} schedules, which is the limit",
+                hint="delete schedules that are no longer needed",
+            )
+        row = ScheduleRow(
+            principal=principal,
+            schedule_id=schedule_id,
+            revision=1,
+            spec=spec,
+            progress=schedules.begin(spec, _seed(principal, schedule_id), at),
+            created_at=at,
+            updated_at=at,
+        )
+        tables.add_schedule(row)
+        return schedule_view(row)
+    if row.spec == spec:
+        return schedule_view(row)
+    progress = row.progress
+    if _cadence(row.spec) != _cadence(spec):
+        progress = schedules.begin(spec, _seed(principal, schedule_id), at)
+    row = _replace(row, revision=row.revision + 1, spec=spec, progress=progress, problem=None, updated_at=at)
+    tables.save_schedule(row)
+    return schedule_view(row)
+
+
+def _cadence(spec: Cadence) -> tuple[object, ...]:
+    return tuple(getattr(spec, field) for field in Cadence.__struct_fields__)
+
+
+def _existing(tables: Tables, principal: str, schedule_id: str) -> ScheduleRow:
+    row = tables.find_schedule(principal, schedule_id)
+    if row is None:
+        raise UnknownSchedule(f"there is no schedule {schedule_id!r}")
+    return row
+
+
+def pause_schedule(tables: Tables, principal: str, schedule_id: str, paused: bool, at: float) -> ScheduleView:
+    """See `Store.pause_schedule`."""
+    row = _existing(tables, principal, schedule_id)
+    if row.paused is not paused:
+        progress = row.progress
+        if not paused:
+            progress = schedules.resumed(row.spec, _seed(principal, schedule_id), progress, at)
+        row = _replace(row, revision=row.revision + 1, paused=paused, progress=progress, problem=None, updated_at=at)
+        tables.save_schedule(row)
+    return schedule_view(row)
+
+
+def delete_schedule(tables: Tables, principal: str, schedule_id: str) -> ScheduleView:
+    """See `Store.delete_schedule`."""
+    row = _existing(tables, principal, schedule_id)
+    tables.drop_schedule(row)
+    return schedule_view(row)
+
+
+def fire_schedule(tables: Tables, request: Fire) -> Fired:
+    """See `Store.fire_schedule`."""
+    row = tables.schedule(request.schedule)
+    same = row is not None and row.revision == request.revision
+    if row is None or not same or (not request.by_hand and row.progress.tick_at != request.tick_at):
+        if request.by_hand:
+            raise ScheduleChanged
+        return Fired(outcome="changed", schedule=None if row is None else schedule_view(row))
+    return _fire_by_hand(tables, row, request) if request.by_hand else _fire_due(tables, row, request)
+
+
+def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
+    at = request.send.at
+    if row.paused:
+        return Fired(outcome="waits", schedule=schedule_view(row))
+    try:
+        tick_at, progress = schedules.step(row.spec, _seed(row.principal, row.schedule_id), row.progress, at)
+    except InvalidSchedule as error:
+        lost = _replace(row, revision=row.revision + 1, paused=True, problem=error.message, updated_at=at)
+        tables.save_schedule(lost)
+        return Fired(outcome=error.code, schedule=schedule_view(lost), problem=error.message)
+    missed = progress.missed - row.progress.missed
+    if tick_at is None:
+        if progress == row.progress:
+            return Fired(outcome="waits", schedule=schedule_view(row))
+        outcome = "missed" if missed else "waits"
+        last = Firing(outcome="missed", tick_at=row.progress.tick_at, at=at) if missed else row.last
+        row = _replace(row, progress=progress, last=last, updated_at=at)
+        tables.save_schedule(row)
+        return Fired(outcome=outcome, missed=missed, schedule=schedule_view(row))
+
+    sent: SendResult | None = None
+    problem: str | None = None
+    try:
+        sent = _send(tables, row, request, f"schedule:{row.schedule}:{tick_at:.3f}")
+    except (Conflict, InvalidRequest, LimitExceeded, UnknownAgent) as refusal:
+        outcome = refusal.code
+        problem = None if isinstance(refusal, _PASSING) else refusal.message
+    else:
+        outcome = "duplicate" if sent.disposition == "duplicate" else "fired"
+    if outcome != "duplicate":
+        progress = schedules.counted(row.spec, progress, fired=sent is not None)
+    last = Firing(outcome=outcome, tick_at=tick_at, at=at, message_id=None if sent is None else sent.message_id)
+    known = row.problem
+    row = _replace(row, progress=progress, last=last, problem=problem, updated_at=at)
+    tables.save_schedule(row)
+    return Fired(
+        outcome=outcome,
+        missed=missed,
+        sent=sent,
+        schedule=schedule_view(row),
+        problem=problem if problem != known else None,
+    )
+
+
+def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
+    if row.progress.tick_at is None:
+        raise ScheduleFinished(f"the schedule {row.schedule_id!r} is finished")
+    sent = _send(tables, row, request, f"schedule:{row.schedule}:{request.send.message_id}")
+    if sent.disposition == "duplicate":  # the same call again
+        return Fired(outcome="duplicate", sent=sent, schedule=schedule_view(row))
+    at = request.send.at
+    progress = schedules.counted(row.spec, row.progress, fired=True)
+    last = Firing(outcome="fired", at=at, message_id=sent.message_id)
+    row = _replace(row, progress=progress, last=last, problem=None, updated_at=at)
+    tables.save_schedule(row)
+    return Fired(outcome="fired", sent=sent, schedule=schedule_view(row))
+
+
+def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
+    """Accept the message. Raises what `verbs.send` raises, and `UnknownAgent`; then nothing was changed."""
+    send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
+    agent = send.agent
+    if agent is None:
+        session = tables.find(send.principal, send.key)
+        agent = send.default_agent if session is None else session.agent
+    if agent not in request.agents:
+        there = ", ".join(sorted(request.agents))
+        raise UnknownAgent(
+            f"this host has no agent {agent!r}, which the schedule {row.schedule_id!r} is for",
+            hint=f"it has: {there}; put the schedule again with one of them, or delete it",
+        )
+    return verbs.send(tables, send)
