@@ -33,7 +33,7 @@ def with_model(step: Any) -> Agent:
         if isinstance(last, ToolMessage):
             return last.content
         assert isinstance(last, UserMessage)
-        return CallPart(name="step", arguments={"text": last.content})
+        return CallPart(name="step", arguments={"text": last.content.rpartition("\n\n")[2]})  # after one without answer
 
     return Agent(name="built-in", model=ScriptedModel(script), tools=[tool(step)])
 

@@ -22,15 +22,17 @@ from holdfast.host.dispatch import Dispatch
 from holdfast.host.patience import patiently
 from holdfast.host.readers import PAGE
 from holdfast.host.recovery import recover
+from holdfast.host.schedules import Schedule, Schedules
 from holdfast.host.session import Session
 from holdfast.host.settlements import Settlements
 from holdfast.host.statistics import DrainReport, HostStatistics, Incident, Incidents, Recovery
 from holdfast.host.toolsets import Toolsets
-from holdfast.host.tree import scope_nodes
+from holdfast.host.tree import LeftBehind, scope_nodes
 from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Entry, Message, SessionView, Settlement, TreeNode
+from holdfast.protocol.messages import Entry, Message, Policy, SessionView, Settlement, TreeNode
+from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.runtime.processes import process_host
@@ -98,9 +100,11 @@ class Host:
         self.scope: Scope
         self.dispatch = Dispatch(self)
         self.upkeep = Upkeep(self)
+        self.timetable = Schedules(self)
         self._adoption: Restorer
         self._in_background: Counter[str] = Counter()
         self._pools: dict[str, ThreadPool] = {}
+        self._left_behind = LeftBehind()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started = False
         self._toolsets = Toolsets(self)
@@ -142,6 +146,7 @@ class Host:
             await self._toolsets.enter()
             self.recovered = await self.start_task(recover(self), "recovery")
             self.upkeep.start()
+            self.timetable.start()
         except BaseException:
             self._drain = self.start_task(self._draining(0.0), "drain")
             await self.close()
@@ -225,6 +230,7 @@ class Host:
         began = self.loop.time()
         self.draining = True
         self.dispatch.close()
+        self.timetable.close()
         at_first = self._ended
         for run in list(self.live.values()):
             if run.surroundings.resting:
@@ -297,6 +303,48 @@ class Host:
         """The sessions that changed last; of all principals for None."""
         return list(await self.store.sessions(principal=principal, limit=limit))
 
+    async def schedule(
+        self,
+        key: str,
+        text: str,
+        *,
+        principal: str = "local",
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_id: str | None = None,
+        agent: str | None = None,
+        overlap: Policy = "queue",
+        miss: Miss = "skip",
+        initial_delay_s: float | None = None,
+        jitter_s: float = 0.0,
+        max_runs: int | None = None,
+    ) -> Schedule:
+        """Send a session a message by the clock; see `SessionLike.schedule`, which this is for the session `key`."""
+        return await self.session(key, principal=principal).schedule(
+            text,
+            every_s=every_s,
+            cron=cron,
+            timezone=timezone,
+            schedule_id=schedule_id,
+            agent=agent,
+            overlap=overlap,
+            miss=miss,
+            initial_delay_s=initial_delay_s,
+            jitter_s=jitter_s,
+            max_runs=max_runs,
+        )
+
+    def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:
+        """A schedule of a principal; no I/O, it need not exist. Raises `InvalidKey`."""
+        return Schedule(self, principal, schedule_id)
+
+    async def schedules(
+        self, *, principal: str | None = None, session: str | None = None, limit: int = 100
+    ) -> list[ScheduleView]:
+        """Schedules in the order in which they were made: of all principals for None, or of one, or of its session."""
+        return list(await self.store.schedules(principal=principal, session=session, limit=limit))
+
     def find_agent(self, name: str) -> Agent:
         """The agent of that name. Raises `UnknownAgent`."""
         agent = self.agents.get(name)
@@ -324,22 +372,29 @@ class Host:
         )
 
     def tree(self, *, principal: str | None = None) -> TreeNode:
-        """What is alive: sessions, runs and all that is below them; of one principal, or of all."""
-        children = tuple(
-            self.session_tree(actor.session, actor.key)
+        """What is alive: sessions, runs and all that is below them; of one principal, or of all.
+
+        What a stop gave up is there until it has ended, in the state ``abandoned``.
+        """
+        shown = {
+            actor.session: actor.key
             for actor in self.actors.values()
             if not actor.idle and principal in (None, actor.principal)
-        )
+        }
+        shown |= self._left_behind.sessions(principal)
+        children = tuple(self.session_tree(session, key) for session, key in shown.items())
         state = "draining" if self.draining else "open"
         return TreeNode(kind="host", name=self.node_id, state=state, children=children)
 
     def session_tree(self, session: int, key: str) -> TreeNode:
         """What is alive for one session."""
+        now = self.loop.time()
+        left = self._left_behind.nodes(session, now)
         actor = self.actors.get(session)
         if actor is None:
-            return TreeNode(kind="session", name=key, state="idle")
+            return TreeNode(kind="session", name=key, state="idle", children=left)
         scopes = [actor.active.scope] if actor.active is not None else []
-        nodes = scope_nodes([*scopes, *actor.background], self.loop.time())
+        nodes = (*scope_nodes([*scopes, *actor.background], now), *left)
         return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
 
     # ── for the parts of the host ────────────────────────────────────────────────────────────────────────────────
@@ -473,6 +528,7 @@ class Host:
         incidents.broken["P3"] += len(receipt.survivors)
         if receipt.outcome == "gone" and receipt.abandoned:
             incidents.broken["P1"] += 1
+        self._left_behind.note(run.actor, run.scope)
         for left in receipt.abandoned:
             incidents.counts["abandoned"] += 1
             text = (
@@ -634,6 +690,7 @@ class Host:
                 told(f"what {name} came to could not be sent to its session: {one_line(error)}")
 
         def ended() -> None:
+            self._left_behind.note(actor, scope)
             del actor.background[scope]
             self._in_background[actor.principal] -= 1
 

@@ -36,7 +36,8 @@ class Member:
         kind: task, thread, process or scope.
         name: its name.
         started_at: when it was started, on the monotonic clock, in seconds; 0 when that is not known.
-        state: ``starting``, ``running``, ``stopping``, or ``unowned`` for a thread that foreign code started by itself.
+        state: ``starting``, ``running``, ``stopping``, ``unowned`` for a thread that foreign code started by itself, or
+            ``abandoned`` for what a stop gave up and lives on.
         pid: of a process.
         thread: the name of the thread that runs it, where one does.
         adopted: whether foreign code started it inside the scope.
@@ -193,6 +194,10 @@ class Handle(Enclosure, Generic[T]):
 
     def _force(self) -> None:
         """The grace is over: do at once what needs no consent."""
+
+    def _living(self) -> asyncio.Task[T] | threading.Thread | None:
+        """The task or thread that works for it now."""
+        return self.task
 
     def _abandon(self) -> Abandoned | None:
         """Give the member up; what it still returns does not count."""

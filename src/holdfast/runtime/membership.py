@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from holdfast.errors import Interrupted, ScopeClosed, told
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime.interrupt import Interrupt, Registration
+from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.members import Handle, Member, unowned, wake
 from holdfast.runtime.stopping import Stopping
 from holdfast.runtime.threads import ThreadPool, shared_threads
@@ -98,6 +99,7 @@ class Membership:
         "_held_at",
         "_holds",
         "_leaving",
+        "_leftovers",
         "_loop",
         "_members",
         "_on_closed",
@@ -150,6 +152,7 @@ class Membership:
         self._adopted: dict[Handle[Any], None] = {}
         self._unowned: weakref.WeakSet[threading.Thread] | None = None
         self._survived: list[StopReceipt] = []
+        self._leftovers: list[Leftover] = []
         self._closers: dict[Closer, None] = {}
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._body: Body | None = None
@@ -198,6 +201,10 @@ class Membership:
         """A snapshot of what the scope owns now."""
         owned = [member._snapshot() for member in (*self._members.copy(), *self._adopted.copy())]
         return (*owned, *map(unowned, self._unowned_threads()))
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """What stops of this scope and of those inside gave up and has not ended yet; receipts name the same."""
+        return tuple(leftover for leftover in self._leftovers if leftover.lives)
 
     def statistics(self) -> ScopeStatistics:
         """A snapshot of the scope."""
@@ -296,7 +303,13 @@ class Membership:
             self._fail(error, repr(member.name))
         self._look()
 
+    def _leave_over(self, *leftovers: Leftover) -> None:
+        """A stop gave these up. On the loop."""
+        if leftovers:
+            self._leftovers = [*self.leftovers(), *leftovers]
+
     def _child_closed(self, child: Membership) -> None:
+        self._leave_over(*child.leftovers())
         if self._members.pop(child, child) is child:
             return
         if child.receipt is not None:

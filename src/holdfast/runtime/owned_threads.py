@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -74,6 +75,9 @@ class ThreadHandle(Handle[T]):
 
     def _press(self) -> None:
         self._ask()
+
+    def _living(self) -> threading.Thread | None:
+        return None if self.call is None else self.call.thread
 
     def _abandon(self) -> Abandoned:
         call = self.call

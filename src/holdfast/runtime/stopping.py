@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.enclosure import Enclosure
+from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.members import Handle, MemberKind
 from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle, boot_ticks, kill_foreign
 from holdfast.runtime.owned_tasks import TaskHandle
@@ -291,9 +292,12 @@ class Stopping:
     def _give_up_member(self, member: Handle[object]) -> None:
         self.scope._members.pop(member, None)
         self.scope._adopted.pop(member, None)
+        living = member._living()
         abandoned = member._abandon()
         if abandoned is not None:
             self._abandoned.append(abandoned)
+            if living is not None:
+                self.scope._leave_over(Leftover(abandoned.name, member.started_at, living))
         elif isinstance(member, (ProcessHandle, ForeignHandle)):
             self._unknown = True
             if member.process is not None:
@@ -321,6 +325,8 @@ class Stopping:
         body = self.scope._body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())
+            if body.task is not None:
+                self.scope._leave_over(Leftover(body.name, self.scope._opened_at, body.task))
             body.leave()
         if self._killing is not None and not self._killing.done():
             self._unknown = True
@@ -336,6 +342,7 @@ class Stopping:
             self._inherit(receipt)
         for thread in scope._unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
+            scope._leave_over(Leftover(thread.name, 0.0, thread))
         cause = scope.interrupt.cause
         assert cause is not None
         outcome: Outcome = "gone"

@@ -112,7 +112,7 @@ async def until(seen: Callable[[], bool], what: str) -> None:
     """Wait until it came true. Raises `AssertionError` that says what did not."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_S):
-            while not seen():
+            while not seen():  # noqa: ASYNC110 - what it looks at may be changed by a thread
                 await asyncio.sleep(0.002)
     assert seen(), f"{what}, and it did not in {_PATIENCE_S:g} s"
 

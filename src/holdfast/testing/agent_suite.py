@@ -8,8 +8,8 @@ With pytest::
     def test_my_adapter_conforms(check):
         run_agent_check(check, SUBJECT)
 
-The step is the suite's: it waits, fails, blocks a thread or starts a program, and the check looks at what Holdfast still
-promises then. A check makes its own hosts, on stores in memory.
+The step is the suite's: it waits, fails, blocks a thread or starts a program, and the check looks at what is still kept
+of Holdfast's promises then. A check makes its own hosts, on stores in memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checks of the agents' suite about crashes and restarts: every event of a run is a place where its host may end."""
+"""The checks of the agents' suite about crashes and restarts: behind every event of a run its host may end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def _crashed(agent: str, run_id: str, written: Sequence[Event]) -> MemoryS
 
 @_check
 async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject: AgentSubject) -> None:
-    """After a crash the message is settled once, a step whose result is in the log is not made again, and it goes on."""
+    """The message is settled once, a step whose result is in the log is not made again, and the session goes on."""
     made: list[str] = []
 
     async def step(text: str) -> str:

@@ -1,0 +1,42 @@
+"""What a stop gave up, for as long as it lives on: the tree shows it, though its scope is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from typing import Any, Literal
+
+from holdfast.runtime.members import Member
+
+__all__ = ["Leftover"]
+
+
+class Leftover:
+    """A task or thread that was abandoned. It is not kept alive by this.
+
+    Parameters:
+        name: as in the receipt.
+        started_at: as in `Member`.
+        living: the task or thread.
+    """
+
+    __slots__ = ("_living", "kind", "name", "started_at")
+
+    def __init__(self, name: str, started_at: float, living: asyncio.Task[Any] | threading.Thread) -> None:
+        self.kind: Literal["task", "thread"] = "thread" if isinstance(living, threading.Thread) else "task"
+        self.name = name
+        self.started_at = started_at
+        self._living: weakref.ref[Any] = weakref.ref(living)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended yet. From any thread."""
+        living = self._living()
+        if living is None:
+            return False
+        return bool(living.is_alive() if self.kind == "thread" else not living.done())
+
+    def member(self) -> Member:
+        """It as a member, in the state ``abandoned``."""
+        return Member(kind=self.kind, name=self.name, started_at=self.started_at, state="abandoned")
