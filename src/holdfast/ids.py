@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-__all__ = ["message_id", "node_id", "run_id", "secret", "stop_id"]
+__all__ = ["message_id", "node_id", "run_id", "schedule_id", "secret", "stop_id"]
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 
@@ -52,6 +52,11 @@ def run_id() -> str:
 def node_id() -> str:
     """A new id for a running process, ``n_`` and 27 hexadecimal digits."""
     return _make("n_")
+
+
+def schedule_id() -> str:
+    """A new id for a schedule, ``t_`` and 27 hexadecimal digits."""
+    return _make("t_")
 
 
 def stop_id() -> str:

@@ -111,6 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, description="pieces of work that one principal's runs may have in the background")
     ] = 100
     principal_sessions: Annotated[int, Meta(ge=1, description="sessions of one principal")] = 100_000
+    principal_schedules: Annotated[int, Meta(ge=1, description="schedules of one principal")] = 1000
     principal_rate_per_s: Annotated[
         float,
         Meta(ge=0, description="HTTP writes per second of one principal, with a burst of twice that; 0: no limit"),

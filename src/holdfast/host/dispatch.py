@@ -12,21 +12,34 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from holdfast import ids
-from holdfast.errors import HoldfastError, LimitExceeded, StaleFence, StorageError
+from holdfast.errors import HoldfastError, LimitExceeded, ScheduleChanged, StaleFence, StorageError
 from holdfast.host.active import ActiveRun, one_line
 from holdfast.host.admission import Admission
 from holdfast.host.parked import ParkedRuns
 from holdfast.host.past import Past
 from holdfast.host.patience import RETRY_S, retry_after_s
-from holdfast.protocol.events import Stored
+from holdfast.protocol.events import Stored, format_cursor
+from holdfast.protocol.messages import Receipt
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import Claim, Committed, NotReady, RunCommit, Send, SendResult
+from holdfast.storage.port import Claim, Committed, Fire, Fired, NotReady, RunCommit, Send, SendResult
 
 if TYPE_CHECKING:
     from holdfast.host.host import Host
     from holdfast.protocol.messages import SessionView
 
-__all__ = ["Dispatch"]
+__all__ = ["Dispatch", "receipt_of"]
+
+
+def receipt_of(key: str, result: SendResult) -> Receipt:
+    """What the sender of an accepted message gets."""
+    return Receipt(
+        session=key,
+        seq=result.seq,
+        message_id=result.message_id,
+        disposition=result.disposition,
+        cursor=format_cursor(result.seq - 1, result.number),
+        run_id=result.run_id,
+    )
 
 
 class Dispatch:
@@ -74,6 +87,17 @@ class Dispatch:
                 run.surroundings.steering = True
         elif result.run_id is None and result.disposition != "duplicate":
             self.later(result.session, principal, result.not_before)
+
+    def fired(self, request: Fire, done: asyncio.Future[Fired]) -> None:
+        """A look at a schedule has its answer: what it sent goes the way of every message."""
+        sent: asyncio.Future[SendResult] = self._host.loop.create_future()
+        error = done.exception()
+        result = None if error is not None else done.result().sent
+        if result is not None:
+            sent.set_result(result)
+        else:
+            sent.set_exception(error or ScheduleChanged("nothing was sent"))
+        self.sent(request.send, sent)
 
     def _stop(self, session: int, run_id: str, request: Send) -> None:
         """Stop the run whose interrupt by this message is recorded."""

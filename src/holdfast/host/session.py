@@ -21,8 +21,10 @@ from holdfast.errors import (
     WaitsForItself,
 )
 from holdfast.host import attaching, history
+from holdfast.host.dispatch import receipt_of
 from holdfast.host.readers import LogReader, open_log
-from holdfast.protocol.events import Event, Gap, Stored, decode_event, format_cursor
+from holdfast.host.schedules import Schedule
+from holdfast.protocol.events import Event, Gap, Stored, decode_event
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
     Answer,
@@ -42,6 +44,7 @@ from holdfast.protocol.messages import (
     check_seconds,
     check_text,
 )
+from holdfast.protocol.schedules import Miss, ScheduleSpec
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import current_scope
@@ -155,14 +158,7 @@ class Session:
         done = host.store.send(request)
         done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
         result = await asyncio.shield(done)
-        return Receipt(
-            session=self.key,
-            seq=result.seq,
-            message_id=result.message_id,
-            disposition=result.disposition,
-            cursor=format_cursor(result.seq - 1, result.number),
-            run_id=result.run_id,
-        )
+        return receipt_of(self.key, result)
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
         """See `SessionLike.wait`."""
@@ -348,6 +344,39 @@ class Session:
         done.add_done_callback(told, context=host.context)
         return (await asyncio.shield(done)).answer
 
+    # ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def schedule(
+        self,
+        text: str,
+        *,
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_id: str | None = None,
+        agent: str | None = None,
+        overlap: Policy = "queue",
+        miss: Miss = "skip",
+        initial_delay_s: float | None = None,
+        jitter_s: float = 0.0,
+        max_runs: int | None = None,
+    ) -> Schedule:
+        """See `SessionLike.schedule`."""
+        spec = ScheduleSpec(
+            session=self.key,
+            text=text,
+            agent=agent or self._agent,
+            every_s=every_s,
+            cron=cron,
+            timezone=timezone,
+            overlap=overlap,
+            miss=miss,
+            initial_delay_s=initial_delay_s,
+            jitter_s=jitter_s,
+            max_runs=max_runs,
+        )
+        return await self._host.timetable.put(self.principal, schedule_id, spec)
+
     # ── the transcript by hand ───────────────────────────────────────────────────────────────────────────────────
 
     async def retry(self) -> Receipt:
@@ -359,7 +388,7 @@ class Session:
 
     async def undo(self) -> list[Entry]:
         """See `SessionLike.undo`."""
-        return list((await history.edit(self._host, self.principal, self.key, "undo")).removed)
+        return history.shown((await history.edit(self._host, self.principal, self.key, "undo")).removed)
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
         """See `SessionLike.compact`."""
@@ -373,7 +402,7 @@ class Session:
         if through_n is not None and through_n < 0:
             raise InvalidRequest(f"through_n is {through_n!r}; it is the number of an entry, or 0 for none")
         other = Session(self._host, self.principal, key, self._agent)
-        entries = history.through(await self.transcript(), through_n)
+        entries = history.through(await self._host.store.transcript(await self._row()), through_n)
         view = await self.info()
         await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
         return await other.info()
@@ -442,11 +471,11 @@ class Session:
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
-        return list(await self._host.store.transcript(await self._row()))
+        return history.shown(await self._host.store.transcript(await self._row()))
 
     async def transcript_page(self, *, after: int, limit: int) -> list[Entry]:
         """At most `limit` entries with n > `after`, in order."""
-        return list(await self._host.store.transcript(await self._row(), after=after, limit=limit))
+        return history.shown(await self._host.store.transcript(await self._row(), after=after, limit=limit))
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""

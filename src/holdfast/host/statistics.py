@@ -19,6 +19,7 @@ IncidentKind = Literal[
     "background",
     "unanswered",
     "toolset",
+    "schedule",
 ]
 
 PROMISES: dict[str, tuple[str, str, str]] = {
@@ -55,6 +56,9 @@ COUNTS: dict[str, str] = {
     "late_results": "outputs and results that came after the end of their run or call, and were refused",
     "gaps": "gaps shown to readers",
     "rows_pruned": "rows of the store that were dropped or changed by retention",
+    "ticks_fired": "ticks of schedules whose message was accepted",
+    "ticks_missed": "ticks of schedules that were left out by their miss policy",
+    "ticks_refused": "ticks of schedules whose message was refused",
     "incidents_<kind>": "incidents, by their kind",
 }
 """Everything that a host counts beside the promises; a name with ``<…>`` stands for one counter for each of those."""

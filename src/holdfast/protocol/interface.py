@@ -22,9 +22,46 @@ from holdfast.protocol.messages import (
     Settlement,
     TreeNode,
 )
+from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.protocol.stopping import StopReceipt
 
-__all__ = ["SessionLike", "answer"]
+__all__ = ["ScheduleLike", "SessionLike", "answer"]
+
+
+class ScheduleLike(Protocol):
+    """A schedule: getting one does no I/O, and any number may be in use for the same one at the same time.
+
+    Every method may raise `UnknownSchedule`, `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and
+    `RateLimited`.
+    """
+
+    @property
+    def schedule_id(self) -> str:
+        """Its id, among those of its principal."""
+        ...
+
+    async def info(self) -> ScheduleView:
+        """The schedule as it stands: when it is next due, how many ticks were fired, missed and refused."""
+        ...
+
+    async def pause(self) -> ScheduleView:
+        """Have no more ticks until it is resumed; they are not made up for. Repeated: no second effect."""
+        ...
+
+    async def resume(self) -> ScheduleView:
+        """Go on with the first tick from now on. Repeated: no second effect."""
+        ...
+
+    async def run_now(self) -> Receipt:
+        """Send its message now; its ticks stay where they are. It counts for ``max_runs``.
+
+        Raises what `SessionLike.send` raises with the schedule's policy, and `ScheduleFinished`.
+        """
+        ...
+
+    async def delete(self) -> ScheduleView:
+        """Delete it, and return how it stood. Messages that it has sent are not withdrawn."""
+        ...
 
 
 class SessionLike(Protocol):
@@ -164,6 +201,43 @@ class SessionLike(Protocol):
 
     async def deny(self, question_id: str, *, reason: str = "") -> Answer:
         """Refuse the call; the model is told, with the reason. Raises as `answer` does."""
+        ...
+
+    async def schedule(
+        self,
+        text: str,
+        *,
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_id: str | None = None,
+        agent: str | None = None,
+        overlap: Policy = "queue",
+        miss: Miss = "skip",
+        initial_delay_s: float | None = None,
+        jitter_s: float = 0.0,
+        max_runs: int | None = None,
+    ) -> ScheduleLike:
+        """Send this session a message by the clock, from now on; durable when this returns.
+
+        Parameters:
+            text: the message.
+            every_s, cron: when: at even distances (1 second or more), or by a cron line; one of them.
+            timezone: in which the cron line is read, such as ``Europe/Berlin``.
+            schedule_id: names it. Under the id of an existing one it takes that one's place: the same again changes
+                nothing, another cadence begins anew, and one that is paused stays so. None makes a new one.
+            agent: the agent that answers; by default the session's.
+            overlap: the policy of its messages, for when a run is on; ``reject`` leaves the tick out.
+            miss: what becomes of ticks that were missed, because the host was down or the clock jumped: ``skip`` leaves
+                them out, ``delay`` fires once for all, ``burst`` fires each (the newest 100).
+            initial_delay_s: the time to the first tick, in seconds; with a cron line no tick comes before.
+            jitter_s: each tick comes later by a part of this, in seconds.
+            max_runs: after so many firings it is finished.
+
+        Raises:
+            InvalidSchedule, UnknownAgent, UnknownPolicy, InvalidKey, InvalidRequest, LimitExceeded, Draining: nothing
+            was stored.
+        """
         ...
 
     async def retry(self) -> Receipt:

@@ -1,0 +1,303 @@
+"""Schedules on a host: one timer for the next that is due, and the handle that their owner has.
+
+Invariants:
+
+- There is one timer and at most one look at a time, however many schedules there are; while nothing is due the store is
+  not asked.
+- What is due is fired in batches in which principals take turns; a batch that moves nothing is not repeated at once.
+- Wall-clock time decides what is due. It is looked at every `LOOK_EVERY_S` at least, so that a clock which jumps is
+  noticed, forwards and back.
+- A host that drains fires nothing more; the ticks are due, or missed, at the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast import ids
+from holdfast.errors import (
+    Draining,
+    InvalidKey,
+    InvalidRequest,
+    ScheduleChanged,
+    StorageError,
+    UnknownPolicy,
+    UnknownSchedule,
+)
+from holdfast.host.dispatch import receipt_of
+from holdfast.host.statistics import Incident
+from holdfast.protocol.decisions import DECISIONS
+from holdfast.protocol.messages import Receipt, check_text
+from holdfast.protocol.schedules import ScheduleSpec, ScheduleView, check_cadence
+from holdfast.storage.port import DueSchedule, Fire, Fired, PutSchedule, Send
+
+if TYPE_CHECKING:
+    from holdfast.host.host import Host
+
+__all__ = ["Schedule", "Schedules"]
+
+LOOK_EVERY_S = 30.0
+"""So often the clock is compared with the loop's, which does not jump."""
+AGAIN_S = 1.0
+"""After this time a look is repeated that the store refused, or that moved nothing."""
+BACK_S = 1.0
+"""A wall clock that goes back by more than this against the monotonic one was set back."""
+BATCH = 256
+"""Schedules that are fired together."""
+TRIES = 3
+"""Times that a run by hand is tried while others change the schedule."""
+ID_LENGTH = 200
+
+
+class Schedules:
+    """The clockwork of a host. Made by the `Host`; on its loop only."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._timer: asyncio.TimerHandle | None = None
+        self._next_at = math.inf
+        self._looking = False
+        self._ahead_s = math.inf
+
+    def start(self) -> None:
+        """Begin; looks for the first time at once."""
+        self._ahead_s = self._host.now() - self._host.clock.monotonic()
+        self._begin()
+
+    def close(self) -> None:
+        """Fire nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ── the timer ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _due(self, at: float) -> None:
+        """A schedule is due then."""
+        if at < self._next_at:
+            self._next_at = at
+            if not self._looking:
+                self._arm()
+
+    def _arm(self) -> None:
+        self.close()
+        if not self._host.draining:
+            delay_s = min(max(0.001, self._next_at - self._host.now()), LOOK_EVERY_S)
+            self._timer = self._host.loop.call_later(delay_s, self._wake, context=self._host.context)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._host.now()
+        before, self._ahead_s = self._ahead_s, now - self._host.clock.monotonic()
+        if now >= self._next_at or self._ahead_s < before - BACK_S:
+            self._begin()
+        else:
+            self._arm()
+
+    def _begin(self) -> None:
+        if not self._host.draining:
+            self._looking = True
+            self._host.start_task(self._look(), "schedules")
+
+    async def _look(self) -> None:
+        """Fire all that is due, then wait for the next."""
+        host = self._host
+        again_at = host.now() + AGAIN_S
+        self._next_at = math.inf  # what is put from here on makes it earlier
+        try:
+            while not host.draining and (batch := await host.store.due_schedules(now=host.now(), limit=BATCH)):
+                if not await self._fire_all(batch):
+                    again_at = host.now() + AGAIN_S
+                    return
+            next_at = await host.store.next_schedule()
+            again_at = math.inf if next_at is None else next_at
+        except StorageError as error:
+            host.store_failed(None, None, "schedules", error)
+        finally:
+            self._looking = False
+            self._next_at = min(self._next_at, again_at)
+            self._arm()
+
+    # ── firing ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
+        """Fire these; whether all of them were answered and one of them moved on."""
+        firing = [self._fire(due) for due in batch if not self._host.draining]
+        if firing:
+            await asyncio.wait(firing)
+        return all(done.exception() is None for done in firing) and any(
+            done.result().outcome != "waits" for done in firing
+        )
+
+    def _fire(self, due: DueSchedule, *, by_hand: bool = False) -> asyncio.Future[Fired]:
+        host = self._host
+        settings, spec, now = host.settings, due.spec, host.now()
+        reserved = host.dispatch.admission.reserve(due.principal)
+        if not reserved:
+            host.incidents.kept["P14"] += 1
+        request = Fire(
+            schedule=due.schedule,
+            revision=due.revision,
+            tick_at=due.tick_at,
+            send=Send(
+                principal=due.principal,
+                key=spec.session,
+                agent=spec.agent,
+                default_agent=host.default_agent,
+                message_id=ids.message_id(),
+                content=spec.text,
+                policy=spec.overlap,
+                at=now,
+                run_id=ids.run_id() if reserved else None,
+                quiet_s=settings.quiet_s,
+                max_wait_s=settings.max_wait_s,
+                mailbox_limit=settings.mailbox_limit,
+                session_limit=settings.principal_sessions,
+            ),
+            agents=frozenset(host.agents),
+            by_hand=by_hand,
+        )
+        done = host.store.fire_schedule(request)
+        done.add_done_callback(functools.partial(host.dispatch.fired, request), context=host.context)
+        done.add_done_callback(functools.partial(self._fired, due, by_hand), context=host.context)
+        return done
+
+    def _fired(self, due: DueSchedule, by_hand: bool, done: asyncio.Future[Fired]) -> None:
+        host, error = self._host, done.exception()
+        if error is not None:
+            if not by_hand:
+                host.store_failed(due.spec.session, None, f"schedule {due.schedule_id!r}", error)
+            return
+        fired = done.result()
+        counts = host.incidents.counts
+        counts["ticks_missed"] += fired.missed
+        match fired.outcome:
+            case "fired" | "duplicate":
+                counts["ticks_fired"] += 1
+            case "missed" | "changed" | "waits":
+                pass
+            case outcome:
+                counts["ticks_refused"] += 1
+                if outcome in ("mailbox_full", "limit_exceeded"):
+                    host.incidents.kept["P9"] += 1
+        if fired.problem is not None:
+            text = f"schedule {due.schedule_id!r} of {due.principal!r} cannot fire: {fired.problem}"
+            host.incidents.report(Incident(at=host.now(), kind="schedule", text=text, session=due.spec.session))
+
+    # ── for its owners ───────────────────────────────────────────────────────────────────────────────────────────
+
+    async def put(self, principal: str, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
+        """Make or replace a schedule. Raises as `SessionLike.schedule` does."""
+        host = self._host
+        schedule_id = ids.schedule_id() if schedule_id is None else checked_id(schedule_id)
+        self._check(spec)
+        if host.draining:
+            raise Draining("this host is shutting down and takes no new schedules")
+        done = host.store.put_schedule(
+            PutSchedule(
+                principal=principal,
+                schedule_id=schedule_id,
+                spec=spec,
+                at=host.now(),
+                limit=host.settings.principal_schedules,
+            )
+        )
+        done.add_done_callback(self._changed, context=host.context)
+        await asyncio.shield(done)
+        return Schedule(host, principal, schedule_id)
+
+    def _check(self, spec: ScheduleSpec) -> None:
+        text: object = spec.text
+        if not isinstance(text, str):
+            raise InvalidRequest("what a schedule says is text (str)")
+        check_text(text)
+        if "\0" in text:
+            raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the text")
+        if not any(policy == spec.overlap for _, policy in DECISIONS):
+            raise UnknownPolicy(f"there is no policy {spec.overlap!r}")
+        if spec.agent is not None:
+            self._host.find_agent(spec.agent)
+        check_cadence(spec, now=self._host.now())
+
+    def _changed(self, done: asyncio.Future[ScheduleView]) -> None:
+        if done.exception() is None and done.result().next_at is not None:
+            self._due(done.result().next_at or 0.0)
+
+    async def pause(self, principal: str, schedule_id: str, *, paused: bool) -> ScheduleView:
+        """See `ScheduleLike.pause` and `ScheduleLike.resume`."""
+        host = self._host
+        done = host.store.pause_schedule(principal, schedule_id, paused=paused, at=host.now())
+        done.add_done_callback(self._changed, context=host.context)
+        return await asyncio.shield(done)
+
+    async def find(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView]:
+        """The schedule as it stands. Raises `UnknownSchedule`."""
+        found = await self._host.store.schedule(principal, schedule_id)
+        if found is None:
+            raise UnknownSchedule(f"there is no schedule {schedule_id!r}")
+        return found
+
+    async def run_now(self, principal: str, schedule_id: str) -> Receipt:
+        """See `ScheduleLike.run_now`."""
+        for tries in range(1, TRIES + 1):
+            due, _ = await self.find(principal, schedule_id)
+            if self._host.draining:
+                raise Draining("this host is shutting down and takes no new messages")
+            try:
+                fired = await asyncio.shield(self._fire(due, by_hand=True))
+            except ScheduleChanged:
+                if tries == TRIES:
+                    raise
+            else:
+                assert fired.sent is not None
+                return receipt_of(due.spec.session, fired.sent)
+        raise AssertionError("the last try returns or raises")
+
+
+class Schedule:
+    """A schedule of a host. Made by `Session.schedule`, `Host.schedule` and `Host.find_schedule`.
+
+    All methods are called on the host's loop. A caller that is cancelled gives up its wait, never the change.
+    """
+
+    __slots__ = ("_host", "principal", "schedule_id")
+
+    def __init__(self, host: Host, principal: str, schedule_id: str) -> None:
+        self._host = host
+        self.principal = principal
+        self.schedule_id = checked_id(schedule_id)
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.schedule_id!r} of {self.principal!r}>"
+
+    async def info(self) -> ScheduleView:
+        """See `ScheduleLike.info`."""
+        return (await self._host.timetable.find(self.principal, self.schedule_id))[1]
+
+    async def pause(self) -> ScheduleView:
+        """See `ScheduleLike.pause`."""
+        return await self._host.timetable.pause(self.principal, self.schedule_id, paused=True)
+
+    async def resume(self) -> ScheduleView:
+        """See `ScheduleLike.resume`."""
+        return await self._host.timetable.pause(self.principal, self.schedule_id, paused=False)
+
+    async def run_now(self) -> Receipt:
+        """See `ScheduleLike.run_now`."""
+        return await self._host.timetable.run_now(self.principal, self.schedule_id)
+
+    async def delete(self) -> ScheduleView:
+        """See `ScheduleLike.delete`."""
+        return await asyncio.shield(self._host.store.delete_schedule(self.principal, self.schedule_id))
+
+
+def checked_id(schedule_id: str) -> str:
+    """A schedule's id. Raises `InvalidKey` for what cannot be one."""
+    given: object = schedule_id
+    if not isinstance(given, str) or not 0 < len(given) <= ID_LENGTH or not given.isprintable() or "/" in given:
+        raise InvalidKey(f"{given!r:.200} is not a schedule's id")
+    return given
