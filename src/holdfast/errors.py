@@ -65,6 +65,8 @@
         ├── RunClosed                a run handle was used after its run ended
         ├── QueueClosed              nothing goes into the queue any more, and it is empty
         ├── QueueEmpty               nothing to take without waiting
+        ├── StreamEnded              an item came after the end of its reactive source
+        ├── EventsMissed             a reader that takes no gap met one
         ├── ScopeClosed              a spawn or process came after stop began
         ├── ProcessEnded             the process of an isolated call ended without an answer
         ├── StorageError
@@ -100,6 +102,7 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "Draining",
+    "EventsMissed",
     "Forbidden",
     "HistoryChanged",
     "HoldfastError",
@@ -146,6 +149,7 @@ __all__ = [
     "StoreFull",
     "StoreLocked",
     "StoreReadOnly",
+    "StreamEnded",
     "TooManyRestarts",
     "ToolFailed",
     "Unauthenticated",
@@ -631,6 +635,20 @@ class QueueEmpty(HoldfastError):
     """There is nothing to take without waiting."""
 
     code = "queue_empty"
+
+
+class StreamEnded(HoldfastError):
+    """An item came from a reactive source that had said before that it completed or failed."""
+
+    code = "stream_ended"
+    default_hint = "push items before on_completed() and on_error(), or into a new source"
+
+
+class EventsMissed(HoldfastError):
+    """A reader of events that takes no gap met one."""
+
+    code = "events_missed"
+    default_hint = "read the transcript for what was missed, and subscribe again after the gap"
 
 
 class ProcessEnded(HoldfastError):

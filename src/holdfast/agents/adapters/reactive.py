@@ -1,0 +1,421 @@
+"""The reactive bridge: agents and functions as operators on streams of reactivex (extra ``reactive``).
+
+Streams come from any thread or scheduler; the work on their items runs in a scope, is bounded, and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from holdfast.agents.adapters.reactive_flow import Flow, ItemFlow, Outcome, Shape, Work
+from holdfast.agents.adapters.reactive_intake import Counts, Overflow
+from holdfast.agents.adapters.reactive_outlet import Outlet
+from holdfast.agents.adapters.reactive_sessions import EventFlow, Mail, Sessions
+from holdfast.agents.adapters.reactive_work import ItemText, branching, label_of, text_of, work_on
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, Interrupted, MissingExtra, ScopeClosed, WaitExpired
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.runtime import Scope
+
+if TYPE_CHECKING:
+    from reactivex import Observable
+    from reactivex.abc import DisposableBase, ObserverBase, SchedulerBase
+
+    from holdfast.agents.agent import Agent
+    from holdfast.agents.run import Run
+    from holdfast.protocol.interface import SessionLike
+    from holdfast.protocol.messages import Policy
+
+    Operator = Callable[[Observable[Any]], Observable[Any]]
+
+__all__ = ["Counts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
+
+_MARGIN_S = 5.0
+"""How much longer than a stop may take `cleanup` waits for it."""
+
+
+class Shaped(TypedDict, total=False):
+    """How the items of a stream are worked on. Each may be given to the bridge, and otherwise to an operator.
+
+    Parameters:
+        concurrency: how many items are worked on at a time.
+        buffer: how many more may wait.
+        overflow: what becomes of an item that finds the buffer full. ``block`` holds its thread back until there is
+            room; on the thread of an event loop, which must not block, it is as ``fail``. ``fail`` ends the stream with
+            `QueueFull`. ``drop`` leaves the item out, and counts it.
+        block_s: how long a thread is held back at most, in seconds; then the stream ends with `QueueFull`.
+        ordered: results come in the order of the items, else as they are ready. Up to ``buffer`` results then wait for
+            one that is slow.
+        outcomes: emit an `Outcome` for each item in the place of its result: an error does not end the stream.
+    """
+
+    concurrency: int
+    buffer: int
+    overflow: Overflow
+    block_s: float
+    ordered: bool
+    outcomes: bool
+
+
+class ReactiveBridge:
+    """Runs agents and functions on the items of reactive streams, and owns all that it runs.
+
+    ``async with ReactiveBridge() as bridge`` waits at its end until its streams have ended; an error in the block
+    ends them. It belongs to the loop on which it was opened. Operators may be used, subscriptions made and disposed,
+    items pushed, and `cleanup` and `statistics` called from any thread.
+
+    Parameters:
+        owner: a run, whose children and branches the items become; a scope; None for the scope that the code runs in,
+            if it runs in one.
+        name: for people: the task tree, causes, errors.
+        grace_s: how long work may clean up when it is interrupted, in seconds; default: the owner's.
+        shape: the defaults of its operators; see `Shaped`.
+
+    Raises:
+        ConfigurationError: a parameter that cannot be.
+        MissingExtra: reactivex is not installed.
+    """
+
+    def __init__(
+        self,
+        owner: Run | Scope | None = None,
+        *,
+        name: str = "reactive",
+        grace_s: float | None = None,
+        **shape: Unpack[Shaped],
+    ) -> None:
+        if importlib.util.find_spec("reactivex") is None:
+            raise MissingExtra("the reactive bridge", extra="reactive")
+        default = Shape(concurrency=100, buffer=1024, overflow="block", block_s=60.0, ordered=False, outcomes=False)
+        self._shape = _shaped(default, shape)
+        self.name = name
+        self._run: Run | None = None
+        if isinstance(owner, Scope):
+            self.scope = Scope(name, parent=owner, grace_s=grace_s)
+        elif owner is not None:
+            self._run = owner
+            self.scope = Scope(name, parent=owner._around(), grace_s=grace_s)
+        else:
+            self.scope = Scope(name, grace_s=grace_s)
+        self._flows: dict[Flow, None] = {}
+        self._past = Counts()
+        self._closing: Cause | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed: Future[None] = Future()
+
+    def __repr__(self) -> str:
+        return f"<ReactiveBridge {self.name!r} {self.scope.state}, {len(self._flows)} streams>"
+
+    # ── opening and ending ───────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self) -> ReactiveBridge:
+        """Bind it to the running loop; returns itself. End it with `aclose`, `drain` or `cleanup`.
+
+        Raises:
+            Interrupted, ScopeClosed: its owner is being stopped.
+        """
+        self.scope.open()
+        self.loop = asyncio.get_running_loop()
+        self.scope.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
+        return self
+
+    async def __aenter__(self) -> ReactiveBridge:
+        return self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            await self.aclose(f"the block around it was left by {type(error).__name__}")
+            return
+        try:
+            await self.scope.join()
+        except Interrupted as interrupted:
+            if interrupted.cause is not self._closing:
+                raise
+
+    async def aclose(self, reason: str = "closed") -> StopReceipt:
+        """Interrupt all that is at work, take nothing more, and answer when all of it is gone.
+
+        What arrives meanwhile is ended too, or refused: its observers get `ScopeClosed`. It may be repeated. Observers
+        of streams that it cuts off get `RunInterrupted`.
+
+        Raises:
+            Interrupted: called from inside of the bridge, which cannot wait for itself; the stop goes on.
+        """
+        return await self.scope.stop(cause=self._close(reason))
+
+    def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
+        """`aclose` for code that is not async: from any thread.
+
+        It waits, but on a thread that runs an event loop, and in the work of the bridge itself: there it only begins
+        the stop, and answers None unless that is over.
+
+        Raises:
+            WaitExpired: it is not over in time, since the loop of the bridge does not run or is blocked. It goes on.
+        """
+        cause = self._close(reason)
+        scope = self.scope
+        if not scope.closed:
+            scope.request_stop(cause)
+            if asyncio._get_running_loop() is None and not scope._is_around_caller():
+                timeout_s = scope.grace_s + scope.kill_after_s + _MARGIN_S
+                try:
+                    self._closed.result(timeout_s)
+                except TimeoutError:
+                    raise WaitExpired(
+                        f"{self.name} is not closed after {timeout_s:g} s", hint="see whether its event loop is blocked"
+                    ) from None
+        return scope.receipt
+
+    async def drain(self, *, timeout_s: float = 30.0) -> StopReceipt:
+        """Take nothing more in, let what is there finish, by a deadline, and close.
+
+        Streams that finish in time complete; the others are interrupted. Not from inside of the bridge.
+
+        Parameters:
+            timeout_s: the deadline, in seconds.
+        """
+        cause = self._close("drained")
+        for flow in tuple(self._flows):
+            flow.drain()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._flows:
+                    idle: asyncio.Future[None] = self.loop.create_future()
+                    self._idle.append(idle)
+                    await idle
+        except TimeoutError:
+            pass
+        return await self.scope.stop(cause=cause)
+
+    def _close(self, reason: str) -> Cause:
+        """From now on nothing new begins. From any thread."""
+        if self._closing is None:
+            self._closing = Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now())
+        return self._closing
+
+    def _on_interrupt(self, _: Cause) -> None:
+        if self.scope.closed:
+            self._swept()
+        else:
+            self.scope.close_when_done(self._swept)
+
+    def _swept(self) -> None:
+        """Its scope has closed: settle the streams whose task never began."""
+        for flow in tuple(self._flows):
+            flow.settle(flow.cut_off(self.scope.interrupt.cause))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def ended(self, flow: Flow) -> None:
+        """A flow of this bridge has settled. For its flows only."""
+        self._past += flow.counts()
+        self._flows.pop(flow, None)
+        if not self._flows:
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def statistics(self) -> Counts:
+        """What became of the items of all its streams so far. From any thread; exact once they have ended."""
+        counts = self._past
+        for flow in tuple(self._flows):
+            counts += flow.counts()
+        return counts
+
+    @property
+    def streams(self) -> int:
+        """Subscriptions that have not ended."""
+        return len(self._flows)
+
+    # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def each(
+        self,
+        work: Agent | Callable[[Any], Any],
+        *,
+        text: ItemText = text_of,
+        scheduler: SchedulerBase | None = None,
+        **shape: Unpack[Shaped],
+    ) -> Operator:
+        """An operator: do the work for each item, and emit the results.
+
+        An error of the source, of the work (unless ``outcomes``) or of the bounds ends the stream: what is at work is
+        interrupted, then the observer gets the error. So does disposing the subscription, quietly.
+
+        Parameters:
+            work: an async function of the item, a sync one (it gets a thread), or, for the bridge of a run, an agent:
+                it becomes a child of the run, and its answer is the result.
+            text: what an agent is asked with an item; default: the item itself.
+            scheduler: where results are emitted; default: on the bridge's loop.
+            shape: see `Shaped`.
+
+        Raises:
+            ConfigurationError: a parameter that cannot be, or an agent without a run.
+        """
+        run, plain = self._run, work_on(work, self._run, text)
+        return self._operator(label_of(work), lambda: plain if run is None else branching(plain, run), scheduler, shape)
+
+    def ask(
+        self,
+        session_of: Sessions,
+        *,
+        text: ItemText = text_of,
+        policy: Policy = "queue",
+        idempotency_key: Callable[[Any], str] | None = None,
+        agent: str | None = None,
+        full_s: float = 60.0,
+        scheduler: SchedulerBase | None = None,
+        **shape: Unpack[Shaped],
+    ) -> Operator:
+        """An operator: send each item to a session as a message, and emit the answers.
+
+        Messages of one session are sent in the order of the items. A stream that is cut off takes its messages back:
+        one that waits is withdrawn, and the run of one that is at work is interrupted (not with the policies ``steer``
+        and ``collect``, where the run has other messages too).
+
+        Parameters:
+            session_of: the session of an item, or one session for all.
+            text: the message.
+            policy: as in ``session.send``.
+            idempotency_key: as in ``session.send``, of an item.
+            agent: as in ``session.send``.
+            full_s: how long to try again while the mailbox is full, in seconds; then `MailboxFull` ends the stream, or
+                is the item's outcome. 0: at once. Meanwhile the item keeps its place, so that its source is held back.
+            scheduler, shape: as in `each`.
+        """
+        mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
+        return self._operator("ask", mail.asking, scheduler, shape)
+
+    def send(
+        self,
+        session_of: Sessions,
+        *,
+        text: ItemText = text_of,
+        policy: Policy = "queue",
+        idempotency_key: Callable[[Any], str] | None = None,
+        agent: str | None = None,
+        full_s: float = 60.0,
+        scheduler: SchedulerBase | None = None,
+        **shape: Unpack[Shaped],
+    ) -> Operator:
+        """An operator: send each item to a session as a message, and emit the receipts. Parameters as in `ask`.
+
+        What was sent stays sent when the stream is cut off.
+        """
+        mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
+        return self._operator("send", mail.sending, scheduler, shape)
+
+    def events(
+        self,
+        session: SessionLike,
+        *,
+        after: str | None = None,
+        follow: str | None = None,
+        gaps: Literal["value", "error"] = "value",
+        scheduler: SchedulerBase | None = None,
+    ) -> Observable[Any]:
+        """The log of a session as an observable, read anew by each subscription. A slow observer holds up only itself.
+
+        Parameters:
+            after, follow: as in ``session.events``.
+            gaps: a `Gap` is emitted like an event, or ends the stream with `EventsMissed`.
+            scheduler: where events are emitted; default: on the bridge's loop.
+        """
+        from reactivex import Observable
+        from reactivex.disposable import Disposable
+
+        if gaps not in ("value", "error"):
+            raise ConfigurationError(f"gaps is {gaps!r}", hint="give 'value' or 'error'")
+
+        def subscribe(observer: ObserverBase[Any], _: SchedulerBase | None = None) -> DisposableBase:
+            outlet = Outlet(observer, scheduler, self.loop)
+            name = f"{self.name} events of {session.key}"
+            flow = EventFlow(self, name, outlet, lambda: session.events(after=after, follow=follow), gaps == "error")
+            self._begin(flow, observer)
+            return Disposable(flow.dispose)
+
+        return Observable(subscribe)
+
+    async def collect(self, source: Observable[Any]) -> list[Any]:
+        """Subscribe, and return all that the observable emits once it has completed. Disposes when it is cancelled.
+
+        Raises:
+            Exception: what the observable failed with.
+        """
+        found: list[Any] = []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def end(error: Exception | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+        def ended(error: Exception | None = None) -> None:
+            done.get_loop().call_soon_threadsafe(end, error)
+
+        subscription = source.subscribe(found.append, ended, ended)
+        try:
+            await done
+        finally:
+            subscription.dispose()
+        return found
+
+    def _operator(
+        self, label: str, make_work: Callable[[], Work], scheduler: SchedulerBase | None, shape: Shaped
+    ) -> Operator:
+        from reactivex import Observable
+        from reactivex.disposable import Disposable, SingleAssignmentDisposable
+
+        settings = _shaped(self._shape, shape)
+
+        def operator(source: Observable[Any]) -> Observable[Any]:
+            def subscribe(observer: ObserverBase[Any], on: SchedulerBase | None = None) -> DisposableBase:
+                outlet = Outlet(observer, scheduler, self.loop)
+                name = f"{self.name} {label}"
+                flow = ItemFlow(self, name, outlet, SingleAssignmentDisposable(), make_work(), settings)
+                if self._begin(flow, observer):
+                    flow.listen(source, on)
+                return Disposable(flow.dispose)
+
+            return Observable(subscribe)
+
+        return operator
+
+    def _begin(self, flow: Flow, observer: ObserverBase[Any]) -> bool:
+        """Start a flow; False when the bridge is closing, and the observer was told."""
+        self._flows[flow] = None  # before the look: whoever closes the bridge sees it, or is seen here
+        try:
+            if self._closing is not None:
+                raise ScopeClosed(f"{self.name} is closing", hint="subscribe on a bridge that is open")
+            flow.start()
+        except ScopeClosed as error:
+            self._flows.pop(flow, None)
+            observer.on_error(error)
+            return False
+        return True
+
+
+def _shaped(default: Shape, given: Shaped) -> Shape:
+    """The shape with what was given. Raises `ConfigurationError`."""
+    shape = dataclasses.replace(default, **given)
+    for name in ("concurrency", "buffer"):
+        value = getattr(shape, name)
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(f"{name} is {value!r}", hint="give a whole number from 1")
+    if shape.overflow not in ("block", "fail", "drop"):
+        raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="give 'block', 'fail' or 'drop'")
+    if not shape.block_s > 0:
+        raise ConfigurationError(f"block_s is {shape.block_s!r}", hint="give a number of seconds above 0")
+    return shape

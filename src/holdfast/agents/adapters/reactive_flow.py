@@ -1,0 +1,361 @@
+"""One subscription: the task that drives it, its scope, and how it ends.
+
+Invariants
+- The driving task is a member of the bridge's scope before it exists, whichever thread subscribes; all that works on
+  items is in a scope inside of it.
+- The observer hears of the end (error or completion) when nothing of the stream is alive any more.
+- A flow settles once: by its driving task, or by the bridge when that task never began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from holdfast.agents.adapters.reactive_intake import Counts, Intake, Overflow, Settled
+from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed, told
+from holdfast.runtime import Scope
+
+if TYPE_CHECKING:
+    from reactivex import Observable
+    from reactivex.abc import SchedulerBase
+    from reactivex.disposable import SingleAssignmentDisposable
+
+    from holdfast.agents.adapters.reactive_outlet import Outlet
+    from holdfast.protocol.stopping import Cause
+
+__all__ = ["Flow", "Home", "ItemFlow", "Outcome", "Shape", "Work"]
+
+Work = Callable[[Scope, int, Any], Awaitable[Any]]
+"""What is done with an item, in the scope of its stream; the number is that of its arrival there, from 0."""
+
+
+class Home(Protocol):
+    """What a flow knows of its bridge."""
+
+    loop: asyncio.AbstractEventLoop
+    scope: Scope
+
+    def ended(self, flow: Flow) -> None:
+        """The flow has settled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of one item; emitted in the place of its result where ``outcomes=True``.
+
+    Parameters:
+        index: its number in the stream, from 0, in the order of arrival.
+        item: what came in.
+        settled: ``done``, ``failed`` or ``interrupted`` (its own work was cancelled; the stream goes on).
+        value: what the work returned.
+        error: what it raised.
+    """
+
+    index: int
+    item: Any
+    settled: Settled
+    value: Any = None
+    error: Exception | None = None
+
+
+_Ended = tuple[int, Any, Settled, Any, Exception | None]
+"""The fields of an `Outcome`, which is made only where somebody wants it."""
+
+_SETTLED: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How a stream of items is worked on; see `ReactiveBridge.each` for the parameters."""
+
+    concurrency: int
+    buffer: int
+    overflow: Overflow
+    block_s: float
+    ordered: bool
+    outcomes: bool
+
+
+class Flow:
+    """One subscription of an observable that a bridge made.
+
+    Parameters:
+        home: the bridge.
+        name: for people.
+        outlet: the way to the observer.
+    """
+
+    def __init__(self, home: Home, name: str, outlet: Outlet) -> None:
+        self._home = home
+        self._name = name
+        self._outlet = outlet
+        self._scope: Scope | None = None
+        self._disposed = False
+        self._settled = False
+        self._woken = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        """Begin. From any thread. Raises `ScopeClosed`."""
+        self._home.scope.spawn(self._run, name=self._name)
+
+    def dispose(self) -> None:
+        """Nobody listens any more: end everything, quietly. From any thread, the observer's too; may be repeated."""
+        if self._settled:
+            return
+        self._disposed = True
+        self._outlet.shut()
+        self.stop_source()
+        scope = self._scope
+        if scope is not None:
+            scope.interrupt.trigger("the subscription was disposed", kind="stop")
+        self._wake()
+
+    def stop_source(self) -> None:
+        """Take nothing in any more. From any thread; may be repeated."""
+
+    def drain(self) -> None:
+        """Take nothing in any more, finish what is there, and complete. From any thread."""
+        raise NotImplementedError
+
+    def counts(self) -> Counts:
+        """What became of its items so far. From any thread."""
+        return Counts()
+
+    def cut_off(self, cause: Cause | None) -> Exception | None:
+        """What the observer hears when the stream was interrupted."""
+        return cut_off(self._name, cause)
+
+    async def _drive(self, scope: Scope) -> Exception | None:
+        """Work until the end; answers the error that the stream ends with, or None for its completion."""
+        raise NotImplementedError
+
+    def _close_accounts(self) -> None:
+        """Everything of the stream has ended."""
+
+    async def _run(self) -> None:
+        error: Exception | None = None
+        through = False
+        try:
+            async with Scope(self._name) as scope:
+                self._scope = scope
+                if self._disposed:  # before this could be seen
+                    scope.interrupt.trigger("the subscription was disposed", kind="stop")
+                    scope.interrupt.check()
+                error = await self._drive(scope)
+                through = True
+                self.stop_source()
+                if scope.members():
+                    reason = "the stream has ended" if error is None else f"the stream failed: {told(error)}"
+                    scope.interrupt.trigger(reason, kind="stop")
+        except Interrupted as interrupted:
+            if not through:
+                error = self.cut_off(interrupted.cause)
+                if not self._disposed:
+                    raise
+        except asyncio.CancelledError:
+            if not through:
+                error = self.cut_off(None)
+            raise
+        except Exception as problem:
+            error = problem
+        finally:
+            self.settle(error)
+
+    def settle(self, error: Exception | None) -> None:
+        """Close the accounts and tell the observer, once. On the loop, when nothing of the stream is alive."""
+        if self._settled:
+            return
+        self.stop_source()
+        self._close_accounts()
+        self._settled = True
+        self._scope = None
+        self._home.ended(self)
+        self._outlet.end(error)
+
+    def _wake(self) -> None:
+        """Let the driving task look again. From any thread, once for all that happens until it looks."""
+        if self._woken:
+            return
+        self._woken = True
+        loop = self._home.loop
+        if asyncio._get_running_loop() is loop:
+            self._release()
+        else:
+            with suppress(RuntimeError):  # the loop is closed: nobody looks any more
+                loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def _rest(self) -> None:
+        """Wait for `_wake`, unless it came since ``_woken`` was cleared."""
+        if not self._woken:
+            self._waiter = self._home.loop.create_future()
+            await self._waiter
+
+
+class ItemFlow(Flow):
+    """A subscription of an operator: items come in from any thread, and their results go out.
+
+    Parameters:
+        home, name, outlet: as in `Flow`.
+        source: holds the subscription of the source, once there is one.
+        work: what is done with an item.
+        shape: how.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        name: str,
+        outlet: Outlet,
+        source: SingleAssignmentDisposable,
+        work: Work,
+        shape: Shape,
+    ) -> None:
+        super().__init__(home, name, outlet)
+        self._source = source
+        self._work = work
+        self._shape = shape
+        self._intake = Intake(
+            limit=shape.buffer, overflow=shape.overflow, block_s=shape.block_s, wake=self._wake, name=name
+        )
+        self._begun = 0
+        self._working = 0
+        self._finished: list[_Ended] = []
+        self._held: dict[int, _Ended] = {}
+        self._next = 0
+        self._ahead = shape.concurrency + (shape.buffer if shape.ordered else 0)
+
+    def listen(self, source: Observable[Any], scheduler: SchedulerBase | None) -> None:
+        """Subscribe the source. An error that it raises then ends the stream."""
+        intake = self._intake
+        try:
+            self._source.disposable = source.subscribe(intake.put, intake.fail, intake.complete, scheduler=scheduler)
+        except Exception as error:
+            intake.fail(error)
+
+    def stop_source(self) -> None:
+        """Take nothing in any more, and dispose the subscription of the source. From any thread; may be repeated."""
+        self._intake.close()
+        self._dispose_source()
+
+    def _dispose_source(self) -> None:
+        try:
+            self._source.dispose()
+        except Exception as error:
+            context = {"message": f"the source of {self._name} raised when it was disposed", "exception": error}
+            with suppress(RuntimeError):  # the loop is closed
+                self._home.loop.call_soon_threadsafe(self._home.loop.call_exception_handler, context)
+
+    def drain(self) -> None:
+        """Take nothing in any more, finish what is there, and complete. From any thread."""
+        self._intake.complete()
+        self._dispose_source()
+
+    def counts(self) -> Counts:
+        """What became of its items so far. From any thread."""
+        return self._intake.counts()
+
+    def _close_accounts(self) -> None:
+        self._intake.finish()
+        self._finished.clear()
+        self._held.clear()
+
+    async def _drive(self, scope: Scope) -> Exception | None:
+        intake = self._intake
+        while True:
+            self._woken = False
+            if self._finished:
+                error = await self._pass_on()
+                if error is not None:
+                    return error
+            if self._outlet.fault is not None:
+                self._disposed = True
+                return None
+            if intake.error is not None:
+                return intake.error
+            room = min(self._shape.concurrency - self._working, self._ahead - (self._begun - self._next))
+            if room > 0:
+                self._begin(scope, intake.take(room))
+            if not self._finished:
+                if self._working == 0 and not self._held and intake.exhausted:
+                    return None
+                await self._rest()
+
+    def _begin(self, scope: Scope, items: list[Any]) -> None:
+        for item in items:
+            index = self._begun
+            try:
+                scope.spawn(self._one(scope, index, item), name=f"{self._name} {index}")
+            except ScopeClosed:
+                scope.interrupt.check()
+                raise
+            self._begun += 1
+            self._working += 1
+
+    async def _one(self, scope: Scope, index: int, item: Any) -> None:
+        """The task of one item. It may never begin, when its scope is stopped first: the flow's end accounts for it."""
+        try:
+            value = await self._work(scope, index, item)
+        except Exception as error:
+            self._end((index, item, "failed", None, error))
+        except (Interrupted, asyncio.CancelledError) as stopped:
+            if not scope.interrupt.triggered:
+                cause = stopped.cause if isinstance(stopped, Interrupted) else None
+                cut = cut_off(f"item {index} of {self._name}", cause)
+                self._end((index, item, "interrupted", None, cut))
+            raise
+        except SystemExit as left:
+            problem = RuntimeError(f"the work on item {index} of {self._name} called sys.exit({left.code!r})")
+            self._end((index, item, "failed", None, problem))
+        else:
+            self._end((index, item, "done", value, None))
+
+    def _end(self, ended: _Ended) -> None:
+        if self._settled:
+            return  # a survivor: what it still returns does not count
+        self._intake.settle(ended[_SETTLED])
+        self._working -= 1
+        self._finished.append(ended)
+        self._wake()
+
+    async def _pass_on(self) -> Exception | None:
+        """Give out what has finished and whose turn it is; answers the error that ends the stream."""
+        ready, self._finished = self._finished, []
+        if self._shape.ordered:
+            held = self._held
+            for ended in ready:
+                held[ended[0]] = ended
+            ready = []
+            while (turn := held.pop(self._next + len(ready), None)) is not None:
+                ready.append(turn)
+        outcomes = self._shape.outcomes
+        error: Exception | None = None
+        values: list[Any] = []
+        for index, item, settled, value, problem in ready:
+            if outcomes:
+                values.append(Outcome(index=index, item=item, settled=settled, value=value, error=problem))
+            elif problem is not None:
+                error = problem
+                break
+            else:
+                values.append(value)
+        self._next += len(ready)
+        if values:
+            await self._outlet.give(values)
+        return error
+
+
+def cut_off(what: str, cause: Cause | None) -> RunInterrupted:
+    """The error that an observer gets for a stream, or an item, that was interrupted."""
+    why = "it was cancelled" if cause is None else f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}"
+    return RunInterrupted(f"{what} was interrupted ({why})", hint="subscribe again on a bridge that is open")

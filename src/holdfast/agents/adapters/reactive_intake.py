@@ -1,0 +1,266 @@
+"""Items on their way from any thread to the loop, bounded, and the account of what became of each.
+
+Invariants
+- An item is received once and is in exactly one place: it waits, is in flight, or was settled as done, failed,
+  interrupted or dropped. All moves are made under one lock, so every snapshot adds up.
+- The lock is held for a few instructions, never while somebody else's code runs.
+- What waits is at most ``limit`` items and one more for each producer that is blocked; they leave in their order.
+- A thread that runs an event loop is never blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.errors import Interrupted, QueueFull, StreamEnded
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import current_interrupt
+
+__all__ = ["Counts", "Intake", "Overflow", "Settled"]
+
+Overflow = Literal["block", "fail", "drop"]
+"""What becomes of an item that finds the buffer full; see `ReactiveBridge`."""
+
+Settled = Literal["done", "failed", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What became of the items of a stream, or of all streams of a bridge.
+
+    ``received`` is the sum of ``waiting``, ``in_flight``, ``done``, ``failed``, ``interrupted`` and ``dropped``, at any
+    moment.
+
+    Parameters:
+        received: items that came in.
+        waiting: have not begun; those of blocked producers included.
+        blocked: producers that are held back now.
+        in_flight: are worked on.
+        done: their work returned.
+        failed: their work raised.
+        interrupted: were stopped, at work or while they waited.
+        dropped: found the buffer full, and were not taken.
+        late: came after the end of their stream, and are not in ``received``.
+    """
+
+    received: int = 0
+    waiting: int = 0
+    blocked: int = 0
+    in_flight: int = 0
+    done: int = 0
+    failed: int = 0
+    interrupted: int = 0
+    dropped: int = 0
+    late: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        """Both together."""
+        return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.__slots__})
+
+
+class _Blocked:
+    """A producer that waits for room, with its item."""
+
+    __slots__ = ("item", "let_in")
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self.let_in: Future[None] = Future()
+
+
+class Intake:
+    """The bounded buffer of one stream.
+
+    Parameters:
+        limit: items that may wait.
+        overflow: what to do with one more.
+        block_s: how long a producer is held back at most, in seconds.
+        wake: called, outside the lock and from any thread, when there is something new to look at.
+        name: of the stream, for errors.
+    """
+
+    __slots__ = (
+        "_block_s",
+        "_counts",
+        "_items",
+        "_limit",
+        "_line",
+        "_lock",
+        "_name",
+        "_overflow",
+        "_state",
+        "_wake",
+        "error",
+    )
+
+    def __init__(self, *, limit: int, overflow: Overflow, block_s: float, wake: Callable[[], None], name: str) -> None:
+        self._limit = limit
+        self._overflow = overflow
+        self._block_s = block_s
+        self._wake = wake
+        self._name = name
+        self._lock = threading.Lock()
+        self._items: deque[Any] = deque()
+        self._line: deque[_Blocked] = deque()
+        self._state: Literal["open", "completed", "closed"] = "open"
+        self._counts: dict[str, int] = dict.fromkeys(Counts.__slots__, 0)
+        self.error: Exception | None = None
+        """What ends the stream before its items are through."""
+
+    def put(self, item: Any) -> None:
+        """Take an item in. From any thread; may block it, see `Overflow`.
+
+        Raises:
+            StreamEnded: the source said before that it has completed or failed.
+            Interrupted: the current interrupt was triggered while this waited; the item is not taken.
+        """
+        blocked: _Blocked | None = None
+        full = False
+        with self._lock:
+            counts = self._counts
+            if self._state != "open":
+                counts["late"] += 1
+                if self._state == "closed":
+                    return  # its end was ours: the producer could not know
+                raise StreamEnded(f"an item came to {self._name} after the end of its source")
+            counts["received"] += 1
+            if len(self._items) < self._limit and not self._line:
+                self._items.append(item)
+            elif self._overflow == "block" and asyncio._get_running_loop() is None:
+                blocked = _Blocked(item)
+                self._line.append(blocked)
+            else:
+                counts["dropped"] += 1
+                full = self._overflow != "drop"
+        if full:
+            where = "" if self._overflow == "fail" else ", and its producer runs on an event loop, which is not blocked"
+            self.fail(self._full(where))
+        elif blocked is not None:
+            self._wait(blocked)
+        else:
+            self._wake()
+
+    def _full(self, why: str) -> QueueFull:
+        return QueueFull(
+            f"{self._name} is full with {self._limit} items{why}",
+            hint="let the source produce on a thread (ops.subscribe_on), give a larger buffer=, or overflow='drop'",
+        )
+
+    def _wait(self, blocked: _Blocked) -> None:
+        """Hold the producer back until its item is let in, or the stream has ended."""
+        self._wake()
+        interrupt = current_interrupt()
+        if interrupt is None:
+            self._await_room(blocked)
+            return
+
+        def give_up(_: Cause) -> None:
+            blocked.let_in.cancel()
+
+        with interrupt.on_trigger(give_up):
+            try:
+                self._await_room(blocked)
+            except CancelledError:
+                if not self._leave(blocked, "interrupted"):
+                    return  # it was let in at that moment
+                cause = interrupt.cause
+                assert cause is not None
+                raise Interrupted(cause) from None
+
+    def _await_room(self, blocked: _Blocked) -> None:
+        try:
+            blocked.let_in.result(self._block_s)
+        except TimeoutError:
+            if self._leave(blocked, "dropped"):
+                self.fail(self._full(f", and had no room for {self._block_s:g} s"))
+
+    def _leave(self, blocked: _Blocked, as_: Literal["dropped", "interrupted"]) -> bool:
+        """Take an item back that was not let in; False when it was."""
+        with self._lock:
+            try:
+                self._line.remove(blocked)
+            except ValueError:
+                return False
+            self._counts[as_] += 1
+            return True
+
+    def complete(self) -> None:
+        """Nothing comes any more; what waits is still taken. From any thread."""
+        self._end("completed")
+        self._wake()
+
+    def fail(self, error: Exception) -> None:
+        """The stream ends with this error. From any thread; the first one counts."""
+        if self._end("completed"):
+            self.error = error
+        self._wake()
+
+    def _end(self, state: Literal["completed", "closed"]) -> bool:
+        with self._lock:
+            if self._state != "open":
+                return False
+            self._state = state
+            return True
+
+    def take(self, room: int) -> list[Any]:
+        """Up to ``room`` items, which are in flight now."""
+        taken: list[Any] = []
+        let_in: list[_Blocked] = []
+        with self._lock:
+            items = self._items
+            while items and len(taken) < room:
+                taken.append(items.popleft())
+                if self._line:
+                    blocked = self._line.popleft()
+                    items.append(blocked.item)
+                    let_in.append(blocked)
+            self._counts["in_flight"] += len(taken)
+        self._release(let_in)
+        return taken
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether nothing waits, and nothing comes any more."""
+        with self._lock:
+            return self._state != "open" and not self._items and not self._line
+
+    def settle(self, settled: Settled) -> None:
+        """The work on an item that was in flight has ended."""
+        with self._lock:
+            self._counts["in_flight"] -= 1
+            self._counts[settled] += 1
+
+    def close(self) -> None:
+        """Let nothing in any more, not even what waits: it is interrupted. From any thread; may be repeated."""
+        with self._lock:
+            self._state = "closed"
+            let_in = list(self._line)
+            self._counts["interrupted"] += len(self._items) + len(let_in)
+            self._items.clear()
+            self._line.clear()
+        self._release(let_in)
+
+    def finish(self) -> None:
+        """`close`, and what is still in flight is interrupted: its scope has ended."""
+        self.close()
+        with self._lock:
+            self._counts["interrupted"] += self._counts["in_flight"]
+            self._counts["in_flight"] = 0
+
+    def counts(self) -> Counts:
+        """A snapshot that adds up."""
+        with self._lock:
+            waiting = len(self._items) + len(self._line)
+            return Counts(**{**self._counts, "waiting": waiting, "blocked": len(self._line)})
+
+    @staticmethod
+    def _release(let_in: list[_Blocked]) -> None:
+        for blocked in let_in:
+            if blocked.let_in.set_running_or_notify_cancel():
+                blocked.let_in.set_result(None)

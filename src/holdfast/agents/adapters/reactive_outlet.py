@@ -1,0 +1,156 @@
+"""Hands notifications to one observer, one after the other, on the bridge's loop or on a scheduler.
+
+Invariants
+- Two notifications never overlap, and none follows the last one (an error, the completion, or `shut`).
+- Only one task gives: what it gave is taken before it gives more.
+- The lock is held for a few instructions, never while the observer runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast.runtime import detached
+
+if TYPE_CHECKING:
+    from reactivex.abc import ObserverBase, SchedulerBase
+
+__all__ = ["Outlet"]
+
+
+class Outlet:
+    """The way to one observer.
+
+    Parameters:
+        observer: who is told.
+        scheduler: where it is told; None: on the loop.
+        loop: the loop of the bridge.
+    """
+
+    __slots__ = ("_active", "_end", "_lock", "_loop", "_observer", "_scheduler", "_shut", "_taken", "_values", "fault")
+
+    def __init__(
+        self, observer: ObserverBase[Any], scheduler: SchedulerBase | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._observer = observer
+        self._scheduler = scheduler
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._values: list[Any] = []
+        self._end: tuple[Exception | None] | None = None
+        self._shut = False
+        self._active = False
+        self._taken: asyncio.Future[None] | None = None
+        self.fault: Exception | None = None
+        """What the observer raised; it is told nothing more."""
+
+    async def give(self, values: Sequence[Any]) -> None:
+        """Tell the observer these, and wait until it has taken them. It may have been shut, or raised: see `fault`."""
+        if self._scheduler is None:
+            for value in values:
+                if self._shut:
+                    return
+                try:
+                    self._observer.on_next(value)
+                except Exception as error:
+                    self._failed(error)
+            return
+        taken = self._loop.create_future()
+        with self._lock:
+            if self._shut:
+                return
+            self._values.extend(values)
+            self._taken = taken
+            start = not self._active
+            self._active = True
+        if start:
+            self._schedule(self._scheduler)
+        await taken
+
+    def end(self, error: Exception | None) -> None:
+        """Tell the observer that nothing comes any more, after what it was given."""
+        with self._lock:
+            if self._shut:
+                return
+            self._end = (error,)
+            start = not self._active
+            self._active = True
+        if self._scheduler is None:
+            self._run(None)
+        elif start:
+            self._schedule(self._scheduler)
+
+    def shut(self) -> None:
+        """Tell the observer nothing more; what it is being told at this moment is the last. From any thread."""
+        with self._lock:
+            self._shut = True
+            self._values.clear()
+            self._end = None
+            taken, self._taken = self._taken, None
+        self._release(taken)
+
+    def _schedule(self, scheduler: SchedulerBase) -> None:
+        # What a scheduler starts is its own, a thread that it keeps for instance, and shared.
+        with detached():
+            scheduler.schedule(self._run)
+
+    def _run(self, *_: Any) -> None:
+        """Tell the observer all that there is. On the scheduler, or on the loop."""
+        while True:
+            with self._lock:
+                values, self._values = self._values, []
+                end, self._end = (None, self._end) if values else (self._end, None)
+                if not values:
+                    self._active = False
+                    taken, self._taken = self._taken, None
+                    self._shut = self._shut or end is not None
+            if not values:
+                self._release(taken)
+                if end is not None:
+                    self._tell_end(end[0])
+                return
+            for value in values:
+                if self._shut:
+                    break
+                try:
+                    self._observer.on_next(value)
+                except Exception as error:
+                    self._failed(error)
+
+    def _tell_end(self, error: Exception | None) -> None:
+        try:
+            if error is None:
+                self._observer.on_completed()
+            else:
+                self._observer.on_error(error)
+        except Exception as raised:
+            self._failed(raised)
+
+    def _failed(self, error: Exception) -> None:
+        """The observer raised: as after any callback that does, the loop's exception handler has it."""
+        self.fault = error
+        self.shut()
+        context = {"message": f"the observer of a reactive stream raised {type(error).__name__}", "exception": error}
+        if asyncio._get_running_loop() is self._loop:
+            self._loop.call_exception_handler(context)
+        else:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._loop.call_exception_handler, context)
+
+    def _release(self, taken: asyncio.Future[None] | None) -> None:
+        if taken is None:
+            return
+        if asyncio._get_running_loop() is self._loop:
+            _let_go(taken)
+        else:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                self._loop.call_soon_threadsafe(_let_go, taken)
+
+
+def _let_go(taken: asyncio.Future[None]) -> None:
+    if not taken.done():
+        taken.set_result(None)

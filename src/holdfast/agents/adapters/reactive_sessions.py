@@ -1,0 +1,190 @@
+"""Sessions at both ends of a stream: items become messages, and a session's log becomes an observable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any
+
+from holdfast import clock, ids
+from holdfast.agents.adapters.reactive_flow import Flow
+from holdfast.errors import AlreadySettled, EventsMissed, MailboxFull
+from holdfast.protocol.events import Event, Gap
+from holdfast.protocol.interface import SessionLike, answer
+
+if TYPE_CHECKING:
+    from holdfast.agents.adapters.reactive_flow import Home, Work
+    from holdfast.agents.adapters.reactive_outlet import Outlet
+    from holdfast.agents.adapters.reactive_work import ItemText
+    from holdfast.protocol.messages import Policy, Receipt
+    from holdfast.protocol.stopping import Cause
+    from holdfast.runtime import Scope
+
+__all__ = ["EventFlow", "Mail", "Sessions"]
+
+Sessions = Callable[[Any], SessionLike] | SessionLike
+"""The session of an item, or one for all."""
+
+_FIRST_AGAIN_S = 0.02
+_LAST_AGAIN_S = 1.0
+"""How long to wait before a full mailbox is tried again, the first time and at most."""
+
+_SHARED = ("steer", "collect")
+"""Policies with which a run may have messages of others too."""
+
+
+class Mail:
+    """How items become messages; the parameters are those of `ReactiveBridge.ask`."""
+
+    def __init__(
+        self,
+        session_of: Sessions,
+        text: ItemText,
+        policy: Policy,
+        idempotency_key: Callable[[Any], str] | None,
+        agent: str | None,
+        full_s: float,
+    ) -> None:
+        self._session_of = session_of if callable(session_of) else None
+        self._session = None if callable(session_of) else session_of
+        self._text = text
+        self._policy: Policy = policy
+        self._key_of = idempotency_key
+        self._agent = agent
+        self._full_s = full_s
+
+    def sending(self) -> Work:
+        """The work of a stream that sends."""
+        order = _Order()
+
+        async def send(_: Scope, __: int, item: Any) -> Receipt:
+            return await self._send(order, self._of(item), item, self._key(item))
+
+        return send
+
+    def asking(self) -> Work:
+        """The work of a stream that asks."""
+        order = _Order()
+
+        async def ask(scope: Scope, _: int, item: Any) -> str:
+            session, key = self._of(item), self._key(item)
+            receipt: Receipt | None = None
+            try:
+                receipt = await self._send(order, session, item, key)
+                return answer(await session.wait(receipt.message_id))
+            except asyncio.CancelledError:
+                if scope.interrupt.triggered:
+                    await self._take_back(session, item, key, receipt, scope)
+                raise
+
+        return ask
+
+    def _of(self, item: Any) -> SessionLike:
+        if self._session_of is not None:
+            return self._session_of(item)
+        assert self._session is not None
+        return self._session
+
+    def _key(self, item: Any) -> str:
+        """Its idempotency key: one of our own tells later what became of a send that was cut off."""
+        return ids.message_id() if self._key_of is None else self._key_of(item)
+
+    async def _send(self, order: _Order, session: SessionLike, item: Any, key: str) -> Receipt:
+        """Send it, once those before it are sent. Raises as ``session.send``."""
+        async with order.turn(session.key):
+            pause_s = _FIRST_AGAIN_S
+            give_up_at = clock.system_clock.monotonic() + self._full_s
+            while True:
+                try:
+                    return await self._once(session, item, key)
+                except MailboxFull:
+                    if clock.system_clock.monotonic() + pause_s > give_up_at:
+                        raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LAST_AGAIN_S)
+
+    async def _once(self, session: SessionLike, item: Any, key: str) -> Receipt:
+        return await session.send(self._text(item), policy=self._policy, idempotency_key=key, agent=self._agent)
+
+    async def _take_back(
+        self, session: SessionLike, item: Any, key: str, receipt: Receipt | None, scope: Scope
+    ) -> None:
+        """Nobody waits for the answer any more. It has the grace of the stop for this."""
+        with suppress(MailboxFull):  # then it was not taken before either
+            receipt = receipt or await self._once(session, item, key)
+        if receipt is None:
+            return
+        try:
+            await session.withdraw(receipt.message_id)
+        except AlreadySettled:
+            settlement = await session.message(receipt.message_id)
+            if settlement.state == "taken" and self._policy not in _SHARED:
+                cause = scope.interrupt.cause
+                reason = "its stream was cut off" if cause is None else cause.reason
+                await session.interrupt(reason, run_id=settlement.run_id)
+
+
+class _Order:
+    """Lets the messages of one session go one after the other, in the order in which they came."""
+
+    __slots__ = ("_lines",)
+
+    def __init__(self) -> None:
+        self._lines: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, key: str) -> AsyncGenerator[None]:
+        """Wait for the turn of a message of this session, and have it."""
+        lock, users = self._lines.setdefault(key, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._lines[key]
+
+
+class EventFlow(Flow):
+    """A subscription of a session's log.
+
+    Parameters:
+        home, name, outlet: as in `Flow`.
+        read: begins to read.
+        strict: a gap is an error.
+    """
+
+    def __init__(
+        self, home: Home, name: str, outlet: Outlet, read: Callable[[], AsyncIterator[Event | Gap]], strict: bool
+    ) -> None:
+        super().__init__(home, name, outlet)
+        self._read = read
+        self._strict = strict
+        self._drained = False
+
+    def drain(self) -> None:
+        """Read no further, and complete. From any thread."""
+        self._drained = True
+        scope = self._scope
+        if scope is not None:
+            scope.interrupt.trigger("drained", kind="stop")
+
+    def cut_off(self, cause: Cause | None) -> Exception | None:
+        """What the observer hears when the stream was interrupted; a drained one has completed."""
+        return None if self._drained else super().cut_off(cause)
+
+    async def _drive(self, scope: Scope) -> Exception | None:
+        if self._drained:
+            return None
+        events = self._read()
+        async with aclosing(events) if isinstance(events, AsyncGenerator) else nullcontext():
+            async for event in events:
+                if self._strict and isinstance(event, Gap):
+                    return EventsMissed(f"the events {event.after + 1} to {event.until} were missed ({event.reason})")
+                await self._outlet.give((event,))
+                if self._outlet.fault is not None:
+                    self._disposed = True
+                    break
+        return None

@@ -1,0 +1,114 @@
+"""What is done with an item of a stream: a function in a task or a thread, or an agent as a child of a run."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agents.adapters.reactive_flow import Work
+from holdfast.agents.agent import Agent
+from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.placing import name_of, placement_of
+from holdfast.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from holdfast.agents.run import Run
+    from holdfast.runtime import Scope
+
+__all__ = ["ItemText", "branching", "label_of", "text_of", "work_on"]
+
+ItemText = Callable[[Any], str]
+"""The words for an agent or a session that an item stands for."""
+
+
+def text_of(item: Any) -> str:
+    """An item that is text, as it is. Raises `TypeError` for any other."""
+    if not isinstance(item, str):
+        raise TypeError(f"an item is a {type(item).__name__}, and agents are asked with text; give text=, a function")
+    return item
+
+
+def label_of(target: Agent | Callable[..., Any]) -> str:
+    """The name of what is done, for people."""
+    return target.name if isinstance(target, Agent) else name_of(target)
+
+
+def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemText) -> Work:
+    """What to do with each item.
+
+    Parameters:
+        target: an agent, an async function, or a sync one, which gets a thread.
+        run: the run whose children or branches the items become.
+        text: what an agent is asked.
+
+    Raises:
+        ConfigurationError: an agent without a run, or something that cannot be called.
+    """
+    if isinstance(target, Agent):
+        if run is None:
+            raise ConfigurationError(
+                f"the agent {target.name!r} needs a run to be a child of, and this bridge has none",
+                hint="in an agent, make it with ReactiveBridge(run); else send the items to sessions, with bridge.ask",
+            )
+        agent = target
+
+        async def delegate(_: Scope, __: int, item: Any) -> str:
+            return await run.delegate(agent, text(item))
+
+        return delegate
+    if not callable(target):
+        raise ConfigurationError(
+            f"{target!r} cannot be done with an item", hint="give a function of the item, or an agent"
+        )
+    function = target
+    if placement_of(function) == "loop":
+
+        async def on_loop(_: Scope, __: int, item: Any) -> Any:
+            return await function(item)
+
+        return on_loop
+
+    async def in_thread(scope: Scope, _: int, item: Any) -> Any:
+        result = await scope.spawn(functools.partial(_attempt, function, item), on="thread", name=name_of(function))
+        if isinstance(result, _Raised):
+            raise result.error
+        return await result if inspect.isawaitable(result) else result
+
+    return in_thread
+
+
+class _Raised:
+    """An error on its way out of a thread, which must not end the scope."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
+    try:
+        return function(item)
+    except StopIteration as error:  # it would end the coroutine that gets it
+        return _Raised(RuntimeError(f"{name_of(function)} raised {error!r}"))
+    except SystemExit as left:
+        return _Raised(RuntimeError(f"{name_of(function)} called sys.exit({left.code!r})"))
+    except Exception as error:
+        return _Raised(error)
+
+
+def branching(work: Work, run: Run) -> Work:
+    """`work` as branches of a run, one for each item of one stream, with ids that are the same in every attempt."""
+    base = (current_branch.get() or run._branch).next_id()
+
+    async def branch(scope: Scope, index: int, item: Any) -> Any:
+        current_branch.set(Branch(f"{base}.{index + 1}"))
+        run._lines.add()
+        try:
+            return await work(scope, index, item)
+        finally:
+            run._lines.remove()
+
+    return branch
