@@ -2,20 +2,20 @@
 
 A module registers its points when it is imported and calls `hit` where they are. In the environment,
 ``HOLDFAST_FAILPOINT=name`` (or ``name:3`` for the third time) makes the process end itself there with SIGKILL, as if
-the machine had lost power between two instructions. In process, `arm` raises an error instead. Unarmed, a `hit` is
-one look at a global.
+the machine had lost power between two instructions. In process, `arm` raises an error instead, and `attend` calls a
+function at every point. Unarmed, a `hit` is one look at a global.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["VARIABLE", "arm", "armed", "hit", "names", "register"]
+__all__ = ["VARIABLE", "arm", "armed", "attend", "hit", "names", "register"]
 
 VARIABLE = "HOLDFAST_FAILPOINT"
 
@@ -32,6 +32,26 @@ class _Armed:
         self.left = nth
         self.error = error
 
+    def passed(self, name: str) -> None:
+        if self.name != name:
+            return
+        self.left -= 1
+        if self.left != 0:
+            return
+        if self.error is not None:
+            raise self.error
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Attended:
+    """Every point, for one who looks at all of them."""
+
+    __slots__ = ("passed",)
+    name = "*"
+
+    def __init__(self, passed: Callable[[str], None]) -> None:
+        self.passed = passed
+
 
 def _from_environment() -> _Armed | None:
     value = os.environ.get(VARIABLE, "")
@@ -45,7 +65,7 @@ def _from_environment() -> _Armed | None:
     return _Armed(name, int(nth or "1"), None)
 
 
-_armed = _from_environment()
+_armed: _Armed | _Attended | None = _from_environment()
 
 
 def register(name: str) -> str:
@@ -60,25 +80,17 @@ def names() -> tuple[str, ...]:
 
 
 def armed() -> str | None:
-    """The name of the point that is armed, if any. What is armed in the environment may not be registered yet."""
+    """The name of the point that is armed, if any; ``*`` while all are attended.
+
+    What is armed in the environment may not be registered yet.
+    """
     return None if _armed is None else _armed.name
 
 
 def hit(name: str) -> None:
     """Be at a point: nothing happens unless it is armed. Safe in any thread."""
     if _armed is not None:
-        _fire(_armed, name)
-
-
-def _fire(point: _Armed, name: str) -> None:
-    if point.name != name:
-        return
-    point.left -= 1
-    if point.left != 0:
-        return
-    if point.error is not None:
-        raise point.error
-    os.kill(os.getpid(), signal.SIGKILL)
+        _armed.passed(name)
 
 
 @contextmanager
@@ -92,6 +104,20 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
     if name not in _names:
         raise ConfigurationError(f"there is no failpoint {name!r}", hint="failpoints.names() lists them")
     before, _armed = _armed, _Armed(name, nth, error)
+    try:
+        yield
+    finally:
+        _armed = before
+
+
+@contextmanager
+def attend(passed: Callable[[str], None]) -> Iterator[None]:
+    """Within the block, call `passed` with the name of each point, in the thread that is there; it may wait or raise.
+
+    Inside it no single point is armed.
+    """
+    global _armed
+    before, _armed = _armed, _Attended(passed)
     try:
         yield
     finally:

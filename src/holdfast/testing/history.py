@@ -39,6 +39,7 @@ __all__ = [
     "LogRead",
     "Lost",
     "Opened",
+    "PeopleSettled",
     "ProcessSeen",
     "ProcessesListed",
     "ReaderClosed",
@@ -447,6 +448,16 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
     running_of: tuple[tuple[str, int], ...] = ()
 
 
+class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
+    """The sessions of people, which stand outside the rest of the history, have been brought to rest and looked at.
+
+    ``checked``: how many things were looked at; ``wrong``: what is not as it must be, in words.
+    """
+
+    checked: int
+    wrong: tuple[str, ...] = ()
+
+
 Record = (
     Opened
     | HostStarted
@@ -478,6 +489,7 @@ Record = (
     | SessionsListed
     | SharesCounted
     | StatisticsRead
+    | PeopleSettled
 )
 
 _encoder = msgspec.json.Encoder()

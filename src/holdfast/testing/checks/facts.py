@@ -22,6 +22,7 @@ from holdfast.testing.history import (
     LogRead,
     Lost,
     Opened,
+    PeopleSettled,
     ProcessesListed,
     ProcessSeen,
     ReaderClosed,
@@ -197,6 +198,7 @@ class Facts:
         self.lists: list[SessionsListed] = []
         self.shares: list[SharesCounted] = []
         self.statistics: list[StatisticsRead] = []
+        self.people: list[PeopleSettled] = []
         for record in self.records:
             self._take(record)
         self.run_logs: dict[str, LogRun] = {}
@@ -272,6 +274,8 @@ class Facts:
                 self.shares.append(record)
             case StatisticsRead():
                 self.statistics.append(record)
+            case PeopleSettled():
+                self.people.append(record)
             case Opened():
                 pass
 

@@ -140,7 +140,8 @@ def _judge_stamped_runs(facts: Facts, ledger: Ledger) -> None:
 def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     """P5: each accepted message is settled exactly once, with the run that took it, in order; the same key runs once.
 
-    *Observations*: each acknowledged or refused attempt to send, and each reading of a settlement. *Violations*: an
+    *Observations*: each acknowledged or refused attempt to send, each reading of a settlement, and whatever was looked
+    at in the sessions of people. *Violations*: whatever was wrong with those; an
     acknowledged message is not in the log, or not at its seq; a message of the log is not settled, settled twice,
     taken twice, settled by a run that did not take it, settled otherwise than its run ended, or not withdrawn though
     no run took it; runs take messages out of order; a message acknowledged before another of the session was sent has
@@ -148,6 +149,10 @@ def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     attempt is called a duplicate; a message is in the log though each attempt was refused, or nobody sent it; a
     withdrawal or a reading of a settlement says something else than the log.
     """
+    for look in facts.people:
+        ledger.saw(look.checked)
+        for wrong in look.wrong:
+            ledger.broken(wrong, look)
     by_key: dict[tuple[str, str, str], list[tuple[SendAttempted, object]]] = {}
     by_content: dict[tuple[str, str, str], list[object]] = {}
     for attempt, answer in facts.sends():

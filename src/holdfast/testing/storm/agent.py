@@ -33,6 +33,9 @@ _home: ContextVar[str | None] = ContextVar("holdfast_storm_home", default=None)
 """The session for which code was started, to be found again wherever the runtime carries it."""
 
 _STUCK_S = 0.9
+_LISTENS = 10
+_POURED = 256
+_CUP = "a cup of water " * 512
 _WAIT_S = 3.0
 
 _TREE = """\
@@ -155,6 +158,15 @@ class _Work:
                 await self._tree(name, span_s)
             case "raw":
                 await self._foreign(name)
+            case "ask":
+                await self._run.emit((await self._run.suspend(f"{name}: how shall it go on?")).decision)
+            case "listen":
+                for _ in range(_LISTENS):
+                    await asyncio.sleep(span_s / _LISTENS)
+                    await self._run.steered()
+            case "pour":
+                for _ in range(_POURED):
+                    await self._run.emit(_CUP)
             case "fail":
                 raise RuntimeError(f"{name} was asked to fail")
             case _:

@@ -18,17 +18,18 @@ from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.server.auth import make_key
 from holdfast.storage import open_store
-from holdfast.testing.history import StatisticsRead
+from holdfast.testing.history import PeopleSettled, StatisticsRead
 from holdfast.testing.storm.access import Progress, RemoteAccess
 from holdfast.testing.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
 from holdfast.testing.storm.contention import contend
 from holdfast.testing.storm.load import Load
+from holdfast.testing.storm.people import People
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import read_stamps
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
-__all__ = ["kill_storm", "registered_failpoints"]
+__all__ = ["kill_storm", "make_keys", "registered_failpoints"]
 
 _HIT_S = 20.0
 _OF_STOPS = ("interrupt", "stop_session")
@@ -55,6 +56,7 @@ class _KillStorm:
         self.access = access
         self.load = load
         self.admin = admin
+        self.people = People(admin, chance)
         self.storm = server.storm
         self.chance = chance
 
@@ -121,6 +123,8 @@ class _KillStorm:
         await self.load.complete()
         progress("coming to rest")
         await self.load.rest()
+        wrong = await self.people.settle()
+        self.recorder.note(PeopleSettled, checked=self.people.checked, wrong=tuple(wrong))
         await note_processes(self.recorder, self.storm)
         await self.figures("quiet")
         progress("reading everything back")
@@ -158,6 +162,12 @@ class _KillStorm:
             "delete_session": self._delete_a_session,
             "interrupt": partial(self.load.cut, stop=False),
             "stop_session": partial(self.load.cut, stop=True),
+            "steer": self.people.steer,
+            "suspend": self.people.ask,
+            "answer": self.people.ask,
+            "park": self.people.ask,
+            "edit_history": self.people.edit,
+            "add_attachment": self.people.attach,
         }
         act = acts.get(verb, self.load.act)
         while True:
@@ -247,7 +257,7 @@ async def kill_storm(
         settings = msgspec.structs.replace(
             SETTINGS, port=free_port(), store=f"sqlite:///{folder / 'storm.db'}", principal_rate_per_s=0.0
         )
-        keys = await _make_keys(settings.store)
+        keys = await make_keys(settings.store)
         server = OwnServer(folder, recorder, LIMITS, ids.node_id(), settings, first=first)
         access = await stack.enter_async_context(RemoteAccess(server.url, {name: keys[name] for name in PRINCIPALS}))
         admin = await stack.enter_async_context(Client(server.url, keys["admin"], retry_s=0.0))
@@ -271,10 +281,11 @@ async def kill_storm(
             if server.alive:
                 await server.kill()
             if server.stamps.exists():
-                recorder.records.extend(read_stamps(server.stamps))
+                stamps = read_stamps(server.stamps)
+                recorder.records.extend(stamp for stamp in stamps if stamp.principal in PRINCIPALS)
 
 
-async def _make_keys(store_url: str) -> dict[str, str]:
+async def make_keys(store_url: str) -> dict[str, str]:
     """A key for each principal and one for the storm itself, in a store that no server has open."""
     store = open_store(store_url)
     at = system_clock.now()

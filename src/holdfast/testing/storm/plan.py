@@ -24,11 +24,14 @@ Piece = Literal[
     "once",
     "raw",
     "wait",
+    "ask",
+    "listen",
+    "pour",
 ]
 """``say`` text; a ``call`` that may be made again, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
 tree, a ``child``; several in ``parallel``; a task that takes its time to ``tidy`` up; a thread that is ``stuck``; a
 ``nap``; ``fail``; a program that foreign code starts, ``raw``; a task, a thread and a process tree that ``wait`` for
-the interrupt."""
+the interrupt; ``ask`` a person; ``listen`` to messages that steer; ``pour`` out more than a socket holds."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

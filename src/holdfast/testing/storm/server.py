@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import Process
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,7 +71,9 @@ class OwnServer:
         folder: holds its store, the side file of stamps and what it writes to stderr.
         settings: given to it by the environment, where they are not the defaults.
         first: the number of the first incarnation.
-        agents: what it serves, as ``module:name``.
+        agents: what it serves, as ``module:name``; those of the storm by default. Others are looked for where the
+            storm was started.
+        program: what its interpreter executes.
     """
 
     def __init__(
@@ -83,9 +86,11 @@ class OwnServer:
         *,
         first: int = 1,
         agents: tuple[str, ...] = _AGENTS,
+        program: str = _PROGRAM,
     ) -> None:
         self.incarnation = first - 1
         self._agents = agents
+        self._program = program
         self.storm = storm
         self.url = f"http://127.0.0.1:{settings.port}"
         self.stamps = folder / "stamps"
@@ -101,6 +106,9 @@ class OwnServer:
         for field, value in msgspec.structs.asdict(settings).items():
             if value != getattr(Settings(), field):
                 self._environment[f"HOLDFAST_{field.upper()}"] = str(value)
+        if agents is not _AGENTS:
+            known = os.environ.get("PYTHONPATH", "")
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), known)))
         self._process: Process | None = None
         self._ready: asyncio.Future[bool] | None = None
         self._report: DrainReport | None = None
@@ -113,21 +121,25 @@ class OwnServer:
             raise ServerUnreachable("the storm's server is not started")
         return self._process.pid
 
-    async def start(self, failpoint: str | None = None) -> bool:
+    async def start(self, failpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> bool:
         """Start the next incarnation; False if it ended before it answered.
+
+        Parameters:
+            failpoint: where it ends itself.
+            environment: further variables.
 
         Raises:
             ServerUnreachable: it neither answered nor ended within ``ready_s``.
         """
         self.incarnation += 1
-        environment = dict(self._environment)
+        environment = {**self._environment, **(environment or {})}
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
         with self.errors.open("ab") as errors:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
-                _PROGRAM,
+                self._program,
                 "serve",
                 "--json",
                 *self._agents,
