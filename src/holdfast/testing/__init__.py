@@ -14,13 +14,24 @@ if TYPE_CHECKING:
     from holdfast.testing.clock import ManualClock, VirtualClock
     from holdfast.testing.exploring import Report, explore, run_virtual
     from holdfast.testing.failures import NotExplorable, ScheduleFailure
+    from holdfast.testing.model_provider import ModelSubject, Provider, served_model, unscripted_model
+    from holdfast.testing.model_suite import MODEL_CHECKS, run_model_check
     from holdfast.testing.replay import Replay
+    from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
     from holdfast.testing.swapped import start_thread
 
 _HOME_OF = {
     "AGENT_CHECKS": "agent_suite",
     "AgentSubject": "agent_driver",
     "run_agent_check": "agent_suite",
+    "MODEL_CHECKS": "model_suite",
+    "ModelSubject": "model_provider",
+    "Provider": "model_provider",
+    "run_model_check": "model_suite",
+    "served_model": "model_provider",
+    "unscripted_model": "model_provider",
+    "STORE_CHECKS": "store_suite",
+    "run_store_check": "store_suite",
     "ManualClock": "clock",
     "VirtualClock": "clock",
     "Report": "exploring",
@@ -34,17 +45,25 @@ _HOME_OF = {
 
 __all__ = [
     "AGENT_CHECKS",
+    "MODEL_CHECKS",
+    "STORE_CHECKS",
     "AgentSubject",
     "ManualClock",
+    "ModelSubject",
     "NotExplorable",
+    "Provider",
     "Replay",
     "Report",
     "ScheduleFailure",
     "VirtualClock",
     "explore",
     "run_agent_check",
+    "run_model_check",
+    "run_store_check",
     "run_virtual",
+    "served_model",
     "start_thread",
+    "unscripted_model",
 ]
 
 

@@ -30,6 +30,9 @@ __all__ = ["ResponsesWire"]
 _ID_LENGTH = 64
 
 
+_CUT_BY = {"length": "max_output_tokens", "refused": "content_filter"}
+
+
 class ResponsesWire:
     """``POST /v1/responses`` with ``stream``."""
 
@@ -151,8 +154,9 @@ class ResponsesWire:
         return ended
 
     def _end(self, part: EndPart) -> bytes:
-        if part.reason == "length":
-            cut = {**self._response("incomplete", part), "incomplete_details": {"reason": "max_output_tokens"}}
+        why = _CUT_BY.get(part.reason)
+        if why is not None:
+            cut = {**self._response("incomplete", part), "incomplete_details": {"reason": why}}
             return self._event("response.incomplete", response=cut)
         return self._event("response.completed", response=self._response("completed", part))
 

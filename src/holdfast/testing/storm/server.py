@@ -114,6 +114,10 @@ class OwnServer:
         self._report: DrainReport | None = None
         self._listener: asyncio.Task[None] | None = None
 
+    def export(self, name: str, value: str) -> None:
+        """Set a variable for all incarnations that are still to start."""
+        self._environment[name] = value
+
     @property
     def pid(self) -> int:
         """The process that is alive now. Raises `ServerUnreachable` when there is none."""

@@ -1,0 +1,92 @@
+"""The suite of models passes for ours, over three protocols and by scripts, and fails for models with a fault."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from holdfast.agents.adapters.pydantic_models import pydantic_model
+from holdfast.agents.demo_model import demo_model
+from holdfast.agents.scripted import Pause, ScriptedModel
+from holdfast.errors import ModelFailed
+from holdfast.protocol.model import EndPart
+from holdfast.testing import MODEL_CHECKS, run_model_check, served_model, unscripted_model
+from holdfast.testing.model_provider import ModelSubject, Provider
+from holdfast.testing.model_server import ModelServer, Reply
+
+NAMES = ("openai-chat:gpt-test", "openai-responses:gpt-test", "anthropic:claude-test")
+
+
+def over_http(name: str, monkeypatch: pytest.MonkeyPatch) -> ModelSubject:
+    def make(server: ModelServer) -> Any:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        return pydantic_model(name)
+
+    return served_model(make)
+
+
+class Scripted:
+    """A `Provider` whose model is the scripted one."""
+
+    def __init__(self, script: Sequence[Reply]) -> None:
+        given = iter(script)
+        self.model = ScriptedModel(lambda request: answer(next(given)), chunk=8)
+        self.scripted = True
+
+    @property
+    def requests(self) -> int:
+        return len(self.model.requests)
+
+    async def begun(self, pieces: int) -> None:
+        while not self.model.open:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def quiet(self) -> None:
+        while self.model.open:
+            await asyncio.sleep(0)
+
+
+def answer(reply: Reply) -> Any:
+    """A reply as the scripted model takes it."""
+    if reply.status != 200:
+        again = reply.retry_after_s if reply.retry_after_s is not None else 0.5 if reply.status >= 429 else None
+        return [ModelFailed("the script says so", provider_status=reply.status, retry_after_s=again)]
+    pause = Pause(reply.headers_s) if reply.headers_s else Pause(reply.pace_s)
+    *parts, end = reply.parts()
+    pieces = [piece for part in parts for piece in (pause, part)]
+    if reply.fault == "stall":
+        return [*pieces[: 2 * reply.after], Pause(math.inf)]
+    if reply.fault is not None:
+        return [*pieces[: 2 * reply.after], ModelFailed(f"a {reply.fault} answer", retry_after_s=0.5)]
+    assert isinstance(end, EndPart)
+    reason = "calls" if reply.calls and end.reason == "stop" else end.reason
+    return [pause, *pieces, EndPart(usage=end.usage, reason=reason)]
+
+
+@contextlib.asynccontextmanager
+async def scripted(script: Sequence[Reply]) -> AsyncIterator[Provider]:
+    yield Scripted(script)
+
+
+@pytest.mark.parametrize("check", MODEL_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("name", NAMES, ids=["chat", "responses", "anthropic"])
+def test_a_model_of_pydantic_ai_conforms(check: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_model_check(check, over_http(name, monkeypatch))
+
+
+@pytest.mark.parametrize("check", MODEL_CHECKS, ids=lambda check: check.__name__)
+def test_the_scripted_model_conforms(check: Any) -> None:
+    run_model_check(check, scripted)
+
+
+@pytest.mark.parametrize("check", MODEL_CHECKS, ids=lambda check: check.__name__)
+def test_the_demo_model_conforms(check: Any) -> None:
+    run_model_check(check, unscripted_model(demo_model(pace_s=0.001)))
