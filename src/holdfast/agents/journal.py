@@ -93,6 +93,7 @@ class Journal:
         "_steered",
         "_steps",
         "discard_from",
+        "remembers",
         "replayed",
     )
 
@@ -109,6 +110,9 @@ class Journal:
         self._inside: dict[str, Usage] | None = None  # what was used, by the call or child around it
         self.replayed = 0
         """Results that were taken from the log in this attempt."""
+        self.remembers = False
+        """Whether what came of this attempt's own calls and children counts too: code that is run again after an answer
+        does not repeat them. To be set before the first of them."""
         self.discard_from: int | None = None
         """The seq from which on a new attempt says everything again; None: from the start."""
         for event in events:
@@ -169,17 +173,23 @@ class Journal:
     def begun(self, call: ToolStarted) -> None:
         """A call is made."""
         self._names[call.name] = None
+        if self.remembers:
+            self._intents[call.call_id] = call
         if not call.idempotent:
             self._open[call.call_id] = None
 
     def ended(self, call: ToolFinished) -> None:
         """A call has ended; where it was interrupted, its effect may be there or not."""
         if call.status != "interrupted":
+            if self.remembers:
+                self._results[call.call_id] = call
             self._open.pop(call.call_id, None)
             self._close_inside(call.call_id)
 
     def child_ended(self, child: ChildFinished) -> None:
         """A child has ended. Where its end stands (`outcome`), what it left open inside is not made again either."""
+        if self.remembers:
+            self._children[child.child_id] = child
         if stands(child):
             self._close_inside(child.child_id)
 

@@ -1,9 +1,9 @@
-"""Changes of a transcript by hand: what is sent again, summed up, copied and imported."""
+"""Changes of a transcript by hand: what is sent again, summed up, copied and imported; and what readers see of it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
     from holdfast.host.session import Session
 
-__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "through"]
+__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "shown", "through"]
+
+
+def shown(entries: Iterable[Entry]) -> list[Entry]:
+    """The entries as readers see them: without what agents keep for themselves."""
+    return [msgspec.structs.replace(entry, kept="") if entry.kept else entry for entry in entries]
 
 
 async def edit(
@@ -96,9 +101,10 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
     if through_n is None:
         return list(entries)
     calls = {entry.call_id for entry in entries if entry.role == "tool_call" and entry.n <= through_n}
-    return [
-        entry for entry in entries if entry.n <= through_n or (entry.role == "tool_result" and entry.call_id in calls)
+    late = [
+        entry for entry in entries if entry.n > through_n and entry.role == "tool_result" and entry.call_id in calls
     ]
+    return [*(entry for entry in entries if entry.n <= through_n), *shown(late)]
 
 
 async def compact(host: Host, session: Session, keep: int) -> None:
@@ -168,4 +174,4 @@ def check_import(export: SessionExport) -> list[Entry]:
     named = {attachment.digest for entry in entries for attachment in entry.attachments}
     if missing := named - export.attachments.keys():
         raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}")
-    return [msgspec.structs.replace(entry, n=0) for entry in entries]
+    return [msgspec.structs.replace(entry, n=0, kept="") for entry in entries]  # what agents keep is never taken in

@@ -218,6 +218,8 @@ class Entry(Value, frozen=True, kw_only=True):
         partial: the run was interrupted before the text was whole.
         status: of a ``tool_result``; ``interrupted`` stands for a call that has no result of its own.
         attachments: of a ``user`` entry.
+        kept: what the agent of a completed run keeps for the session's next one; opaque, and not shown to readers.
+            It goes and comes with the run's entries.
     """
 
     n: int = 0
@@ -230,6 +232,7 @@ class Entry(Value, frozen=True, kw_only=True):
     partial: bool = False
     status: Literal["ok", "error", "interrupted"] = "ok"
     attachments: tuple[Attachment, ...] = ()
+    kept: str = ""
 
 
 class MailboxItem(Value, frozen=True, kw_only=True):

@@ -63,6 +63,7 @@ class RunTranscript:
         "_steered",
         "_stepped",
         "_text",
+        "kept",
         "size",
     )
 
@@ -79,6 +80,8 @@ class RunTranscript:
         self._stepped = False
         self.size = 0
         """Characters of text so far."""
+        self.kept = ""
+        """What the run's last entry keeps for the next run of the session, if this one completes."""
 
     def say(self, text: str) -> None:
         """Add a piece of the answer."""
@@ -180,6 +183,12 @@ class RunTranscript:
         self._flush(partial=status != "completed")
         for call_id in list(self._open):
             self._result(call_id, NO_RESULT, "interrupted")
+        entries = self._in_order()
+        if self.kept and entries and status == "completed":
+            entries[-1] = msgspec.structs.replace(entries[-1], kept=self.kept)
+        return entries
+
+    def _in_order(self) -> list[Entry]:
         if not self._steered:
             return [*map(self._user, self._messages.values()), *self._entries]
         placed = {entry.message_id for entry in self._entries if entry.role == "user"}

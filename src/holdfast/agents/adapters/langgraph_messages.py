@@ -1,0 +1,69 @@
+"""Between transcripts and LangChain's messages: what a graph is given, and what is read in the messages it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+
+from holdfast.protocol import model as ours
+from holdfast.protocol.messages import Entry, Message, Usage
+from holdfast.protocol.model import conversation
+
+__all__ = ["asked", "messages_of", "reasoning_of", "text_of", "usage_of"]
+
+
+def asked(messages: Sequence[Message]) -> list[BaseMessage]:
+    """The messages that a run took, as a graph gets them."""
+    return [HumanMessage(content=message.content, id=message.message_id) for message in messages]
+
+
+def messages_of(entries: Sequence[Entry]) -> list[BaseMessage]:
+    """What a transcript says, as valid messages: each call is followed by its result."""
+    made: list[BaseMessage] = []
+    for message in conversation(entries):
+        match message:
+            case ours.UserMessage(content=content):
+                made.append(HumanMessage(content=content))
+            case ours.AssistantMessage(text=text, calls=calls):
+                made.append(AIMessage(content=text, tool_calls=[_call(call) for call in calls]))
+            case ours.ToolMessage(call_id=call_id, name=name, content=content, status=status):
+                result = "success" if status == "ok" else "error"
+                made.append(ToolMessage(content=content, tool_call_id=call_id, name=name, status=result))
+    return made
+
+
+def _call(call: ours.ToolCall) -> Any:
+    arguments = call.arguments if isinstance(call.arguments, dict) else {"arguments": call.arguments}
+    return {"name": call.name, "args": arguments, "id": call.call_id, "type": "tool_call"}
+
+
+def text_of(message: BaseMessage) -> str:
+    """The text of a message or of a piece of one."""
+    content = message.content
+    return content if isinstance(content, str) else "".join(_pieces(content, "text", "text"))
+
+
+def reasoning_of(message: BaseMessage) -> str:
+    """The model's reasoning in a message or a piece of one."""
+    content = message.content
+    if not isinstance(content, str):
+        return "".join((*_pieces(content, "reasoning", "reasoning"), *_pieces(content, "thinking", "thinking")))
+    said = message.additional_kwargs.get("reasoning_content")
+    return said if isinstance(said, str) else ""
+
+
+def _pieces(content: Sequence[str | dict[Any, Any]], kind: str, field: str) -> Iterator[str]:
+    for block in content:
+        if isinstance(block, str):
+            if kind == "text":
+                yield block
+        elif block.get("type") == kind and isinstance(said := block.get(field), str):
+            yield said
+
+
+def usage_of(message: AIMessage) -> Usage:
+    """What the message's request used, as far as its piece says so."""
+    used = message.usage_metadata
+    return Usage() if used is None else Usage(input_tokens=used["input_tokens"], output_tokens=used["output_tokens"])

@@ -1,0 +1,134 @@
+"""A graph's `interrupt()` and the people who answer: its values as questions, and their answers as what it returns."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.agents.journal import Branch, current_branch
+from holdfast.errors import ConfigurationError
+from holdfast.protocol.events import encode_json, plain
+from holdfast.protocol.messages import Answer, Question
+
+if TYPE_CHECKING:
+    from holdfast.agents.adapters.langgraph import GraphAgent
+    from holdfast.agents.run import Run
+
+__all__ = ["ask_all", "questions_of", "resume_of"]
+
+_EXPIRED = "nobody answered in time"
+
+
+def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
+    """The questions that a value stands for, without ids. Raises `ConfigurationError` for a bad `ask` function."""
+    if agent.ask is not None:
+        question = agent.ask(value)
+        if isinstance(question, str):
+            question = Question(question_id="", kind="question", text=question)
+        if not isinstance(question, Question):
+            raise ConfigurationError(
+                f"ask() of the graph {agent.name!r} gave a {type(question).__name__}",
+                hint="it returns text, or a holdfast.protocol.messages.Question",
+            )
+        return [question]
+    if actions := _actions(value):
+        return [_approval(action) for action in actions]
+    return [Question(question_id="", kind="question", text=plain(value if isinstance(value, str) else _json(value)))]
+
+
+def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
+    """What `interrupt()` returns for the answers to its questions."""
+    if agent.resume is not None:
+        return agent.resume(answers[0], value)
+    if agent.ask is None and _actions(value):
+        if isinstance(value, Mapping) and "action_requests" in value:
+            return {"decisions": [_decision(answer) for answer in answers]}
+        replies = [_reply(answer) for answer in answers]
+        return replies if isinstance(value, Sequence) else replies[0]
+    match answers[0].decision:
+        case "answered":
+            return answers[0].text
+        case "expired" if questions_of(agent, value)[0].kind == "question":
+            return None
+        case decision:
+            return decision == "approved"
+
+
+def _actions(value: Any) -> list[Mapping[str, Any]]:
+    """The calls that LangChain's review of tool calls wants leave for; none if the value is anything else."""
+    if isinstance(value, Mapping) and isinstance(value.get("action_requests"), Sequence):
+        found = list(value["action_requests"])
+    else:
+        wanted = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        found = [one.get("action_request") if isinstance(one, Mapping) else None for one in wanted]
+    return found if all(isinstance(action, Mapping) for action in found) else []
+
+
+def _approval(action: Mapping[str, Any]) -> Question:
+    name = str(action.get("name") or action.get("action") or "this")
+    arguments = action.get("args", action.get("arguments"))
+    return Question(
+        question_id="",
+        kind="approval",
+        text=str(action.get("description") or f"May {name} be called?"),
+        tool=name,
+        arguments=arguments if isinstance(arguments, str) else _readable(arguments),
+    )
+
+
+def _decision(answer: Answer) -> dict[str, Any]:
+    if answer.decision == "approved":
+        return {"type": "approve"}
+    return {"type": "reject", "message": answer.text or (_EXPIRED if answer.decision == "expired" else "denied")}
+
+
+def _reply(answer: Answer) -> dict[str, Any]:
+    if answer.decision == "approved":
+        return {"type": "accept", "args": None}
+    return {"type": "response", "args": answer.text or (_EXPIRED if answer.decision == "expired" else "denied")}
+
+
+def _readable(value: Any) -> Any:
+    """The value as JSON holds it, or its text."""
+    text = _json(value)
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return plain(text)
+
+
+def _json(value: Any) -> str:
+    try:
+        return encode_json(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)
+
+
+async def ask_all(run: Run, questions: Sequence[Question]) -> list[Answer]:
+    """Ask people, all at once, and wait for every answer; answers of an earlier attempt are taken from the journal.
+
+    Raises what `Run.suspend` raises.
+    """
+    if len(questions) == 1:
+        return [await _ask(run, questions[0])]
+    token = current_branch.set(Branch(f"{questions[0].question_id}.all"))
+    try:
+        return await run.parallel(*(functools.partial(_ask, run, question) for question in questions))
+    finally:
+        current_branch.reset(token)
+
+
+async def _ask(run: Run, question: Question) -> Answer:
+    known = run._journal.answer(question.question_id)
+    if known is not None:
+        return known
+    with run._deadlines_held():
+        await run._surroundings.suspend(question)
+        run._lines.remove()
+        try:
+            return await run._surroundings.answered(question.question_id)
+        finally:
+            run._lines.add()

@@ -1,0 +1,392 @@
+"""One run of a graph: stretches of its nodes' work, and between them the questions that they ask people.
+
+In the log a graph is a child of its run (its calls and nodes are no part of the transcript): each stretch is a step and
+a call of that child, each node a call inside of that one. What the models in it say and call is the run's own.
+
+Invariants
+- The intent of a stretch is durable before its first node begins, unless the graph is idempotent; it has ended before
+  anybody is asked. So a run may leave the memory while it waits for people, and at no other time.
+- The state that a stretch ended with is in the log before its questions are, in one step: what a later attempt begins
+  with is what the nodes had when they asked.
+- After the run's end its saver takes nothing more, from whatever thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from langchain_core.messages import AIMessage
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
+from langgraph.errors import EmptyInputError, GraphRecursionError, InvalidUpdateError
+from langgraph.types import Command
+
+from holdfast.agents.adapters.langgraph_messages import asked, messages_of, text_of
+from holdfast.agents.adapters.langgraph_people import ask_all, questions_of, resume_of
+from holdfast.agents.adapters.langgraph_speech import Nodes, Speech
+from holdfast.agents.adapters.langgraph_state import Kept, RunSaver, fingerprint, pack, unpack
+from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.results import told_briefly
+from holdfast.errors import ConfigurationError, RunFailed
+from holdfast.protocol.events import (
+    ChildFinished,
+    ChildStarted,
+    StepFinished,
+    StepStarted,
+    ToolFinished,
+    ToolStarted,
+    encode_json,
+    plain,
+)
+from holdfast.protocol.messages import Question
+
+if TYPE_CHECKING:
+    from holdfast.agents.adapters.langgraph import GraphAgent
+    from holdfast.agents.run import Run
+    from holdfast.protocol.messages import Answer, Entry
+
+__all__ = ["GraphRun"]
+
+_MODES = ("values", "tasks", "messages", "custom")
+_STOPPED = "__interrupt__"
+_MESSAGES = "messages"
+
+
+class _Asked(NamedTuple):
+    """A value that a node gave to `interrupt()`, and its questions. Without an id: a breakpoint of the graph."""
+
+    interrupt_id: str | None
+    value: Any
+    questions: Sequence[Question]
+
+
+class GraphRun:
+    """See the module."""
+
+    def __init__(self, agent: GraphAgent, run: Run) -> None:
+        self._agent = agent
+        self._run = run
+        self._id = run._next_id()
+        self._saver = RunSaver(run.session_key)
+        self._graph = agent.graph.copy({"checkpointer": self._saver})
+        self._deltas = [name for name, channel in self._graph.channels.items() if isinstance(channel, DeltaChannel)]
+        self._speech = Speech(run, agent.speakers, silent=agent.answer is not None)
+        self._before = b""
+        self._output: Any = None
+        self._stretch = 0
+
+    async def work(self) -> None:
+        """Bring the graph to its end. Raises `RunFailed`, `ConfigurationError`, `LimitExceeded`, what a node raised."""
+        run = self._run
+        run._journal.remembers = True  # a node that asked is run again from its beginning
+        run._write(ChildStarted(run_id=run.run_id, child_id=self._id, agent=self._agent.name, at=run.now()))
+        status: Literal["completed", "failed", "interrupted"] = "interrupted"
+        error: str | None = None
+        try:
+            await self._work()
+            status = "completed"
+        except Exception as problem:
+            status, error = "failed", told_briefly(problem)
+            raise
+        finally:
+            self._saver.close()
+            if not run._closed:
+                child = ChildFinished(run_id=run.run_id, child_id=self._id, status=status, error=error, at=run.now())
+                run._write(child)
+                run._journal.child_ended(child)
+
+    async def _work(self) -> None:
+        config = self._config()
+        given = await self._resumed(config) or await self._given()
+        while True:
+            self._stretch += 1
+            stopped = await self._work_on(given, config)
+            if not stopped:
+                break
+            waits = await self._waits(config)
+            await self._set_down()
+            given = await self._answered(waits)
+        await self._end()
+
+    # ── what it begins with ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _config(self) -> Any:
+        run, own = self._run, self._agent.config or {}
+        session = {
+            "thread_id": run.session_key,
+            "session": run.session_key,
+            "principal": run.principal,
+            "run_id": run.run_id,
+            "run": run,
+        }
+        return {**own, "configurable": {**own.get("configurable", {}), **session}}
+
+    async def _resumed(self, config: Any) -> Any:
+        """What the graph goes on with after the last questions of an earlier attempt; None if there are none."""
+        run, state = self._run, None
+        while step := run._journal.step(self._id, self._stretch + 1):
+            self._stretch += 1
+            state = step.state
+            run._charge(step.usage)
+        if state is None:
+            return None
+        kept = unpack(state, self._agent.name)
+        if kept is None:
+            raise ConfigurationError(
+                f"the run waited for an answer, and what its graph {self._agent.name!r} needs to go on cannot be read",
+                hint="ask again",
+            )
+        self._before = kept.before
+        self._saver.load(kept)
+        await self._speech.again(kept.said)
+        return await self._answered(await self._waits(config))
+
+    async def _given(self) -> Any:
+        """The graph's input, over the state that the session has of it."""
+        run, agent = self._run, self._agent
+        history = await run.history()
+        self._before = fingerprint(history)
+        kept, since = self._last_kept(history)
+        if agent.takes_messages:
+            if not isinstance(self._graph.channels[_MESSAGES], BinaryOperatorAggregate):
+                since = history  # each input stands in the place of what was there
+            given: Any = {_MESSAGES: [*messages_of(since), *asked(run.messages)]}
+        elif agent.input is None:
+            given = run.text
+        elif isinstance(agent.input, str):
+            given = {agent.input: run.text}
+        else:
+            given = agent.input(run)
+            if inspect.isawaitable(given):
+                given = await given
+        if kept is not None:
+            self._saver.load(kept)
+        if given is None:
+            raise RunFailed(f"the graph {agent.name!r} got no input", hint="its input function returned None")
+        return given
+
+    def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry]]:
+        """What the newest completed run of the graph kept, and the entries that came after it.
+
+        A state whose messages are not those of the transcript before them any more, because that was summed up, is not
+        taken: the messages are made of the transcript then.
+        """
+        if self._run._parent is not None:
+            return None, history
+        for at in range(len(history) - 1, -1, -1):
+            entry = history[at]
+            kept = unpack(entry.kept, self._agent.name) if entry.kept else None
+            if kept is None:
+                continue
+            first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
+            if self._agent.takes_messages and kept.before != fingerprint(history[:first]):
+                break
+            return kept, history[at + 1 :]
+        return None, history
+
+    # ── its work ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _work_on(self, given: Any, config: Any) -> bool:
+        """Let the nodes work until the graph ends (False), or until it waits for people (True)."""
+        run, agent = self._run, self._agent
+        call_id = f"{self._id}.{self._stretch}"
+        run._write(StepStarted(run_id=self._id, step=self._stretch, label=agent.name, at=run.now()))
+        started = ToolStarted(
+            run_id=run.root_id, call_id=call_id, name=agent.name, idempotent=agent.idempotent, at=run.now()
+        )
+        run._write(started)
+        run._journal.begun(started)
+        if not agent.idempotent:
+            await run._recorder.written()
+        nodes = Nodes(run, call_id)
+        status: Literal["ok", "error", "interrupted"] = "interrupted"
+        error: str | None = None
+        try:
+            stopped = await self._stream(given, config, nodes)
+            status = "ok"
+        except Exception as problem:
+            status, error = "error", told_briefly(problem)
+            raise
+        finally:
+            if not run._closed:
+                nodes.end()
+                finished = ToolFinished(run_id=run.root_id, call_id=call_id, status=status, error=error, at=run.now())
+                run._write(finished)
+                run._journal.ended(finished)
+        return stopped
+
+    async def _stream(self, given: Any, config: Any, nodes: Nodes) -> bool:
+        agent, speech = self._agent, self._speech
+        stopped = False
+        token = current_branch.set(_NodeBranch(self._id))
+        try:
+            parts = self._graph.astream(
+                given,
+                config,
+                context=agent.context(self._run) if callable(agent.context) else agent.context,
+                stream_mode=list(_MODES),
+                output_keys=self._graph.output_channels,
+                subgraphs=True,
+                durability="exit",
+            )
+            async with aclosing(parts):
+                async for namespace, mode, part in parts:
+                    match mode:
+                        case "messages":
+                            await speech.hear(*part)
+                        case "tasks":
+                            await speech.task(part)
+                            nodes.task(namespace, part)
+                        case "custom":
+                            await nodes.output(part)
+                        case _ if namespace:
+                            pass  # the values of a subgraph
+                        case _ if isinstance(part, Mapping) and _STOPPED in part:
+                            stopped = True
+                        case _:
+                            self._output, stopped = part, False
+        except GraphRecursionError as error:
+            raise RunFailed(
+                f"the graph {agent.name!r} came to no end: {plain(str(error)).partition('.')[0]}",
+                hint="is there a way to END on every path? graph_agent(config={'recursion_limit': …}) sets the limit",
+            ) from error
+        except (EmptyInputError, InvalidUpdateError) as error:
+            raise RunFailed(
+                f"the graph {agent.name!r} does not take what it was given: {plain(str(error))}",
+                hint="look at the keys of its state, and at what input= and its nodes return",
+            ) from error
+        finally:
+            current_branch.reset(token)
+        await speech.flush()
+        return stopped
+
+    # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _waits(self, config: Any) -> list[_Asked]:
+        """What the graph waits for, with questions whose ids are the same in every attempt."""
+        state = await self._graph.aget_state(config)
+        waits: list[_Asked] = []
+        numbers = itertools.count(1)
+        for interrupt in state.interrupts:
+            questions = [
+                _numbered(question, f"{self._id}.{self._stretch}.asks.{next(numbers)}")
+                for question in questions_of(self._agent, interrupt.value)
+            ]
+            waits.append(_Asked(interrupt.id, interrupt.value, questions))
+        if not waits:
+            names = ", ".join(state.next)
+            text = f"{self._agent.name} stopped before {names}. May it go on?"
+            breakpoint_ = Question(question_id=f"{self._id}.{self._stretch}.asks.1", kind="approval", text=text)
+            waits.append(_Asked(None, None, [breakpoint_]))
+        return waits
+
+    async def _set_down(self) -> None:
+        """Write down what a later attempt begins with."""
+        run = self._run
+        kept = self._saver.rows(inside=True, deltas=self._deltas)
+        kept.before = self._before
+        kept.said = self._speech.said
+        state = pack(kept, self._agent.name, limit_bytes=self._agent.state_limit_bytes)
+        run._write(
+            StepFinished(
+                run_id=self._id, step=self._stretch, usage=self._speech.take_usage(), state=state, at=run.now()
+            )
+        )
+
+    async def _answered(self, waits: Sequence[_Asked]) -> Any:
+        """Ask, and make what the graph goes on with of the answers."""
+        run = self._run
+        answers = iter(await ask_all(run, [question for asked in waits for question in asked.questions]))
+        values: dict[str, Any] = {}
+        for asked_ in waits:
+            mine: list[Answer] = [next(answers) for _ in asked_.questions]
+            if asked_.interrupt_id is not None:
+                values[asked_.interrupt_id] = resume_of(self._agent, asked_.value, mine)
+            elif mine[0].decision != "approved":
+                why = f": {mine[0].text}" if mine[0].text else ""
+                run.interrupt.trigger(f"a person did not let the graph go on{why}", kind="user")
+                run.interrupt.check()
+        return Command(resume=values) if values else Command(goto=())
+
+    # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _end(self) -> None:
+        run, agent = self._run, self._agent
+        run._write(StepFinished(run_id=self._id, step=self._stretch, usage=self._speech.take_usage(), at=run.now()))
+        if agent.answer is not None or not run.transcript.size:
+            text = self._answer()
+            if text:
+                await run.emit(plain(text))
+        if run._parent is None:
+            kept = self._saver.rows(inside=False, deltas=self._deltas)
+            kept.before = self._before
+            run.transcript.kept = pack(kept, agent.name, limit_bytes=agent.state_limit_bytes)
+
+    def _answer(self) -> str:
+        """The run's answer, of the graph's output."""
+        answer, output = self._agent.answer, self._output
+        try:
+            text = answer(output) if callable(answer) else _shown(output if answer is None else output[answer])
+        except (KeyError, TypeError, IndexError) as error:
+            raise RunFailed(
+                f"the answer cannot be made of the output of the graph {self._agent.name!r}: {told_briefly(error)}",
+                hint=f"its output is {plain(repr(output))[:300]}; see answer= of graph_agent()",
+            ) from error
+        if not isinstance(text, str):
+            raise RunFailed(
+                f"answer() of the graph {self._agent.name!r} gave a {type(text).__name__}", hint="it returns text"
+            )
+        return text
+
+
+def _shown(output: Any) -> str:
+    """An output as text: the last message of a model, or the JSON of anything that is no text."""
+    messages = output.get(_MESSAGES) if isinstance(output, Mapping) else None
+    if isinstance(messages, Sequence) and not isinstance(messages, str):
+        return next((text_of(m) for m in reversed(messages) if isinstance(m, AIMessage)), "")
+    if output is None or isinstance(output, str):
+        return output or ""
+    try:
+        return encode_json(output).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(output)
+
+
+def _numbered(question: Question, question_id: str) -> Question:
+    return Question(
+        question_id=question_id,
+        kind=question.kind,
+        text=plain(question.text),
+        tool=question.tool,
+        arguments=question.arguments,
+    )
+
+
+class _NodeBranch(Branch):
+    """Numbers the calls of each node's execution for themselves, the same in every attempt."""
+
+    __slots__ = ("_of_node",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self._of_node: dict[str, Iterator[int]] = {}
+
+    def next_id(self) -> str:
+        """See `Branch.next_id`."""
+        where = _node_of(var_child_runnable_config.get())
+        return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
+
+
+def _node_of(config: Mapping[str, Any] | None) -> str:
+    """The superstep and the node that the code runs in; the same in every attempt of it."""
+    metadata = (config or {}).get("metadata") or {}
+    if "langgraph_node" not in metadata:
+        return "outside"
+    levels = str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1]
+    path = [str(part) for part in metadata.get("langgraph_path", ()) if isinstance(part, (str, int))]
+    where = [*levels, str(metadata.get("langgraph_step")), str(metadata["langgraph_node"]), *path[1:]]
+    return "/".join(where).replace(".", "-")

@@ -1,0 +1,240 @@
+"""What a graph lets out while it works, as events of its run: messages as text and calls, nodes as calls of the graph.
+
+Invariants
+- One message is said at a time: what another model says meanwhile waits until it is whole. So an answer reads as the
+  messages do, whatever their pieces were mixed with.
+- A call that a model asks for is a call of the run; it is open until the graph has a message with its result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
+
+from holdfast.agents.adapters.langgraph_messages import reasoning_of, text_of, usage_of
+from holdfast.agents.results import told_briefly
+from holdfast.protocol.events import ReasoningDelta, ToolFinished, ToolOutput, ToolStarted, encode_json, plain
+from holdfast.protocol.messages import Usage
+from holdfast.protocol.transcript import STEP_BREAK
+
+if TYPE_CHECKING:
+    from holdfast.agents.run import Run
+
+__all__ = ["Nodes", "Speech"]
+
+
+class _Message:
+    """A message that is being said, or that waits for its turn."""
+
+    __slots__ = ("calls", "over", "pieces", "task")
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        self.pieces: list[BaseMessage] = []
+        self.calls: AIMessageChunk | None = None  # its pieces that have calls, joined
+        self.over = False
+
+
+class Speech:
+    """Says what the models in a graph's nodes say.
+
+    Parameters:
+        speakers: the nodes whose messages are said; None: all.
+        silent: say nothing; only what was used is counted.
+    """
+
+    def __init__(self, run: Run, speakers: Collection[str] | None, *, silent: bool) -> None:
+        self._run = run
+        self._speakers = speakers
+        self._silent = silent
+        self._messages: dict[str, _Message] = {}  # by their ids, the one that is being said first
+        self._calls: dict[str, str] = {}  # our ids by the model's
+        self._numbers = 0
+        self._used = Usage()
+        self._parted = False  # something was said since the last call, and the next message stands apart from it
+        self._said: list[Any] = []  # text, or the parts of a call or of its result
+
+    def take_usage(self) -> Usage:
+        """What was used since this was last called."""
+        used, self._used = self._used, Usage()
+        return used
+
+    @property
+    def said(self) -> list[Any]:
+        """All that was said and called so far, for a later attempt."""
+        said: list[Any] = []
+        for is_text, group in itertools.groupby(self._said, lambda one: isinstance(one, str)):
+            joined = list(group)
+            said += ["".join(joined)] if is_text else joined
+        return said
+
+    async def hear(self, message: Any, metadata: Mapping[str, Any]) -> None:
+        """Take a message, or a piece of one."""
+        if isinstance(message, AIMessage):
+            used = usage_of(message)
+            if used != Usage():
+                self._used += used
+                self._run._charge(used)
+        if self._silent or (self._speakers is not None and metadata.get("langgraph_node") not in self._speakers):
+            return
+        if isinstance(message, ToolMessage):
+            self._result(message)
+        elif isinstance(message, AIMessage):
+            task = str(metadata.get("langgraph_checkpoint_ns", "")).rpartition(":")[2]
+            known = self._messages.setdefault(message.id or task, _Message(task))
+            known.pieces.append(message)
+            known.over = not isinstance(message, AIMessageChunk) or message.chunk_position == "last"
+            await self._say()
+
+    async def task(self, part: Mapping[str, Any]) -> None:
+        """A node begins or ends: what was said in one that ended is whole."""
+        if "result" in part and self._messages:
+            for message in self._messages.values():
+                message.over = message.over or message.task == part["id"]
+            await self._say()
+
+    async def flush(self) -> None:
+        """Nothing more is said: say all that waits."""
+        for message in self._messages.values():
+            message.over = True
+        await self._say()
+
+    async def again(self, said: Sequence[Any]) -> None:
+        """Say what an earlier attempt said; its calls are in the log already."""
+        run = self._run
+        for one in said:
+            match one:
+                case str():
+                    await run.emit(one)
+                case [call_id, name, arguments, theirs]:
+                    self._calls[theirs] = call_id
+                    self._numbers += 1
+                    run.transcript.feed(self._started(call_id, name, arguments))
+                case [call_id, status, result]:
+                    run.transcript.feed(self._finished(call_id, status, result))
+        self._said = list(said)
+        self._parted = bool(said) and isinstance(said[-1], str)
+
+    async def _say(self) -> None:
+        while self._messages:
+            message_id, message = next(iter(self._messages.items()))
+            pieces, message.pieces = message.pieces, []
+            for piece in pieces:
+                await self._piece(message, piece)
+            if not message.over:
+                return
+            del self._messages[message_id]
+            if message.calls is not None:
+                self._begin(message.calls)
+            self._parted = self._parted or bool(self._said and isinstance(self._said[-1], str))
+
+    async def _piece(self, message: _Message, piece: BaseMessage) -> None:
+        run = self._run
+        if reasoning := reasoning_of(piece):
+            run._write(ReasoningDelta(run_id=run.run_id, text=plain(reasoning), at=run.now()))
+        if text := text_of(piece):
+            if self._parted:
+                text, self._parted = STEP_BREAK + text, False
+            self._said.append(plain(text))
+            await run.emit(plain(text))
+        if isinstance(piece, AIMessageChunk):
+            if piece.tool_call_chunks:
+                message.calls = piece if message.calls is None else message.calls + piece
+        elif isinstance(piece, AIMessage):
+            self._begin(piece)
+
+    def _begin(self, message: AIMessage) -> None:
+        for call in message.tool_calls:
+            theirs = call["id"] or ""
+            if theirs in self._calls:
+                continue
+            self._numbers += 1
+            call_id = self._calls[theirs] = f"{self._run.run_id}.call-{self._numbers}"
+            started = self._started(call_id, call["name"], call["args"])
+            self._run._write(started)
+            self._run._journal.begun(started)
+            self._said.append([call_id, call["name"], call["args"], theirs])
+            self._parted = False
+
+    def _result(self, message: ToolMessage) -> None:
+        call_id = self._calls.get(message.tool_call_id)
+        if call_id is None:
+            return  # of a call that was made elsewhere
+        status: Literal["ok", "error"] = "error" if message.status == "error" else "ok"
+        self._run._write(self._finished(call_id, status, plain(text_of(message))))
+        self._said.append([call_id, status, plain(text_of(message))])
+
+    def _started(self, call_id: str, name: str, arguments: Any) -> ToolStarted:
+        # Idempotent by itself: what its node does is within the call of the graph, which says what it is.
+        run = self._run
+        return ToolStarted(
+            run_id=run.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=True, at=run.now()
+        )
+
+    def _finished(self, call_id: str, status: Literal["ok", "error"], text: str) -> ToolFinished:
+        run = self._run
+        if status == "error":
+            return ToolFinished(run_id=run.root_id, call_id=call_id, status=status, error=text, at=run.now())
+        return ToolFinished(run_id=run.root_id, call_id=call_id, status=status, result=text, at=run.now())
+
+
+class Nodes:
+    """Tells of the nodes that begin and end in one stretch of a graph's work.
+
+    Parameters:
+        call_id: the call that the stretch is.
+    """
+
+    def __init__(self, run: Run, call_id: str) -> None:
+        self._run = run
+        self._call_id = call_id
+        self._ids: dict[str, str] = {}  # calls by the ids of tasks
+        self._open: dict[str, None] = {}
+        self._numbers = 0
+
+    def task(self, namespace: Sequence[str], part: Mapping[str, Any]) -> None:
+        """A node begins, or has ended."""
+        run, task = self._run, part["id"]
+        if "result" not in part:
+            self._numbers += 1
+            outer = self._ids.get(namespace[-1].rpartition(":")[2]) if namespace else None
+            call_id = self._ids[task] = f"{outer or self._call_id}.{self._numbers}"
+            self._open[task] = None
+            run._write(
+                ToolStarted(run_id=run.root_id, call_id=call_id, name=part["name"], idempotent=True, at=run.now())
+            )
+        elif task in self._open:
+            del self._open[task]
+            error = part["error"]
+            if error is not None:
+                self._end(task, "error", told_briefly(error) if isinstance(error, BaseException) else str(error))
+            elif part["interrupts"]:
+                self._end(task, "interrupted", "it asks a person")
+            else:
+                self._end(task, "ok", None)
+
+    async def output(self, part: Any) -> None:
+        """What a node wrote to its stream."""
+        run = self._run
+        text = part if isinstance(part, str) else _json(part)
+        run._write(ToolOutput(run_id=run.root_id, call_id=self._call_id, text=plain(text), at=run.now()))
+        await run._recorder.room()
+
+    def end(self) -> None:
+        """The stretch is over: what is open was interrupted."""
+        while self._open:
+            self._end(self._open.popitem()[0], "interrupted", None)
+
+    def _end(self, task: str, status: Literal["ok", "error", "interrupted"], error: str | None) -> None:
+        run = self._run
+        run._write(ToolFinished(run_id=run.root_id, call_id=self._ids[task], status=status, error=error, at=run.now()))
+
+
+def _json(value: Any) -> str:
+    try:
+        return encode_json(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        return str(value)

@@ -1,0 +1,172 @@
+"""A graph's state as LangGraph saves it: in memory during a run, and packed into text for what the run writes down.
+
+Invariants
+- A saver serves one run. Once it is closed nothing is saved any more, whoever tries.
+- What is packed is all that a later run needs and no more: the newest state of the graph and of each subgraph that
+  remembers; for a run that waits for people, also of the subgraphs it is in the middle of.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from langgraph.checkpoint.memory import InMemorySaver
+
+from holdfast.errors import LimitExceeded, RunClosed, RunFailed
+
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+
+    from holdfast.protocol.messages import Entry
+
+__all__ = ["Kept", "RunSaver", "fingerprint", "pack", "unpack"]
+
+FORM = "langgraph 1"
+_LEVEL = 1
+_INSIDE = ":"  # stands in the namespace of a subgraph that is at work, before the id of the task it runs in
+
+
+class Kept(msgspec.Struct, array_like=True):
+    """The rows of a saver, and what belongs to them.
+
+    Parameters:
+        before: `fingerprint` of the transcript before the run.
+        said: what the run said and called so far; for one that waits for people.
+        saved: (namespace, id, checkpoint, metadata, id of the one before).
+        blobs: (namespace, channel, version, value).
+        writes: (namespace, id, task, index, channel, value, path of the task).
+    """
+
+    before: bytes = b""
+    said: list[Any] = msgspec.field(default_factory=list)
+    saved: list[tuple[str, str, tuple[str, bytes], tuple[str, bytes], str | None]] = msgspec.field(default_factory=list)
+    blobs: list[tuple[str, str, str | int | float, tuple[str, bytes]]] = msgspec.field(default_factory=list)
+    writes: list[tuple[str, str, str, int, str, tuple[str, bytes], str]] = msgspec.field(default_factory=list)
+
+
+class RunSaver(InMemorySaver):
+    """LangGraph's checkpoints of one run.
+
+    Parameters:
+        thread_id: the thread that the run is of.
+    """
+
+    def __init__(self, thread_id: str) -> None:
+        super().__init__()
+        self._thread_id = thread_id
+        self._closed = False
+
+    def close(self) -> None:
+        """From now on saving raises `RunClosed`. From any thread."""
+        self._closed = True
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a state. Raises `RunClosed`, and `RunFailed` for what cannot be saved."""
+        self._check_open()
+        try:
+            return super().put(config, checkpoint, metadata, new_versions)
+        except (TypeError, ValueError) as error:
+            raise _cannot_save(error) from error
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save what a node wrote. As `put`."""
+        self._check_open()
+        try:
+            super().put_writes(config, writes, task_id, task_path)
+        except (TypeError, ValueError) as error:
+            raise _cannot_save(error) from error
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RunClosed("the run has ended", hint="what its nodes give after its end does not count")
+
+    def rows(self, *, inside: bool, deltas: Iterable[str] = ()) -> Kept:
+        """What a later run needs.
+
+        Parameters:
+            inside: the run is in the middle of something: also what belongs to that.
+            deltas: channels whose value is made of what was written since an older state.
+        """
+        kept = Kept()
+        delta = frozenset(deltas)
+        for namespace, saved in self.storage[self._thread_id].items():
+            if saved and (inside or _INSIDE not in namespace):
+                self._add(kept, namespace, delta)
+        return kept
+
+    def _add(self, kept: Kept, namespace: str, deltas: frozenset[str]) -> None:
+        saved = self.storage[self._thread_id][namespace]
+        current: str | None = max(saved)
+        missing = set(deltas)
+        while current is not None and current in saved:
+            checkpoint, metadata, before = saved[current]
+            kept.saved.append((namespace, current, checkpoint, metadata, before))
+            for (task, index), (_, channel, value, path) in self.writes[self._thread_id, namespace, current].items():
+                kept.writes.append((namespace, current, task, index, channel, value, path))
+            for channel, version in self.serde.loads_typed(checkpoint)["channel_versions"].items():
+                value = self.blobs.get((self._thread_id, namespace, channel, version), ("empty", b""))
+                if value[0] != "empty":
+                    missing.discard(channel)
+                    row = (namespace, channel, version, value)
+                    if row not in kept.blobs:
+                        kept.blobs.append(row)
+            current = before if missing else None
+
+    def load(self, kept: Kept) -> None:
+        """Take the rows of an earlier run or attempt."""
+        thread = self._thread_id
+        for namespace, checkpoint_id, checkpoint, metadata, before in kept.saved:
+            self.storage[thread][namespace][checkpoint_id] = (checkpoint, metadata, before)
+        for namespace, channel, version, value in kept.blobs:
+            self.blobs[thread, namespace, channel, version] = value
+        for namespace, checkpoint_id, task, index, channel, value, path in kept.writes:
+            self.writes[thread, namespace, checkpoint_id][task, index] = (task, channel, value, path)
+
+
+def _cannot_save(error: Exception) -> RunFailed:
+    return RunFailed(
+        f"the graph's state cannot be saved: {error}",
+        hint="keep text, numbers, lists, dicts, messages, dataclasses and pydantic models in it",
+    )
+
+
+def fingerprint(entries: Iterable[Entry]) -> bytes:
+    """A hash of what a transcript says, whatever the numbers of its entries are."""
+    digest = hashlib.blake2b(digest_size=16)
+    for entry in entries:
+        said = (entry.role, entry.content, entry.call_id, entry.name, entry.partial, entry.status)
+        digest.update(msgspec.msgpack.encode(said))
+    return digest.digest()
+
+
+def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
+    """The rows as text. Raises `LimitExceeded` for more than `limit_bytes` of it."""
+    packed = base64.b85encode(zlib.compress(msgspec.msgpack.encode(kept), _LEVEL)).decode()
+    if len(packed) > limit_bytes:
+        raise LimitExceeded(
+            f"the graph's state takes {len(packed):,} bytes, more than {limit_bytes:,}",
+            hint="keep large data in files or a database and its name in the state, or raise state_limit_bytes",
+        )
+    return f"{FORM} {graph}\n{packed}"
+
+
+def unpack(text: str, graph: str) -> Kept | None:
+    """What `pack` made for the graph of that name; None for anything else."""
+    head, _, packed = text.partition("\n")
+    if head != f"{FORM} {graph}":
+        return None
+    return msgspec.msgpack.decode(zlib.decompress(base64.b85decode(packed)), type=Kept)
