@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.agents import Agent, Run, Tool, agent, tool
+    from holdfast.agents import Agent, Run, Tool, agent, branch, parallel, route, sequence, supervised, tool
     from holdfast.client import Client
     from holdfast.errors import (
         HoldfastError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "agents": ("Agent", "Run", "Tool", "agent", "tool"),
+    "agents": ("Agent", "Run", "Tool", "agent", "branch", "parallel", "route", "sequence", "supervised", "tool"),
     "client": ("Client",),
     "errors": ("HoldfastError", "Interrupted", "RunFailed", "RunInterrupted", "ToolFailed", "WaitExpired"),
     "host": ("Host", "Session"),
@@ -64,6 +64,11 @@ __all__ = [
     "ToolFailed",
     "WaitExpired",
     "agent",
+    "branch",
+    "parallel",
+    "route",
+    "sequence",
+    "supervised",
     "tool",
 ]
 

@@ -288,15 +288,24 @@ def test_children_that_fail_or_nest_too_deep_say_so() -> None:
         await run.delegate("failing", "x")
 
     async def russian_doll(run: Run) -> str:
-        return await run.delegate("russian_doll", "x")
+        return await run.delegate("russian_doll", f"{run.text} and smaller")
+
+    async def mirror(run: Run) -> str:
+        return await run.delegate("other_mirror", run.text)
+
+    async def other_mirror(run: Run) -> str:
+        return await run.delegate("mirror", run.text)
 
     async def scenario(host: Host) -> None:
         assert (await settled(host, "parent")).error == "RunFailed: child failing failed: ValueError: child broke"
-        assert "agents are nested too deep" in ((await settled(host, "russian_doll")).error or "")
+        error = (await settled(host, "russian_doll")).error or ""
+        assert "agents are nested too deep: russian_doll ▸ russian_doll ▸ russian_doll" in error
+        error = (await settled(host, "mirror")).error or ""
+        assert "asked what it is being asked already: mirror ▸ other_mirror ▸ mirror (" in error
         with pytest.raises(RunFailed):
             await host.session("another", agent="parent").ask("x")
 
-    hosted(scenario, failing, parent, russian_doll)
+    hosted(scenario, failing, parent, russian_doll, mirror, other_mirror)
 
 
 def test_what_is_no_agent_and_what_is_no_session_is_refused_with_a_hint() -> None:

@@ -1,6 +1,7 @@
 """Agents as Holdfast sees them, their tools, and the handle that a running one works with."""
 
 from holdfast.agents.agent import Agent, AgentLike, agent, as_agent
+from holdfast.agents.compose import BranchResult, Part, branch, parallel, route, sequence, supervised
 from holdfast.agents.model import Model, find_model
 from holdfast.agents.run import Call, Run
 from holdfast.agents.tool import Home, Tool, Toolset, tool
@@ -8,14 +9,21 @@ from holdfast.agents.tool import Home, Tool, Toolset, tool
 __all__ = [
     "Agent",
     "AgentLike",
+    "BranchResult",
     "Call",
     "Home",
     "Model",
+    "Part",
     "Run",
     "Tool",
     "Toolset",
     "agent",
     "as_agent",
+    "branch",
     "find_model",
+    "parallel",
+    "route",
+    "sequence",
+    "supervised",
     "tool",
 ]

@@ -46,6 +46,7 @@ class Agent:
         tools: functions, `Tool` and `Toolset` objects, and agents, to which the model may delegate.
         limits: budgets and deadlines of a run.
         settings: for the model layer, such as ``temperature``.
+        parts: agents that its work delegates to: the host makes their toolsets ready too.
 
     Raises:
         ConfigurationError: neither work nor a model, or both; a model or a tool that cannot be.
@@ -60,6 +61,7 @@ class Agent:
     tools: Sequence[ToolLike] = ()
     limits: AgentLimits = field(default_factory=AgentLimits)
     settings: dict[str, Any] = field(default_factory=dict, hash=False)
+    parts: Sequence[Agent] = ()
 
     def __post_init__(self) -> None:
         if (self.model is None) is (self.work is _with_model):
@@ -79,7 +81,7 @@ class Agent:
     def toolsets(self) -> tuple[Toolset, ...]:
         """The toolsets of the agent and of those it may delegate to, each once; its model where that is one."""
         found: list[Toolset] = []
-        for thing in (self.model, *self.tools):
+        for thing in (self.model, *self.tools, *self.parts):
             for toolset in (thing,) if isinstance(thing, Toolset) else getattr(thing, "toolsets", ()):
                 if not any(toolset is known for known in found):
                     found.append(toolset)

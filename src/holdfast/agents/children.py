@@ -3,29 +3,107 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.agents.results import told_briefly
-from holdfast.errors import Interrupted, RunFailed, RunInterrupted
+from holdfast.errors import AgentCycle, Interrupted, LimitExceeded, RunFailed, RunInterrupted
 from holdfast.protocol.events import ChildFinished, ChildStarted
-from holdfast.protocol.messages import Message
+from holdfast.protocol.messages import Attachment, Message
 from holdfast.runtime.line import release
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.agents.journal import Branch
     from holdfast.agents.run import Run
+    from holdfast.protocol.stopping import Cause
+    from holdfast.runtime import Handle, Scope
 
-__all__ = ["run_child"]
+__all__ = ["Child", "ChildTask", "check_chain", "past_end", "run_child"]
 
 _PARTLY_LIMIT = 2000
 
 
-async def run_child(parent: Run, agent: Agent, text: str, branch: Branch, timeout_s: float | None) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChildTask:
+    """What a child is asked, and how it stands to its parent.
+
+    Parameters:
+        agent: does it.
+        text: what it is asked.
+        branch: its place in the program; the path is its id.
+        name: what it is called in the tree and in causes; default: the agent's name.
+        deadline_s: it is interrupted after so many seconds.
+        attachments: what comes with the text.
+        inherits: it sees the session's history as its parent does.
+        aloud: what it says is said by its parent too, as it comes.
+    """
+
+    agent: Agent
+    text: str
+    branch: Branch
+    name: str = ""
+    deadline_s: float | None = None
+    attachments: tuple[Attachment, ...] = ()
+    inherits: bool = False
+    aloud: bool = False
+
+    @property
+    def label(self) -> str:
+        """What people call it."""
+        return self.name or self.agent.name
+
+
+def check_chain(parent: Run, task: ChildTask) -> None:
+    """Refuse what can have no end.
+
+    Raises:
+        AgentCycle: it is asked what it is being asked already, further up.
+        LimitExceeded: children nested too deep.
+    """
+    if parent._depth_left < 1:
+        raise LimitExceeded(
+            f"agents are nested too deep: {_chain(parent, task)}",
+            hint="a child may not go on delegating for ever: do it here",
+        )
+    above: Run | None = parent
+    while above is not None:
+        if _same(above.agent, task.agent) and above.text == task.text:
+            raise AgentCycle(
+                f"the agent {task.agent.name!r} is asked what it is being asked already: {_chain(parent, task)}"
+            )
+        above = above._parent
+
+
+def _chain(parent: Run, task: ChildTask) -> str:
+    """Who asked whom, for people."""
+    names = [task.agent.name]
+    above: Run | None = parent
+    while above is not None:
+        names.append(above.agent.name)
+        above = above._parent
+    return " ▸ ".join(reversed(names))
+
+
+def _same(one: Agent, other: Agent) -> bool:
+    return one is other or (one.name == other.name and one.work is other.work and one.model is other.model)
+
+
+def past_end(parent: Run, task: ChildTask) -> ChildFinished | None:
+    """How the child ended in an earlier attempt, if that stands; it is not run again then."""
+    past = parent._journal.outcome(task.branch.path, task.agent.name)
+    if past is not None:
+        parent._journal.replayed += 1
+        parent._charge(parent._journal.used_inside(task.branch.path))
+    return past
+
+
+async def run_child(parent: Run, task: ChildTask) -> str:
     """Run a child once there is room for it, and return its answer. Raises as `Run.delegate` does."""
     await _room(parent)
     try:
-        return await _run(parent, agent, text, branch, timeout_s)
+        return await _run(parent, task)
     finally:
         parent._children -= 1
         waiting, parent._for_room = parent._for_room, []
@@ -42,60 +120,129 @@ async def _room(parent: Run) -> None:
     parent._children += 1
 
 
-async def _run(parent: Run, agent: Agent, text: str, branch: Branch, timeout_s: float | None) -> str:
-    around = parent._around()
-    scope = around.child(agent.name, deadline_s=timeout_s)
-    child = type(parent)(
-        run_id=branch.path,
-        root_id=parent.root_id,
-        agent=agent,
-        principal=parent.principal,
-        session_key=parent.session_key,
-        messages=(Message(message_id=branch.path, seq=0, content=text),),
-        attempt=parent.attempt,
-        scope=scope,
-        recorder=parent._recorder,
-        journal=parent._journal,
-        surroundings=parent._surroundings,
-        limits=parent._limits,
-        branch=branch,
-        parent=parent,
-    )
-    parent._write(
-        ChildStarted(run_id=parent.run_id, child_id=branch.path, agent=agent.name, text=text, at=parent.now())
-    )
-    status: Literal["completed", "failed", "interrupted"] = "interrupted"
-    error: str | None = None
+async def _run(parent: Run, task: ChildTask) -> str:
+    child = Child(parent, task, parent._around())
     try:
-        async with scope:
-            await scope.spawn(child.work(), name=agent.name)
-        status = "completed"
+        async with child.scope:
+            await child.scope.spawn(child.run.work(), name=task.label)
     except Interrupted as interrupted:
-        if around.interrupt.triggered:
+        finished = child.interrupted(interrupted.cause)
+        if finished.error is None:
             raise
-        cause = interrupted.cause
-        error = f"child {agent.name} was interrupted ({cause.kind}): {cause.reason}"
-        raise RunInterrupted(error, hint=_partly(child)) from None
+        raise RunInterrupted(finished.error, hint=child.partly) from None
     except Exception as problem:
-        status, error = "failed", f"child {agent.name} failed: {told_briefly(problem)}"
-        raise RunFailed(error, hint=_partly(child)) from problem
-    finally:
-        child.close()
-        if not parent._closed:
-            finished = ChildFinished(
+        raise RunFailed(child.failed(problem).error or "", hint=child.partly) from problem
+    except BaseException:
+        child.interrupted(None)
+        raise
+    return child.completed().text
+
+
+class Child:
+    """A child at work. Its owner tells it once how it ended, when its scope has closed.
+
+    Parameters:
+        around: the scope that owns the child's.
+    """
+
+    __slots__ = ("around", "handle", "parent", "run", "scope", "task")
+
+    def __init__(self, parent: Run, task: ChildTask, around: Scope) -> None:
+        self.parent = parent
+        self.task = task
+        self.around = around
+        self.scope = around.child(task.label, deadline_s=task.deadline_s)
+        path = task.branch.path
+        self.handle: Handle[None] | None = None
+        self.run: Run = type(parent)(
+            run_id=path,
+            root_id=parent.root_id,
+            agent=task.agent,
+            principal=parent.principal,
+            session_key=parent.session_key,
+            messages=(Message(message_id=path, seq=0, content=task.text, attachments=task.attachments),),
+            attempt=parent.attempt,
+            scope=self.scope,
+            recorder=parent._recorder,
+            journal=parent._journal,
+            surroundings=parent._surroundings,
+            limits=parent._limits,
+            branch=task.branch,
+            parent=parent,
+            inherits=task.inherits,
+            aloud=task.aloud,
+        )
+        parent._write(
+            ChildStarted(
                 run_id=parent.run_id,
-                child_id=branch.path,
-                status=status,
-                text=child.transcript.text,
-                error=error,
+                child_id=path,
+                agent=task.agent.name,
+                text=task.text,
+                name=task.name if task.name != task.agent.name else "",
                 at=parent.now(),
             )
+        )
+
+    def start(self, on_closed: Callable[[], object]) -> None:
+        """Begin the work, beside other children; ``on_closed`` is called soon after nothing of it is left.
+
+        Raises:
+            Interrupted, ScopeClosed: the scope around it is being stopped.
+        """
+        self.scope.open()
+        self.handle = self.scope.spawn(self.run.work(), name=self.task.label)
+        self.scope.close_when_done(on_closed)
+
+    def ended(self) -> tuple[ChildFinished, BaseException | None]:
+        """How a child that was started ended, and the error that ended it."""
+        scope, handle = self.scope, self.handle
+        if scope.ended_by == "failure":
+            problem = scope.errors[0]
+            return self.failed(problem), problem
+        error = handle.exception() if handle is not None and handle.done() else None
+        if scope.ended_by == "members" and error is None:
+            return self.completed(), None
+        cause = scope.interrupt.cause
+        if scope.ended_by == "members" or cause is None:
+            cause = error.cause if isinstance(error, Interrupted) else cause
+        return self.interrupted(cause), None
+
+    def completed(self) -> ChildFinished:
+        """It ended by itself."""
+        return self._finish("completed", None, None)
+
+    def failed(self, problem: BaseException) -> ChildFinished:
+        """It raised an error."""
+        return self._finish("failed", f"child {self.task.label} failed: {told_briefly(problem)}", None)
+
+    def interrupted(self, cause: Cause | None) -> ChildFinished:
+        """It was interrupted: alone, or with what is around it; then it goes on in a later attempt."""
+        if cause is None or self.around.interrupt.triggered:
+            return self._finish("interrupted", None, None)
+        error = f"child {self.task.label} was interrupted ({cause.kind}): {cause.reason}"
+        return self._finish("interrupted", error, cause)
+
+    def _finish(
+        self, status: Literal["completed", "failed", "interrupted"], error: str | None, cause: Cause | None
+    ) -> ChildFinished:
+        parent = self.parent
+        self.run.close()
+        finished = ChildFinished(
+            run_id=parent.run_id,
+            child_id=self.task.branch.path,
+            status=status,
+            text=self.run.transcript.text,
+            error=error,
+            cause=cause,
+            at=parent.now(),
+        )
+        if not parent._closed:
             parent._write(finished)
             parent._journal.child_ended(finished)
-    return child.transcript.text
+        return finished
 
-
-def _partly(child: Run) -> str:
-    """What a child said before it ended early, for whoever asked it."""
-    text = child.transcript.text
-    return f"it had said: {text[-_PARTLY_LIMIT:]}" if text else ""
+    @property
+    def partly(self) -> str:
+        """What it said before it ended early, for whoever asked it."""
+        text = self.run.transcript.text
+        return f"it had said: {text[-_PARTLY_LIMIT:]}" if text else ""

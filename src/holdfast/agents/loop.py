@@ -209,7 +209,7 @@ class _Driver:
             run._write(finished)  # stored with the intents of its calls: one wait for all of them
         else:
             finished = past
-            run.transcript.feed(past)
+            run._recall(past)
         run._charge(finished.usage)
         self._last_tokens = finished.usage.input_tokens + finished.usage.output_tokens
         journal = run._journal

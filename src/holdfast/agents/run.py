@@ -11,22 +11,18 @@ import contextlib
 import functools
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
 from holdfast.agents.call import Call, Emission, check_said
 from holdfast.agents.calls import Wanted, approved, make_call, written
-from holdfast.agents.children import run_child
+from holdfast.agents.children import ChildTask, check_chain, past_end, run_child
+from holdfast.agents.fanout import run_map
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
 from holdfast.agents.placing import Placement, name_of, placed, placement_of
 from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
-from holdfast.errors import (
-    LimitExceeded,
-    RunClosed,
-    RunFailed,
-    RunInterrupted,
-)
+from holdfast.errors import LimitExceeded, RunClosed, RunFailed, RunInterrupted
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
@@ -74,6 +70,7 @@ class Run:
     """
 
     __slots__ = (
+        "_aloud",
         "_branch",
         "_children",
         "_closed",
@@ -82,6 +79,7 @@ class Run:
         "_for_room",
         "_handed",
         "_hop_pending",
+        "_inherits",
         "_journal",
         "_limits",
         "_lines",
@@ -124,6 +122,8 @@ class Run:
         limits: RunLimits,
         branch: Branch,
         parent: Run | None = None,
+        inherits: bool = False,
+        aloud: bool = False,
     ) -> None:
         self.run_id = run_id
         self.root_id = root_id
@@ -144,6 +144,8 @@ class Run:
         self._limits = limits
         self._branch = branch
         self._parent = parent
+        self._inherits = inherits
+        self._aloud = aloud
         self._lines: Lines = Lines(surroundings.at_rest) if parent is None else parent._lines
         allowed = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
         self._depth_left: int = allowed if parent is None else min(parent._depth_left - 1, allowed)
@@ -216,8 +218,10 @@ class Run:
         return known
 
     async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run. A child has none."""
-        return await self._surroundings.history() if self._parent is None else ()
+        """The session's transcript before this run. A child has none, but for a branch of a shape: it sees the same."""
+        if self._parent is not None:
+            return await self._parent.history() if self._inherits else ()
+        return await self._surroundings.history()
 
     async def attachment(self, digest: str) -> bytes:
         """The bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
@@ -273,6 +277,20 @@ class Run:
     def _take(self, event: Written) -> None:
         self._recorder.write(event)
         self.transcript.feed(event)
+        if self._aloud and isinstance(event, TextDelta):
+            self._say_above(event.text)
+
+    def _say_above(self, text: str) -> None:
+        above = self._parent
+        assert above is not None
+        above._take(TextDelta(run_id=above.run_id, text=text, at=self.now()))
+
+    def _recall(self, step: StepFinished) -> None:
+        """Take what the model said in an earlier attempt."""
+        before = len(self.transcript.text) if self._aloud else 0
+        self.transcript.feed(step)
+        if self._aloud and (said := self.transcript.text[before:]):
+            self._say_above(said)
 
     def _hand_over(self, event: Written) -> None:
         """From a thread: queue the event for the loop, with one hop for all that are queued meanwhile."""
@@ -475,26 +493,61 @@ class Run:
         Raises:
             RunFailed: the child raised an error (chained).
             RunInterrupted: the child's deadline was over, or its budget used up.
+            AgentCycle: it is asked what it is being asked already, further up.
             LimitExceeded: children nested too deep.
             UnknownAgent.
         """
         self._check_open()
-        if self._depth_left < 1:
-            raise LimitExceeded(
-                "agents are nested too deep", hint="a child may not go on delegating for ever: do it here"
-            )
         definition = self._surroundings.find_agent(agent) if isinstance(agent, str) else as_agent(agent)
         check_said(text, "delegate()")
-        branch = Branch((current_branch.get() or self._branch).next_id())
-        past = self._journal.outcome(branch.path, definition.name)
-        if past is not None:
-            self._journal.replayed += 1
-            self._charge(self._journal.used_inside(branch.path))
-            if past.status == "completed":
-                return past.text
-            ending = RunFailed if past.status == "failed" else RunInterrupted
-            raise ending(past.error or f"child {definition.name} {past.status}")
-        return await run_child(self, definition, text, branch, timeout_s)
+        return await self._delegate(
+            ChildTask(agent=definition, text=text, branch=Branch(self._next_id()), deadline_s=timeout_s)
+        )
+
+    async def _delegate(self, task: ChildTask) -> str:
+        check_chain(self, task)
+        past = past_end(self, task)
+        if past is None:
+            return await run_child(self, task)
+        if past.status == "completed":
+            return past.text
+        ending = RunFailed if past.status == "failed" else RunInterrupted
+        raise ending(past.error or f"child {task.agent.name} {past.status}")
+
+    async def map(
+        self,
+        work: Agent | str | Callable[[Any], Any],
+        items: Iterable[Any] | AsyncIterable[Any],
+        *,
+        concurrency: int = 16,
+        name: str | None = None,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Do the same for each item, a bounded number at a time; the results, in the order of the items.
+
+        Items are taken as there is room for them, so that those whose turn has not come cost nothing; while the log is
+        behind, none begins. The first error stops the others and is raised, with a note that says which item it was.
+        In a later attempt a replayable agent has to give the same items in the same order.
+
+        Parameters:
+            work: an `Agent`, or the name of one that the host has: it is asked each item (text), as a child. Any other
+                function is called with the item: an async one in a task, a sync one in a thread.
+            items: any number.
+            concurrency: how many at a time. Of sync functions no more than the principal may have threads.
+            name: for people; default: the name of the agent or function.
+            timeout_s: deadline of each item, in seconds.
+
+        Raises:
+            what the function raises; what `delegate` raises.
+            TimeoutError: the deadline of a function's item was over.
+            ValueError: ``concurrency`` is below 1.
+        """
+        self._check_open()
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
+        if isinstance(work, str):
+            work = self._surroundings.find_agent(work)
+        return await run_map(self, work, items, concurrency=concurrency, name=name, timeout_s=timeout_s)
 
     async def process(self, argv: Sequence[str], **options: Any) -> Process:
         """Start a program in the run's scope; see `Scope.process`. Its whole tree dies with the run."""

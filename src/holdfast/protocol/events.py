@@ -223,22 +223,24 @@ class ToolFinished(EventBase, frozen=True, kw_only=True, tag="tool.finished"):
 
 
 class ChildStarted(EventBase, frozen=True, kw_only=True, tag="child.started"):
-    """A run started a child."""
+    """A run started a child. ``name`` is what the branch is called, where it has a name of its own."""
 
     run_id: str
     child_id: str
     agent: str
     text: str = ""
+    name: str = ""
 
 
 class ChildFinished(EventBase, frozen=True, kw_only=True, tag="child.finished"):
-    """A child ended."""
+    """A child ended. ``cause`` says why, where it was interrupted and its parent was not."""
 
     run_id: str
     child_id: str
     status: Literal["completed", "failed", "interrupted"]
     text: str = ""
     error: str | None = None
+    cause: Cause | None = None
 
 
 class HistoryEdited(EventBase, frozen=True, kw_only=True, tag="history.edited"):

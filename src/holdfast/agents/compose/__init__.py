@@ -1,0 +1,13 @@
+"""Shapes of agents: several as one, at the same time, one after another, one of them, or kept at work.
+
+Each shape is an `Agent` itself, so they nest, and whatever runs one agent runs them.
+"""
+
+from holdfast.agents.compose.parallel import parallel
+from holdfast.agents.compose.parts import Part, branch
+from holdfast.agents.compose.route import route
+from holdfast.agents.compose.sequence import sequence
+from holdfast.agents.compose.supervised import supervised
+from holdfast.protocol.branches import BranchResult
+
+__all__ = ["BranchResult", "Part", "branch", "parallel", "route", "sequence", "supervised"]

@@ -1,0 +1,82 @@
+"""One of several agents, chosen for each run by a function or by another agent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from holdfast.agents.agent import Agent
+from holdfast.agents.compose.answers import hand_over
+from holdfast.agents.compose.parts import BranchLike, Part, part_of, shape
+from holdfast.agents.journal import Branch
+from holdfast.errors import ConfigurationError, UnknownBranch
+
+if TYPE_CHECKING:
+    from holdfast.agents.run import Run
+
+__all__ = ["route"]
+
+_SHOWN = 80
+
+
+def route(
+    choose: BranchLike,
+    routes: Mapping[str, BranchLike],
+    *,
+    name: str = "route",
+    otherwise: BranchLike | None = None,
+    description: str = "",
+) -> Agent:
+    """An agent that hands each run to one of several others; its answer is that one's, said as it comes.
+
+    Both the one that chooses and the one that is chosen see what the run sees. What was chosen is in the log, and is
+    not asked again in a later attempt.
+
+    Parameters:
+        choose: answers with the name of a branch: a function of the run, or an agent, with a model perhaps. White
+            space, quotes and a full stop around the name do not matter, nor does upper or lower case.
+        routes: the branches by name.
+        name: what it is called.
+        otherwise: for answers that name no branch.
+        description: one line for people and models.
+
+    Raises:
+        ConfigurationError: no branches, or two whose names differ in case only. The agent's run raises `UnknownBranch`
+            when the answer names no branch and there is no `otherwise`.
+    """
+    parts = {_plain(key): replace(part_of(thing), name=key) for key, thing in routes.items()}
+    if not parts or len(parts) < len(routes) or "" in parts:
+        raise ConfigurationError(
+            f"these names of branches cannot be told apart: {', '.join(map(repr, routes)) or 'there are none'}",
+            hint="give each a name of its own",
+        )
+    chooser = part_of(choose)
+    chooser = chooser if chooser.name else replace(chooser, name="choose")
+    rest = None if otherwise is None else part_of(otherwise)
+    work = _Route(choose=chooser, parts=parts, otherwise=rest)
+    return shape(name, work, [chooser, *parts.values(), *([rest] if rest else [])], description)
+
+
+def _plain(name: str) -> str:
+    return name.strip().strip("'\"`.").strip().casefold()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Route:
+    """The work of the agent."""
+
+    choose: Part
+    parts: dict[str, Part] = field(hash=False)
+    otherwise: Part | None
+
+    async def __call__(self, run: Run) -> None:
+        chosen = await run._delegate(self.choose.task(run, run.text, Branch(run._next_id())))
+        part = self.parts.get(_plain(chosen), self.otherwise)
+        if part is None:
+            said = chosen if len(chosen) <= _SHOWN else f"{chosen[: _SHOWN - 1]}…"
+            raise UnknownBranch(
+                f"{self.choose.label!r} answered {said!r}, and {run.agent.name!r} has no branch of that name",
+                hint=f"its branches are: {', '.join(part.name for part in self.parts.values())}",
+            )
+        await hand_over(run, part.task(run, run.text, Branch(run._next_id()), aloud=True))

@@ -1,0 +1,268 @@
+"""Branches that are started again when they do not complete, as the supervisors of OTP do it.
+
+Invariants
+- A branch has one incarnation at a time; the next begins when nothing of the last is left, or what is left does not
+  count. Its number is in its id, so the log tells all of them apart.
+- An answer that is there is kept: whatever the strategy, a branch that has completed is not begun again.
+- Each restart that follows an end of a branch's own is counted once; those that only go along with it are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.agents.agent import Agent
+from holdfast.agents.branches import Branches
+from holdfast.agents.children import Child, past_end
+from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_order
+from holdfast.agents.compose.parts import BranchLike, Part, named, shape
+from holdfast.agents.journal import Branch
+from holdfast.errors import BranchesFailed, ConfigurationError, TooManyRestarts
+from holdfast.protocol.branches import BranchResult, Intensity, told_results
+from holdfast.protocol.stopping import Cause
+
+if TYPE_CHECKING:
+    from holdfast.agents.children import ChildTask
+    from holdfast.agents.run import Run
+    from holdfast.protocol.events import ChildFinished
+
+__all__ = ["supervised"]
+
+Strategy = Literal["one_for_one", "rest_for_one", "one_for_all"]
+
+
+def supervised(
+    *branches: BranchLike,
+    name: str = "supervised",
+    strategy: Strategy = "one_for_one",
+    restarts: int = 3,
+    within_s: float = 5.0,
+    delay_s: float = 0.0,
+    join: Join | None = None,
+    description: str = "",
+) -> Agent:
+    """An agent that keeps others at work: one that does not complete is started again, asked the same.
+
+    All begin at once, in their order. It ends when each branch has completed, or is temporary and has ended; permanent
+    branches are stopped then. A branch does not complete when it raises, when its own deadline is over, or its budget
+    used up. Where it is interrupted or fails, its text are the answers that were there by then.
+
+    Parameters:
+        branches: agents, functions of a run, names of agents that the host has, or what `branch` makes of them; there,
+            ``restart`` says when one is started again.
+        name: what it is called.
+        strategy: what is started again with a branch: itself only; the ones behind it too (``rest_for_one``); or all.
+            They are interrupted first, with a cause that names it. Those that have completed keep their answer.
+        restarts: so many restarts are allowed …
+        within_s: … in so many seconds; one more ends it.
+        delay_s: wait before each restart, in seconds.
+        join: makes the answer of the results of those that completed, as for `parallel`.
+        description: one line for people and models.
+
+    Raises:
+        ConfigurationError: no branches, or bounds that cannot be. The agent's run raises `TooManyRestarts` with the
+            results of all and the last errors, and `BranchesFailed` when there were temporary branches only and none
+            completed.
+    """
+    parts = named(branches)
+    if not parts:
+        raise ConfigurationError("there are no branches", hint="give it at least one agent")
+    if strategy not in ("one_for_one", "rest_for_one", "one_for_all"):
+        raise ConfigurationError(
+            f"strategy={strategy!r} is not known", hint="use one_for_one, rest_for_one or one_for_all"
+        )
+    if not delay_s >= 0:
+        raise ConfigurationError(f"delay_s={delay_s:g}: it must be 0 or more")
+    Intensity(restarts, within_s)
+    work = _Supervised(
+        parts=parts,
+        strategy=strategy,
+        restarts=restarts,
+        within_s=within_s,
+        delay_s=delay_s,
+        join=join or texts_in_order,
+    )
+    return shape(name, work, parts, description)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Supervised:
+    """The work of the agent."""
+
+    parts: tuple[Part, ...]
+    strategy: Strategy
+    restarts: int
+    within_s: float
+    delay_s: float
+    join: Join
+
+    async def __call__(self, run: Run) -> str:
+        return await _Supervision(run, self).answer()
+
+
+class _Slot:
+    """The place of one branch."""
+
+    __slots__ = ("child", "due_at", "index", "over", "part", "place", "result", "task")
+
+    def __init__(self, index: int, part: Part, place: Branch) -> None:
+        self.index = index
+        self.part = part
+        self.place = place
+        self.child: Child | None = None
+        self.task: ChildTask | None = None
+        self.result: BranchResult | None = None
+        self.due_at: float | None = 0.0  # when the next incarnation shall begin; None: it is at work, or over
+        self.over = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.part.label
+
+    @property
+    def told(self) -> BranchResult:
+        """What it came to so far."""
+        return self.result or BranchResult(name=self.name, status="not_begun")
+
+
+class _Supervision:
+    """One run of it."""
+
+    def __init__(self, run: Run, work: _Supervised) -> None:
+        self._run = run
+        self._work = work
+        self._branches = Branches(run, self._ended)
+        self._slots = [_Slot(index, part, Branch(run._next_id())) for index, part in enumerate(work.parts)]
+        self._intensity = Intensity(work.restarts, work.within_s)
+        self._failures: list[str] = []
+        self._problem: BaseException | None = None
+        self._too_many = False
+        self._ending = False
+
+    async def answer(self) -> str:
+        """Keep the branches at work until they are done. Raises `TooManyRestarts`, `BranchesFailed`."""
+        try:
+            self._take_past()
+            await self._branches.driven(self._drive)
+            results = tuple(slot.told for slot in self._slots)
+            completed = [result for result in results if result.completed]
+            if self._too_many:
+                raise self._given_up(results) from self._problem
+            if not completed:
+                raise BranchesFailed(f"no branch completed: {told_results(results)}", results=results)
+            return await joined(self._work.join, completed)
+        except BaseException:
+            text = texts_in_order([slot.told for slot in self._slots])
+            if text and not self._run._closed:
+                _ = self._run.emit(text)
+            raise
+
+    def _take_past(self) -> None:
+        """What is in the log is not done again, and what failed counts as it did then."""
+        ends: list[tuple[_Slot, ChildFinished]] = []
+        for slot in self._slots:
+            while (past := past_end(self._run, self._next(slot))) is not None:
+                slot.task = None
+                ends.append((slot, past))
+        for slot, past in sorted(ends, key=lambda end: end[1].seq):
+            self._take(slot, past, None, again=past.cause is not None and past.cause.origin == self._origin)
+
+    @property
+    def _origin(self) -> str:
+        return f"{self._run.run_id} restarts"
+
+    def _next(self, slot: _Slot) -> ChildTask:
+        """What the slot's next incarnation is asked; it is numbered once."""
+        if slot.task is None:
+            slot.task = slot.part.task(self._run, self._run.text, Branch(slot.place.next_id()))
+        return slot.task
+
+    # ── at work ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _drive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._ending and not self._done():
+            now = loop.time()
+            ready = [slot for slot in self._slots if slot.due_at is not None and slot.due_at <= now]
+            if ready and not (self._work.strategy != "one_for_one" and self._stopping()):
+                for slot in ready:
+                    slot.due_at = None
+                    slot.child = await self._branches.begin(self._next(slot), slot)
+                    slot.task = None
+            else:
+                due = [slot.due_at for slot in self._slots if slot.due_at is not None and slot.due_at > now]
+                await self._branches.changed(min(due, default=None))
+        self._ending = True
+        if not self._too_many:
+            self._branches.stop_all(self._cause("all other branches have ended"))
+        while self._branches.busy:
+            await self._branches.changed()
+
+    def _done(self) -> bool:
+        """Whether nothing is left that it would wait for."""
+        return all(slot.over or slot.part.restart == "permanent" for slot in self._slots) and any(
+            slot.over for slot in self._slots
+        )
+
+    def _stopping(self) -> bool:
+        return any(slot.child is not None and slot.due_at is not None for slot in self._slots)
+
+    def _ended(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None) -> None:
+        slot.child = None
+        self._take(slot, finished, problem, again=slot.due_at is not None)
+
+    def _take(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None, *, again: bool) -> None:
+        """A branch has ended.
+
+        Parameters:
+            again: it was stopped to be started again.
+        """
+        slot.result = result = result_of(slot.name, finished)
+        mode = slot.part.restart
+        if (result.completed and mode != "permanent") or (mode == "temporary" and not again):
+            slot.over = True
+            slot.due_at = None
+        elif not again and not self._ending and (result.completed or finished.error is not None):
+            self._failed(slot, finished, problem)
+
+    def _failed(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None) -> None:
+        """A branch is to be started again."""
+        why = finished.error or f"child {slot.name} had nothing more to do, and is permanent"
+        self._failures = [*self._failures[-9:], why]
+        self._problem = problem or self._problem
+        if not self._intensity.restart(finished.at):
+            self._too_many = self._ending = True
+            self._branches.stop_all(self._cause(f"branch {slot.name!r} was to be started again too often: {why}"))
+            return
+        due_at = asyncio.get_running_loop().time() + self._work.delay_s
+        cause = self._cause(f"branch {slot.name!r} is started again, and this one with it: {why}")
+        for other in reversed(self._affected(slot)):
+            if other.part.restart == "temporary" and other is not slot:
+                other.over = True
+            else:
+                other.due_at = due_at
+            if other.child is not None:
+                self._branches.stop(other.child, cause)
+
+    def _affected(self, slot: _Slot) -> list[_Slot]:
+        match self._work.strategy:
+            case "one_for_one":
+                return [slot]
+            case "rest_for_one":
+                return [other for other in self._slots[slot.index :] if not other.over]
+            case "one_for_all":
+                return [other for other in self._slots if not other.over]
+
+    def _cause(self, reason: str) -> Cause:
+        return Cause(kind="stop", reason=reason, origin=self._origin, at=self._run.now())
+
+    def _given_up(self, results: tuple[BranchResult, ...]) -> TooManyRestarts:
+        work = self._work
+        return TooManyRestarts(
+            f"more than {work.restarts} restarts within {work.within_s:g} s: {'; '.join(self._failures)}",
+            hint="the last errors say why; a branch whose end does not matter is restart='temporary'",
+            results=results,
+        )

@@ -1,0 +1,120 @@
+"""What the branches of a shape came to, how many of them must complete, and how often one may be started again.
+
+Values and decisions only; `holdfast.agents.compose` acts on them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal
+
+from holdfast.errors import ConfigurationError
+from holdfast.protocol.stopping import Cause
+
+__all__ = ["BranchResult", "Intensity", "Need", "Quorum", "Verdict", "told_results"]
+
+Need = Literal["all", "first", "some"] | int
+Verdict = Literal["open", "met", "lost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchResult:
+    """What one branch came to.
+
+    Parameters:
+        name: the branch's name.
+        status: ``not_begun`` for one whose turn never came.
+        text: its answer; what it had said, where it did not complete.
+        error: why it did not complete.
+        cause: what interrupted it, where something did.
+    """
+
+    name: str
+    status: Literal["completed", "failed", "interrupted", "not_begun"]
+    text: str = ""
+    error: str | None = None
+    cause: Cause | None = None
+
+    @property
+    def completed(self) -> bool:
+        """Whether it has an answer."""
+        return self.status == "completed"
+
+
+class Quorum:
+    """Decides when enough branches have completed, and when that cannot be any more.
+
+    Parameters:
+        need: ``all``; ``first``: one; a number: so many, and the rest is not waited for; ``some``: all are waited for,
+            and one must complete.
+        total: how many branches there are.
+
+    Raises:
+        ConfigurationError: no branches, or more needed than there are.
+    """
+
+    __slots__ = ("required", "total", "waits")
+
+    def __init__(self, need: Need, total: int) -> None:
+        required = total if need == "all" else 1 if need in ("first", "some") else need
+        if isinstance(required, (bool, str)) or not isinstance(required, int):
+            raise ConfigurationError(f"need={need!r} is not known", hint='use "all", "first", "some" or a number')
+        if total < 1:
+            raise ConfigurationError("there are no branches", hint="give it at least one agent")
+        if not 1 <= required <= total:
+            raise ConfigurationError(f"{required} branches are needed, and there are {total}")
+        self.required = required
+        self.total = total
+        self.waits = need == "some"
+
+    def verdict(self, completed: int, ended: int) -> Verdict:
+        """Whether it is decided.
+
+        Parameters:
+            completed: branches that have an answer.
+            ended: branches that have ended, these included.
+        """
+        if completed >= self.required and (not self.waits or ended == self.total):
+            return "met"
+        return "lost" if completed + self.total - ended < self.required else "open"
+
+
+class Intensity:
+    """How often something was started again lately; as a supervisor of OTP counts it.
+
+    Parameters:
+        limit: so many restarts are allowed …
+        within_s: … in so many seconds.
+    """
+
+    __slots__ = ("_times", "limit", "within_s")
+
+    def __init__(self, limit: int, within_s: float) -> None:
+        if limit < 0 or not within_s > 0:
+            raise ConfigurationError(f"restarts={limit}, within_s={within_s:g}: it takes 0 or more, in more than 0 s")
+        self.limit = limit
+        self.within_s = within_s
+        self._times: deque[float] = deque()
+
+    def restart(self, at: float) -> bool:
+        """Count a restart; False if that is one too many.
+
+        Parameters:
+            at: when, in seconds since the epoch. A clock that went back makes no room.
+        """
+        times = self._times
+        times.append(max(at, times[-1]) if times else at)
+        while times[-1] - times[0] > self.within_s:
+            times.popleft()
+        return len(times) <= self.limit
+
+
+def told_results(results: tuple[BranchResult, ...]) -> str:
+    """Those that did not complete, for people: at most ten of them."""
+    bad = [result for result in results if not result.completed]
+    told = [
+        result.error or f"{result.name} {'was not begun' if result.status == 'not_begun' else result.status}"
+        for result in bad[:10]
+    ]
+    return "; ".join([*told, *([f"and {len(bad) - 10:,} more"] if len(bad) > 10 else [])])
