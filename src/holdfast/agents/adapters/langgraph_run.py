@@ -4,10 +4,9 @@ In the log a graph is a child of its run (its calls and nodes are no part of the
 a call of that child, each node a call inside of that one. What the models in it say and call is the run's own.
 
 Invariants
-- The intent of a stretch is durable before its first node begins, unless the graph is idempotent; it has ended before
-  anybody is asked. So a run may leave the memory while it waits for people, and at no other time.
-- The state that a stretch ended with is in the log before its questions are, in one step: what a later attempt begins
-  with is what the nodes had when they asked.
+- The intent of a stretch is durable before its first node begins, unless the graph is idempotent, and what it came to
+  stands in the log before its end does. So a later attempt finds a stretch that is open, and may not be made again, or
+  all that it needs to go on behind it; a run may leave the memory while it waits for people, and at no other time.
 - After the run's end its saver takes nothing more, from whatever thread.
 """
 
@@ -78,6 +77,7 @@ class GraphRun:
         self._before = b""
         self._output: Any = None
         self._stretch = 0
+        self._kept = ""
 
     async def work(self) -> None:
         """Bring the graph to its end. Raises `RunFailed`, `ConfigurationError`, `LimitExceeded`, what a node raised."""
@@ -101,16 +101,15 @@ class GraphRun:
 
     async def _work(self) -> None:
         config = self._config()
-        given = await self._resumed(config) or await self._given()
-        while True:
+        stopped = await self._past()
+        given = None if stopped is not None else await self._given()
+        while stopped is not False:
+            if stopped:
+                given = await self._answered(await self._waits(config))
             self._stretch += 1
             stopped = await self._work_on(given, config)
-            if not stopped:
-                break
-            waits = await self._waits(config)
-            await self._set_down()
-            given = await self._answered(waits)
-        await self._end()
+        if self._run._parent is None:
+            self._run.transcript.kept = self._kept
 
     # ── what it begins with ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,8 +124,8 @@ class GraphRun:
         }
         return {**own, "configurable": {**own.get("configurable", {}), **session}}
 
-    async def _resumed(self, config: Any) -> Any:
-        """What the graph goes on with after the last questions of an earlier attempt; None if there are none."""
+    async def _past(self) -> bool | None:
+        """Take up what the last stretch of an earlier attempt left: whether it stopped to ask; None: there was none."""
         run, state = self._run, None
         while step := run._journal.step(self._id, self._stretch + 1):
             self._stretch += 1
@@ -134,7 +133,11 @@ class GraphRun:
             run._charge(step.usage)
         if state is None:
             return None
-        kept = unpack(state, self._agent.name)
+        await self._speech.again(state["said"])
+        self._kept = state["graph"]
+        if state["ended"]:
+            return False
+        kept = unpack(self._kept, self._agent.name)
         if kept is None:
             raise ConfigurationError(
                 f"the run waited for an answer, and what its graph {self._agent.name!r} needs to go on cannot be read",
@@ -142,8 +145,7 @@ class GraphRun:
             )
         self._before = kept.before
         self._saver.load(kept)
-        await self._speech.again(kept.said)
-        return await self._answered(await self._waits(config))
+        return True
 
     async def _given(self) -> Any:
         """The graph's input, over the state that the session has of it."""
@@ -207,6 +209,9 @@ class GraphRun:
         error: str | None = None
         try:
             stopped = await self._stream(given, config, nodes)
+            if not stopped:
+                await self._say_output()
+            self._set_down(ended=not stopped)
             status = "ok"
         except Exception as problem:
             status, error = "error", told_briefly(problem)
@@ -284,19 +289,6 @@ class GraphRun:
             waits.append(_Asked(None, None, [breakpoint_]))
         return waits
 
-    async def _set_down(self) -> None:
-        """Write down what a later attempt begins with."""
-        run = self._run
-        kept = self._saver.rows(inside=True, deltas=self._deltas)
-        kept.before = self._before
-        kept.said = self._speech.said
-        state = pack(kept, self._agent.name, limit_bytes=self._agent.state_limit_bytes)
-        run._write(
-            StepFinished(
-                run_id=self._id, step=self._stretch, usage=self._speech.take_usage(), state=state, at=run.now()
-            )
-        )
-
     async def _answered(self, waits: Sequence[_Asked]) -> Any:
         """Ask, and make what the graph goes on with of the answers."""
         run = self._run
@@ -312,19 +304,23 @@ class GraphRun:
                 run.interrupt.check()
         return Command(resume=values) if values else Command(goto=())
 
-    # ── its end ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _end(self) -> None:
-        run, agent = self._run, self._agent
-        run._write(StepFinished(run_id=self._id, step=self._stretch, usage=self._speech.take_usage(), at=run.now()))
-        if agent.answer is not None or not run.transcript.size:
-            text = self._answer()
-            if text:
-                await run.emit(plain(text))
-        if run._parent is None:
-            kept = self._saver.rows(inside=False, deltas=self._deltas)
+    def _set_down(self, *, ended: bool) -> None:
+        """Write down what a later attempt begins with, and keep what the next run does."""
+        run, agent, speech = self._run, self._agent, self._speech
+        if not ended or run._parent is None:
+            kept = self._saver.rows(inside=not ended, deltas=self._deltas)
             kept.before = self._before
-            run.transcript.kept = pack(kept, agent.name, limit_bytes=agent.state_limit_bytes)
+            self._kept = pack(kept, agent.name, limit_bytes=agent.state_limit_bytes)
+        state = {"graph": self._kept, "said": speech.said, "ended": ended}
+        usage = speech.take_usage()
+        run._write(StepFinished(run_id=self._id, step=self._stretch, usage=usage, state=state, at=run.now()))
+
+    async def _say_output(self) -> None:
+        """Say the output of the graph, where that is its answer."""
+        if self._agent.answer is not None or not self._run.transcript.size:
+            await self._speech.say(plain(self._answer()))
 
     def _answer(self) -> str:
         """The run's answer, of the graph's output."""

@@ -102,6 +102,12 @@ class Speech:
             message.over = True
         await self._say()
 
+    async def say(self, text: str) -> None:
+        """Say a piece of the answer, whoever is silent."""
+        if text:
+            self._said.append(text)
+            await self._run.emit(text)
+
     async def again(self, said: Sequence[Any]) -> None:
         """Say what an earlier attempt said; its calls are in the log already."""
         run = self._run
@@ -138,8 +144,7 @@ class Speech:
         if text := text_of(piece):
             if self._parted:
                 text, self._parted = STEP_BREAK + text, False
-            self._said.append(plain(text))
-            await run.emit(plain(text))
+            await self.say(plain(text))
         if isinstance(piece, AIMessageChunk):
             if piece.tool_call_chunks:
                 message.calls = piece if message.calls is None else message.calls + piece

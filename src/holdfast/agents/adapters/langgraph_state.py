@@ -37,14 +37,12 @@ class Kept(msgspec.Struct, array_like=True):
 
     Parameters:
         before: `fingerprint` of the transcript before the run.
-        said: what the run said and called so far; for one that waits for people.
         saved: (namespace, id, checkpoint, metadata, id of the one before).
         blobs: (namespace, channel, version, value).
         writes: (namespace, id, task, index, channel, value, path of the task).
     """
 
     before: bytes = b""
-    said: list[Any] = msgspec.field(default_factory=list)
     saved: list[tuple[str, str, tuple[str, bytes], tuple[str, bytes], str | None]] = msgspec.field(default_factory=list)
     blobs: list[tuple[str, str, str | int | float, tuple[str, bytes]]] = msgspec.field(default_factory=list)
     writes: list[tuple[str, str, str, int, str, tuple[str, bytes], str]] = msgspec.field(default_factory=list)
