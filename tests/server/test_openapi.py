@@ -160,6 +160,14 @@ def test_every_operation_answers_as_the_document_says() -> None:
         kept = await check("POST", "/v1/attachments", 201, uploaded)
         found = await http.get(f"/v1/attachments/{kept['digest']}")
         assert await check("GET", "/v1/attachments/{digest}", 200, found) == b"png"
+        timed = {"session": "bob", "text": "tick", "every_s": 3600, "schedule_id": "hourly"}
+        schedules, schedule = "/v1/schedules", "/v1/schedules/{schedule_id}"
+        await check("POST", schedules, 201, await http.post(schedules, json=timed))
+        await check("GET", schedules, 200, await http.get(f"{schedules}?session=bob"))
+        await check("PATCH", schedule, 200, await http.patch(f"{schedules}/hourly", json={"paused": True}))
+        await check("POST", f"{schedule}/run", 202, await http.post(f"{schedules}/hourly/run", headers=JSON))
+        await check("GET", schedule, 200, await http.get(f"{schedules}/hourly"))
+        await check("DELETE", schedule, 200, await http.delete(f"{schedules}/hourly"))
         await check("GET", "/v1/tree", 200, await http.get("/v1/tree"))
         await check("GET", "/v1/server", 200, await http.get("/v1/server"))
         for page in ("/", "/healthz", "/readyz", "/metrics", "/openapi.json"):

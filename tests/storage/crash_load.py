@@ -13,9 +13,10 @@ import msgspec
 
 from holdfast import failpoints
 from holdfast.protocol.messages import Answer, Attachment, Entry, Question
+from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
-from holdfast.storage.port import Claim, EditHistory, Interrupt, KeyRecord, RunCommit, Send
+from holdfast.storage.port import Claim, EditHistory, Fire, Interrupt, KeyRecord, PutSchedule, RunCommit, Send
 
 USER = Cause(kind="user", reason="enough")
 
@@ -104,6 +105,7 @@ class Load:
         await store.add_key(KeyRecord(key_id="key", principal="p", role="user", digest=b"d", created_at=1.0))
         await store.revoke_key("key", at=2.0)
         await self.people()
+        await self.schedules()
         await self.send("kept", "c1")
         await store.close()
         await self.open()
@@ -150,6 +152,52 @@ class Load:
         claim = (await self.send("asks", "d3", retry_of=claim.lease.run_id)).claim
         await self.send("asks", "d4", policy="rollback")
         await self.commit("asks", claim, not_undone=("pay",))
+
+    async def schedules(self):
+        """Ten ticks of one schedule are fired, one is refused; another one is paused and deleted."""
+        store = self.store
+        first_at = 100.0
+        for schedule_id, session in (("ticks", "timed"), ("gone", "timed"), ("never", "nobody")):
+            spec = ScheduleSpec(session=session, text="tick", every_s=10.0, initial_delay_s=0.0, overlap="reject")
+            await store.put_schedule(PutSchedule(principal="p", schedule_id=schedule_id, spec=spec, at=first_at))
+            self.note_schedule(schedule_id, 0)
+        await store.pause_schedule("p", "gone", paused=True, at=self.later())
+        await store.delete_schedule("p", "gone")
+        self.note_schedule("gone", None)
+        await store.pause_schedule("p", "never", paused=True, at=self.later())
+        fired = 0
+        for tick in range(10):
+            (due,) = await store.due_schedules(now=first_at + tick * 10.0, limit=9)
+            send = Send(
+                principal="p",
+                key="timed",
+                agent=None,
+                default_agent="demo",
+                message_id=f"tick{tick}",
+                content="tick",
+                policy="reject",
+                at=first_at + tick * 10.0,
+                run_id=f"r_tick{tick}" if tick != 5 else None,
+            )
+            done = await store.fire_schedule(
+                Fire(
+                    schedule=due.schedule,
+                    revision=due.revision,
+                    tick_at=due.tick_at,
+                    send=send,
+                    agents=frozenset(["demo"]),
+                )
+            )
+            if done.sent is None:
+                assert done.outcome == "busy"
+                continue
+            fired += 1
+            self.note("timed", done.sent.events)
+            self.note_schedule("ticks", fired)
+            await self.commit("timed", done.sent.claim)
+
+    def note_schedule(self, schedule_id, fired):
+        os.write(self.answers, json.dumps({"schedule": schedule_id, "fired": fired}).encode() + b"\n")
 
 
 async def child(folder, name):

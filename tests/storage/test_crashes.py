@@ -41,7 +41,11 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
             store = SqliteStore(str(path))
             await store.open(node_id="n_after", at=1000.0)
             logs = await audit(store)
+            known = {}
             for answer in answers:
+                if "schedule" in answer:
+                    known[answer["schedule"]] = answer["fired"]
+                    continue
                 if "attachment" in answer:
                     pruned = answer["attachment"] == "unused" and ".prune.after" in name
                     assert (await store.attachment("p", answer["attachment"]) is None) == pruned
@@ -50,6 +54,7 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
                 for seq, kind, body in answer["events"]:
                     assert log[seq].kind == kind
                     assert log[seq].body.decode() == body
+            await audit_schedules(store, known, logs)
             await recover(store, at=2000.0)
             await audit(store)
             await store.close()
@@ -60,12 +65,28 @@ def test_a_kill_at_a_failpoint_loses_nothing_and_leaves_no_halves(crashed, name)
     connection.close()
 
 
+async def audit_schedules(store, known, logs):
+    """No schedule that was answered for is lost, none comes back, and each tick has its one message or was refused."""
+    views = {view.schedule_id: view for view in await store.schedules(principal="p", limit=9)}
+    for schedule_id, fired in known.items():
+        if schedule_id != "gone" or fired is None:
+            assert (schedule_id in views) == (fired is not None)
+    ticks = views.get("ticks")
+    if ticks is None:
+        return
+    accepted = [event for event in logs.get(("p", "timed"), ()) if event.kind == "message.accepted"]
+    answered = known.get("ticks", 0)
+    assert answered <= ticks.fired <= answered + 1, "what was answered is there, and what was on its way"
+    assert len(accepted) == ticks.fired, "a tick that counts as fired has its message, and every message its tick"
+    assert ticks.next_at == 100.0 + 10.0 * (ticks.fired + ticks.refused)
+
+
 def test_every_write_path_has_its_four_failpoints():
     verbs = {name.split(".")[1] for name in POINTS}
     assert verbs == {
         "open", "send", "claim", "append", "commit_run", "interrupt", "stop_session", "withdraw", "delete_session",
         "rescue", "restart", "prune", "add_key", "revoke_key", "steer", "suspend", "answer", "park", "edit_history",
-        "add_attachment",
+        "add_attachment", "put_schedule", "pause_schedule", "delete_schedule", "fire_schedule",
     }  # fmt: skip
     assert len(POINTS) == 4 * len(verbs)
 

@@ -25,6 +25,8 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
+schedule = typer.Typer(help="Send messages by the clock.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(schedule, name="schedule")
 
 Url = Annotated[str | None, typer.Option("--url", envvar="HOLDFAST_URL", help="The server's address.")]
 Key = Annotated[str | None, typer.Option("--key", envvar="HOLDFAST_KEY", help="An API key.", show_envvar=True)]
@@ -568,3 +570,123 @@ def revoke_key(
     from holdfast.cli.keyring import revoke
 
     sys.exit(revoke(Target(url=url, key=key, as_json=json), store, key_id))
+
+
+ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule's id.")]
+
+
+@schedule.command("add")
+def add_schedule(
+    text: Annotated[str | None, typer.Argument(help="The message; read from stdin if it is - or missing.")] = None,
+    session: Session = "main",
+    every: Annotated[
+        float | None, typer.Option("--every", parser=seconds, help="Seconds from one tick to the next.")
+    ] = None,
+    cron: Annotated[str | None, typer.Option("--cron", help="A cron line, such as '30 9 * * MON-FRI'.")] = None,
+    timezone: Annotated[
+        str, typer.Option("--timezone", help="The zone of the cron line, such as Europe/Berlin.")
+    ] = "UTC",
+    schedule_id: Annotated[
+        str | None, typer.Option("--id", help="Its id; the one that has it is replaced. Made up by default.")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="The agent that answers.")] = None,
+    overlap: Annotated[
+        str, typer.Option("--overlap", help="What to do while a run is on: a policy as of send.")
+    ] = "queue",
+    miss: Annotated[
+        str, typer.Option("--miss", help="What becomes of missed ticks: skip, delay (one for all) or burst (each).")
+    ] = "skip",
+    initial_delay: Annotated[
+        float | None, typer.Option("--initial-delay", parser=seconds, help="Seconds to the first tick.")
+    ] = None,
+    jitter: Annotated[
+        float, typer.Option("--jitter", parser=seconds, help="Each tick comes later by up to so many seconds.")
+    ] = 0.0,
+    max_runs: Annotated[int | None, typer.Option("--max-runs", help="After so many firings it is finished.")] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """Send a message by the clock: --every or --cron."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.scheduling import add
+
+    sys.exit(
+        add(
+            Target(url=url, key=key, user=user, as_json=json),
+            session,
+            text,
+            every_s=every,
+            cron=cron,
+            timezone=timezone,
+            schedule_id=schedule_id,
+            agent=agent,
+            overlap=overlap,
+            miss=miss,
+            initial_delay_s=initial_delay,
+            jitter_s=jitter,
+            max_runs=max_runs,
+        )
+    )
+
+
+@schedule.command("ls")
+def list_schedules(
+    session: Annotated[str | None, typer.Option("--session", "-s", help="Only those of this session.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", "-a", help="All principals' (admin).")] = False,
+    limit: Annotated[int, typer.Option("--limit", help="At most this many.", min=1, max=1000)] = 100,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> None:
+    """List schedules: when they are due, and what became of their ticks."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.scheduling import show
+
+    sys.exit(show(Target(url=url, key=key, user=user, as_json=json), session=session, limit=limit, everybody=everybody))
+
+
+@schedule.command("pause")
+def pause_schedule(
+    schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
+) -> None:
+    """Have no more ticks until it is resumed."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.scheduling import pause
+
+    sys.exit(pause(Target(url=url, key=key, user=user, as_json=json), schedule_id))
+
+
+@schedule.command("resume")
+def resume_schedule(
+    schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
+) -> None:
+    """Go on with the first tick from now on."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.scheduling import resume
+
+    sys.exit(resume(Target(url=url, key=key, user=user, as_json=json), schedule_id))
+
+
+@schedule.command("run")
+def run_now_schedule(
+    schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
+) -> None:
+    """Send its message now; its ticks stay where they are."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.scheduling import run_now
+
+    sys.exit(run_now(Target(url=url, key=key, user=user, as_json=json), schedule_id))
+
+
+@schedule.command("rm")
+def remove_schedule(
+    schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
+) -> None:
+    """Delete a schedule."""
+    from holdfast.cli.connection import Target
+    from holdfast.cli.scheduling import remove
+
+    sys.exit(remove(Target(url=url, key=key, user=user, as_json=json), schedule_id))

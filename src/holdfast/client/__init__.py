@@ -1,6 +1,7 @@
 """The session interface over HTTP."""
 
 from holdfast.client.client import Client
+from holdfast.client.schedules import RemoteSchedule
 from holdfast.client.session import RemoteSession
 
-__all__ = ["Client", "RemoteSession"]
+__all__ = ["Client", "RemoteSchedule", "RemoteSession"]

@@ -16,10 +16,12 @@ from urllib.parse import SplitResult, urlsplit
 import httpx2
 import msgspec
 
+from holdfast.client.schedules import RemoteSchedule
 from holdfast.client.session import RemoteSession
 from holdfast.client.wire import connecting, decode, error_of, unreachable
 from holdfast.errors import ConfigurationError, HoldfastError, InvalidRequest, RateLimited
-from holdfast.protocol.messages import SessionView, TreeNode
+from holdfast.protocol.messages import Policy, SessionView, TreeNode
+from holdfast.protocol.schedules import Miss, ScheduleView
 
 __all__ = ["Client"]
 
@@ -34,6 +36,10 @@ _MOST_DELAY_S = 2.0
 
 class _Sessions(msgspec.Struct):
     sessions: list[SessionView]
+
+
+class _Schedules(msgspec.Struct):
+    schedules: list[ScheduleView]
 
 
 class Client:
@@ -108,6 +114,56 @@ class Client:
         """
         query = {"limit": str(limit), "all": str(everybody).lower()}
         return (await self.read("/v1/sessions", _Sessions, query=query)).sessions
+
+    async def schedule(
+        self,
+        key: str,
+        text: str,
+        *,
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_id: str | None = None,
+        agent: str | None = None,
+        overlap: Policy = "queue",
+        miss: Miss = "skip",
+        initial_delay_s: float | None = None,
+        jitter_s: float = 0.0,
+        max_runs: int | None = None,
+    ) -> RemoteSchedule:
+        """Send a session a message by the clock; see `SessionLike.schedule`, which this is for the session `key`."""
+        return await self.session(key).schedule(
+            text,
+            every_s=every_s,
+            cron=cron,
+            timezone=timezone,
+            schedule_id=schedule_id,
+            agent=agent,
+            overlap=overlap,
+            miss=miss,
+            initial_delay_s=initial_delay_s,
+            jitter_s=jitter_s,
+            max_runs=max_runs,
+        )
+
+    def find_schedule(self, schedule_id: str) -> RemoteSchedule:
+        """A schedule of the key's principal. No I/O; raises `InvalidKey` for what no address can carry."""
+        return RemoteSchedule(self, schedule_id)
+
+    async def schedules(
+        self, *, session: str | None = None, limit: int = 100, everybody: bool = False
+    ) -> list[ScheduleView]:
+        """Schedules in the order in which they were made.
+
+        Parameters:
+            session: only those of this session.
+            limit: at most this many.
+            everybody: all principals'; needs an admin key.
+        """
+        query = {"limit": str(limit), "all": str(everybody).lower()}
+        if session is not None:
+            query["session"] = session
+        return (await self.read("/v1/schedules", _Schedules, query=query)).schedules
 
     async def tree(self, *, everybody: bool = False) -> TreeNode:
         """The tasks, threads and processes that are alive; `everybody`: all principals', needs an admin key."""

@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 
 from holdfast import ids
+from holdfast.client.schedules import RemoteSchedule
 from holdfast.client.wire import connecting, decode, described, error_of, segment, unreachable
 from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreachable, Unavailable, WaitExpired
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
@@ -31,6 +32,7 @@ from holdfast.protocol.messages import (
     Settlement,
     TreeNode,
 )
+from holdfast.protocol.schedules import Miss
 from holdfast.protocol.sse import FrameDecoder
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import StopReceipt
@@ -315,6 +317,33 @@ class RemoteSession:
             "POST", path, body={"decision": decision, "text": text}, repeatable=True, reply_s=_REPLY_S
         )
         return decode(response, Answer)
+
+    # ── The clock ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def schedule(
+        self,
+        text: str,
+        *,
+        every_s: float | None = None,
+        cron: str | None = None,
+        timezone: str = "UTC",
+        schedule_id: str | None = None,
+        agent: str | None = None,
+        overlap: Policy = "queue",
+        miss: Miss = "skip",
+        initial_delay_s: float | None = None,
+        jitter_s: float = 0.0,
+        max_runs: int | None = None,
+    ) -> RemoteSchedule:
+        """See `SessionLike.schedule`. Without a `schedule_id` it makes one, so that it may be repeated."""
+        schedule = RemoteSchedule(self._client, ids.schedule_id() if schedule_id is None else schedule_id)
+        body: dict[str, object] = {"session": self.key, "text": text, "schedule_id": schedule.schedule_id}
+        body |= {"timezone": timezone, "overlap": overlap, "miss": miss, "jitter_s": jitter_s}
+        optional = {"every_s": every_s, "cron": cron, "agent": agent, "max_runs": max_runs}
+        optional["initial_delay_s"] = initial_delay_s
+        body.update((name, value) for name, value in optional.items() if value is not None)
+        await self._client.request("POST", "/v1/schedules", body=body, repeatable=True)
+        return schedule
 
     # ── The transcript by hand ───────────────────────────────────────────────────────────────────────────────────────
 

@@ -31,7 +31,7 @@ from holdfast.errors import (
     UnknownRoute,
 )
 from holdfast.host import Host
-from holdfast.server import attachments, histories, metrics, native, page, questions
+from holdfast.server import attachments, histories, metrics, native, page, questions, schedules
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
 from holdfast.server.exchange import (
     Answer,
@@ -70,7 +70,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 SHELL = Table()
 """The operations outside ``/v1``; Starlette routes them."""
-TABLES = (native.TABLE, questions.TABLE, histories.TABLE, attachments.TABLE)
+TABLES = (native.TABLE, questions.TABLE, histories.TABLE, attachments.TABLE, schedules.TABLE)
 """Those below ``/v1``."""
 
 
@@ -367,7 +367,7 @@ def _not_allowed(method: str, methods: Mapping[str, object]) -> Answer:
 async def _preflight(send: Send, extra: Headers) -> None:
     headers = [
         *extra,
-        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-methods", b"GET, POST, PATCH, DELETE"),
         (b"access-control-allow-headers", b"authorization, content-type, last-event-id, x-holdfast-user"),
         (b"access-control-max-age", b"600"),
     ]

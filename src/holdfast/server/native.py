@@ -38,11 +38,11 @@ from holdfast.server.sse import Streams
 from holdfast.server.stops import StopResult, Stops, StopTicket
 from holdfast.settings import Settings
 
-__all__ = ["TABLE", "Body", "Name", "Native", "Text"]
+__all__ = ["ALL", "LIMIT", "LIST_LIMIT", "TABLE", "Body", "Name", "Native", "Text"]
 
 TABLE = Table()
 _YEAR_S = 366 * 86400.0
-_LIST_LIMIT = 1000
+LIST_LIMIT = 1000
 _LARGE_AT_ONCE = 4
 _MOST = 2**53
 
@@ -184,14 +184,14 @@ _drain_body = msgspec.json.Decoder(DrainBody)
 _key_body = msgspec.json.Decoder(KeyBody)
 
 _WAIT = Query("wait", "number", "Wait this long for it, in seconds.", least=0)
-_LIMIT = Query(
-    "limit", "integer", f"At most this many, 100 by default, {_LIST_LIMIT} at most.", least=1, most=_LIST_LIMIT
+LIMIT = Query(
+    "limit", "integer", f"At most this many, 100 by default, {LIST_LIMIT} at most.", least=1, most=LIST_LIMIT
 )
 _PAGE = (
     Query("after", "integer", "Only entries with a greater `n`.", least=0, most=_MOST),
-    Query("limit", "integer", f"At most this many, {_LIST_LIMIT} by default and at most.", least=1, most=_LIST_LIMIT),
+    Query("limit", "integer", f"At most this many, {LIST_LIMIT} by default and at most.", least=1, most=LIST_LIMIT),
 )
-_ALL = Query("all", "boolean", "`true` shows all principals' (admin only).")
+ALL = Query("all", "boolean", "`true` shows all principals' (admin only).")
 
 
 class Native:
@@ -403,11 +403,11 @@ class Native:
 
     # ── Sessions ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @TABLE.enter("GET", "/v1/sessions", query=(_LIMIT, _ALL), answers={200: SessionList})
+    @TABLE.enter("GET", "/v1/sessions", query=(LIMIT, ALL), answers={200: SessionList})
     async def list_sessions(self, exchange: Exchange) -> Answer:
         """Your sessions, the most recently changed first."""
-        limit = exchange.whole("limit", least=1, most=_LIST_LIMIT) or 100
-        found = await self.host.sessions(principal=self._whose(exchange), limit=limit)
+        limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or 100
+        found = await self.host.sessions(principal=self.whose(exchange), limit=limit)
         return Answer(200, encode(SessionList(sessions=list(found))))
 
     @TABLE.enter("GET", "/v1/sessions/{key}", answers={200: SessionView}, errors=(errors.UnknownSession,))
@@ -431,7 +431,7 @@ class Native:
     async def get_transcript(self, exchange: Exchange) -> Answer:
         """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
         after = exchange.whole("after", least=0, most=_MOST) or 0
-        limit = exchange.whole("limit", least=1, most=_LIST_LIMIT) or _LIST_LIMIT
+        limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or LIST_LIMIT
         entries = await self.session(exchange).transcript_page(after=after, limit=limit)
         return Answer(200, encode(Transcript(entries=entries)))
 
@@ -462,10 +462,10 @@ class Native:
 
     # ── The host ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @TABLE.enter("GET", "/v1/tree", query=(_ALL,), answers={200: TreeNode})
+    @TABLE.enter("GET", "/v1/tree", query=(ALL,), answers={200: TreeNode})
     async def get_tree(self, exchange: Exchange) -> Answer:
         """Everything that is alive for you, as a tree."""
-        return Answer(200, encode(self.host.tree(principal=self._whose(exchange))))
+        return Answer(200, encode(self.host.tree(principal=self.whose(exchange))))
 
     @TABLE.enter("GET", "/v1/server", answers={200: ServerView})
     async def get_server(self, exchange: Exchange) -> Answer:
@@ -514,7 +514,8 @@ class Native:
         return await self.list_keys(exchange)
 
     @staticmethod
-    def _whose(exchange: Exchange) -> str | None:
+    def whose(exchange: Exchange) -> str | None:
+        """Whose things are listed: the caller's, or everybody's (None) with ``?all=true`` and an admin key."""
         everything = exchange.query("all")
         if everything not in (None, "true", "false"):
             raise errors.InvalidRequest(f"all is {everything[:40]!r}", hint="give true or false")

@@ -34,6 +34,7 @@ _PLACEHOLDERS = {
     "digest": "The SHA-256 of an attachment's bytes, in hexadecimal.",
     "stop_id": "The id of a stop that took longer than its wait.",
     "key_id": "The id of an API key.",
+    "schedule_id": "The id of a schedule: 1 to 200 printable characters without slashes.",
 }
 
 

@@ -1,0 +1,148 @@
+"""``holdfast schedule``: messages that are sent by the clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, cast
+
+from holdfast.cli.connection import Target, run_with_client
+from holdfast.cli.exits import Exit
+from holdfast.cli.output import note, say, say_json, say_table
+
+if TYPE_CHECKING:
+    from holdfast.client import Client, RemoteSchedule
+    from holdfast.protocol.messages import Policy
+    from holdfast.protocol.schedules import Miss, ScheduleView
+
+__all__ = ["add", "pause", "remove", "resume", "run_now", "show"]
+
+
+def add(
+    target: Target,
+    session: str,
+    text: str | None,
+    *,
+    every_s: float | None,
+    cron: str | None,
+    timezone: str,
+    schedule_id: str | None,
+    agent: str | None,
+    overlap: str,
+    miss: str,
+    initial_delay_s: float | None,
+    jitter_s: float,
+    max_runs: int | None,
+) -> Exit:
+    """Make or replace a schedule of `text`, or of what stdin has."""
+    content = sys.stdin.read() if text in (None, "-") else text
+
+    async def work(client: Client) -> None:
+        schedule = await client.schedule(
+            session,
+            content or "",
+            every_s=every_s,
+            cron=cron,
+            timezone=timezone,
+            schedule_id=schedule_id,
+            agent=agent,
+            overlap=cast("Policy", overlap),
+            miss=cast("Miss", miss),
+            initial_delay_s=initial_delay_s,
+            jitter_s=jitter_s,
+            max_runs=max_runs,
+        )
+        _say(await schedule.info(), as_json=target.as_json)
+
+    return run_with_client(target, work)
+
+
+def show(target: Target, *, session: str | None, limit: int, everybody: bool) -> Exit:
+    """List schedules."""
+
+    async def work(client: Client) -> None:
+        views = await client.schedules(session=session, limit=limit, everybody=everybody)
+        if target.as_json:
+            say_json({"schedules": views})
+            return
+        if not views:
+            note("no schedules: 'holdfast schedule add' makes one")
+        say_table(
+            ("schedule", "session", "state", "when", "next", "fired", "missed", "refused", "last"),
+            (
+                (
+                    view.schedule_id,
+                    view.session,
+                    view.state,
+                    _when(view),
+                    _time(view.next_at),
+                    str(view.fired),
+                    str(view.missed),
+                    str(view.refused),
+                    view.last.outcome if view.last else "-",
+                )
+                for view in views
+            ),
+        )
+        for view in views:
+            if view.problem:
+                say(f"{view.schedule_id}: {view.problem}")
+
+    return run_with_client(target, work)
+
+
+def pause(target: Target, schedule_id: str) -> Exit:
+    """Pause a schedule."""
+    return _change(target, schedule_id, lambda schedule: schedule.pause())
+
+
+def resume(target: Target, schedule_id: str) -> Exit:
+    """Resume a schedule."""
+    return _change(target, schedule_id, lambda schedule: schedule.resume())
+
+
+def remove(target: Target, schedule_id: str) -> Exit:
+    """Delete a schedule, and show how it stood."""
+    return _change(target, schedule_id, lambda schedule: schedule.delete())
+
+
+def _change(
+    target: Target, schedule_id: str, change: Callable[[RemoteSchedule], Coroutine[Any, Any, ScheduleView]]
+) -> Exit:
+    async def work(client: Client) -> None:
+        _say(await change(client.find_schedule(schedule_id)), as_json=target.as_json)
+
+    return run_with_client(target, work)
+
+
+def run_now(target: Target, schedule_id: str) -> Exit:
+    """Send a schedule's message now."""
+
+    async def work(client: Client) -> None:
+        receipt = await client.find_schedule(schedule_id).run_now()
+        if target.as_json:
+            say_json(receipt)
+        else:
+            say(f"{receipt.disposition}: message {receipt.message_id} of session {receipt.session}")
+
+    return run_with_client(target, work)
+
+
+def _say(view: ScheduleView, *, as_json: bool) -> None:
+    if as_json:
+        say_json(view)
+        return
+    say(f"{view.schedule_id}: {view.state}, {_when(view)}, to session {view.session}")
+    say(f"  next    {_time(view.next_at)}")
+    say(f"  ticks   {view.fired} fired, {view.missed} missed, {view.refused} refused")
+    if view.problem:
+        say(f"  problem {view.problem}")
+
+
+def _when(view: ScheduleView) -> str:
+    return f"every {view.every_s:g} s" if view.every_s is not None else f"{view.cron} ({view.timezone})"
+
+
+def _time(at: float | None) -> str:
+    return "-" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,185 @@
+"""The operations on schedules: messages that are sent by the clock."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import msgspec
+from msgspec import Meta
+
+from holdfast import errors
+from holdfast.host.schedules import Schedule
+from holdfast.protocol.messages import Policy, Receipt
+from holdfast.protocol.schedules import Miss, ScheduleView
+from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.server.native import ALL, LIMIT, LIST_LIMIT, Body, Name, Native
+from holdfast.server.operations import Query, Table
+
+__all__ = ["TABLE"]
+
+TABLE = Table()
+
+
+class ScheduleBody(Body, frozen=True, kw_only=True):
+    """A schedule: the session, what to say to it, and when: ``every_s``, or ``cron`` with ``timezone``.
+
+    Under the ``schedule_id`` of an existing one it takes that one's place. ``miss``: what becomes of ticks that were
+    missed. ``overlap``: the policy of its messages.
+    """
+
+    session: Name
+    text: str
+    schedule_id: Name | None = None
+    agent: Name | None = None
+    every_s: float | None = None
+    cron: Annotated[str, Meta(max_length=200)] | None = None
+    timezone: Annotated[str, Meta(max_length=100)] = "UTC"
+    overlap: str = "queue"
+    miss: Miss = "skip"
+    initial_delay_s: float | None = None
+    jitter_s: float = 0.0
+    max_runs: int | None = None
+
+
+class PauseBody(Body, frozen=True, kw_only=True):
+    """Whether it has ticks."""
+
+    paused: bool
+
+
+class NowBody(Body, frozen=True, kw_only=True):
+    """Nothing to say: an empty object, or no body."""
+
+
+class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
+    """Schedules in the order in which they were made."""
+
+    schedules: list[ScheduleView]
+
+
+_schedule_body = msgspec.json.Decoder(ScheduleBody)
+_pause_body = msgspec.json.Decoder(PauseBody)
+_now_body = msgspec.json.Decoder(NowBody)
+
+
+def _schedule(native: Native, exchange: Exchange) -> Schedule:
+    """The schedule that the address names, of the caller."""
+    return native.host.find_schedule(exchange.path["schedule_id"], principal=exchange.caller.principal)
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/schedules",
+    body=ScheduleBody,
+    answers={201: ScheduleView},
+    errors=(
+        errors.InvalidSchedule,
+        errors.InvalidKey,
+        errors.UnknownAgent,
+        errors.UnknownPolicy,
+        errors.LimitExceeded,
+        errors.Draining,
+    ),
+)
+async def put_schedule(native: Native, exchange: Exchange) -> Answer:
+    """Send a session a message by the clock, from now on.
+
+    The same schedule under the same `schedule_id` again changes nothing.
+    """
+    body = await exchange.body(_schedule_body)
+    schedule = await native.host.session(body.session, principal=exchange.caller.principal).schedule(
+        body.text,
+        every_s=body.every_s,
+        cron=body.cron,
+        timezone=body.timezone,
+        schedule_id=body.schedule_id,
+        agent=body.agent,
+        overlap=cast(Policy, body.overlap),  # any other word is refused by name
+        miss=body.miss,
+        initial_delay_s=body.initial_delay_s,
+        jitter_s=body.jitter_s,
+        max_runs=body.max_runs,
+    )
+    return Answer(201, encode(await schedule.info()))
+
+
+@TABLE.enter(
+    "GET",
+    "/v1/schedules",
+    query=(
+        Query("session", "string", "Only those of this session."),
+        Query(
+            "limit", "integer", f"At most this many, 100 by default, {LIST_LIMIT} at most.", least=1, most=LIST_LIMIT
+        ),
+        ALL,
+    ),
+    answers={200: ScheduleList},
+)
+async def list_schedules(native: Native, exchange: Exchange) -> Answer:
+    """Your schedules, in the order in which they were made."""
+    limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or 100
+    whose, session = native.whose(exchange), exchange.query("session")
+    if whose is None and session is not None:
+        raise errors.InvalidRequest("a session is one principal's", hint="leave out session, or all")
+    found = await native.host.schedules(principal=whose, session=session, limit=limit)
+    return Answer(200, encode(ScheduleList(schedules=found)))
+
+
+@TABLE.enter(
+    "GET",
+    "/v1/schedules/{schedule_id}",
+    answers={200: ScheduleView},
+    errors=(errors.UnknownSchedule, errors.InvalidKey),
+)
+async def get_schedule(native: Native, exchange: Exchange) -> Answer:
+    """A schedule as it stands: when it is next due, and what became of its ticks."""
+    return Answer(200, encode(await _schedule(native, exchange).info()))
+
+
+@TABLE.enter(
+    "PATCH",
+    "/v1/schedules/{schedule_id}",
+    body=PauseBody,
+    answers={200: ScheduleView},
+    errors=(errors.UnknownSchedule, errors.InvalidKey),
+)
+async def pause_schedule(native: Native, exchange: Exchange) -> Answer:
+    """Pause a schedule, or let it go on with the first tick from now on."""
+    body = await exchange.body(_pause_body)
+    schedule = _schedule(native, exchange)
+    return Answer(200, encode(await (schedule.pause() if body.paused else schedule.resume())))
+
+
+@TABLE.enter(
+    "POST",
+    "/v1/schedules/{schedule_id}/run",
+    body=NowBody,
+    optional_body=True,
+    answers={202: Receipt},
+    errors=(
+        errors.UnknownSchedule,
+        errors.ScheduleFinished,
+        errors.ScheduleChanged,
+        errors.SessionBusy,
+        errors.MailboxFull,
+        errors.SessionDeleted,
+        errors.UnknownAgent,
+        errors.InvalidKey,
+        errors.Draining,
+    ),
+)
+async def run_schedule(native: Native, exchange: Exchange) -> Answer:
+    """Send a schedule's message now; its ticks stay where they are."""
+    await exchange.body(_now_body, optional=True)
+    return Answer(202, encode(await _schedule(native, exchange).run_now()))
+
+
+@TABLE.enter(
+    "DELETE",
+    "/v1/schedules/{schedule_id}",
+    answers={200: ScheduleView},
+    errors=(errors.UnknownSchedule, errors.InvalidKey),
+)
+async def delete_schedule(native: Native, exchange: Exchange) -> Answer:
+    """Delete a schedule; the answer is how it stood. Messages that it has sent are not withdrawn."""
+    return Answer(200, encode(await _schedule(native, exchange).delete()))
