@@ -46,6 +46,7 @@ from holdfast.storage.port import (
 from holdfast.testing.store_driver import Check, MakeStore, interrupt_of, opened, refused
 from holdfast.testing.store_suite_history import HISTORY_CHECKS
 from holdfast.testing.store_suite_people import PEOPLE_CHECKS
+from holdfast.testing.store_suite_schedules import SCHEDULE_CHECKS
 
 __all__ = ["STORE_CHECKS", "run_store_check"]
 
@@ -767,4 +768,4 @@ async def api_keys_are_kept_and_revoked(make_store: MakeStore) -> None:
         assert second.role == "admin"
 
 
-STORE_CHECKS: Sequence[Check] = (*_CHECKS, *PEOPLE_CHECKS, *HISTORY_CHECKS)
+STORE_CHECKS: Sequence[Check] = (*_CHECKS, *PEOPLE_CHECKS, *HISTORY_CHECKS, *SCHEDULE_CHECKS)
