@@ -183,7 +183,6 @@ class Load:
                 Fire(
                     schedule=due.schedule,
                     revision=due.revision,
-                    tick_at=due.tick_at,
                     send=send,
                     agents=frozenset(["demo"]),
                 )

@@ -142,7 +142,6 @@ class Schedules:
         request = Fire(
             schedule=due.schedule,
             revision=due.revision,
-            tick_at=due.tick_at,
             send=Send(
                 principal=due.principal,
                 key=spec.session,

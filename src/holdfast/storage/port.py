@@ -290,9 +290,8 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         schedule: its row.
-        revision: of its spec; any change of it or of its pause makes another.
+        revision: of the row; whatever happens to it makes another.
         principal, schedule_id, spec: whose, its id, what it does.
-        tick_at: its first tick that is neither fired nor counted.
         due_at: since when it waits.
     """
 
@@ -301,7 +300,6 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     principal: str
     schedule_id: str
     spec: ScheduleSpec
-    tick_at: float | None
     due_at: float | None
 
 
@@ -309,7 +307,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A look at a schedule: what is due of it is fired or counted.
 
     Parameters:
-        schedule, revision, tick_at: as they were read. If any of them is different now nothing is done.
+        schedule, revision: as they were read. If the revision is another now nothing is done.
         send: the message, made of the spec; its ``at`` is the time of the look. The store sets its idempotency key.
         agents: names of the agents that this host has.
         by_hand: fire now, whatever is due; what refuses it is raised, and no tick is gone over.
@@ -317,7 +315,6 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     schedule: int
     revision: int
-    tick_at: float | None
     send: Send
     agents: frozenset[str]
     by_hand: bool = False
@@ -608,8 +605,8 @@ class Store(Protocol):
     def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
         """Accept the message of a schedule's tick as `send` does, and advance the schedule, in one transaction.
 
-        What refuses the message is counted and noted instead, and the schedule goes on. For a tick that is gone over
-        already, and a schedule that was changed, nothing is done: so repeated it has no second effect. By hand it
+        What refuses the message is counted and noted instead, and the schedule goes on. For a schedule that was fired
+        or changed since it was read nothing is done: so repeated it has no second effect. By hand it
         raises what `send` raises, `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
         """
         ...

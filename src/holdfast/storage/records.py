@@ -176,7 +176,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     Parameters:
         schedule: the row's id, never used twice; 0 while it is not written.
         principal, schedule_id: whose, and its id among theirs.
-        revision: another one with each change of the spec or of the pause.
+        revision: grows by one with every write.
         spec: what it does, and when.
         progress: how far it has come.
         paused: whether it has no ticks for the time being.
@@ -339,7 +339,7 @@ class Tables(Protocol):
         ...
 
     def save_schedule(self, row: ScheduleRow) -> None:
-        """Write a schedule that was changed."""
+        """Write a schedule that was changed; its revision has grown by one."""
         ...
 
     def drop_schedule(self, row: ScheduleRow) -> None:
@@ -477,7 +477,6 @@ def schedule_due(row: ScheduleRow) -> DueSchedule:
         principal=row.principal,
         schedule_id=row.schedule_id,
         spec=row.spec,
-        tick_at=row.progress.tick_at,
         due_at=row.due_at,
     )
 

@@ -6,10 +6,12 @@ Invariants:
   is durable without the other.
 - Nothing that refuses a message stops its schedule: the tick is counted and noted, and the next one comes in its time.
   A schedule whose ticks cannot be told any more (its time zone is gone) is paused, so that it is not tried in a loop.
-- What is fired is what the caller read: any change meanwhile has made another revision, or gone past the tick.
+- What is fired is what the caller read: whatever happened to the schedule meanwhile has made another revision.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -44,6 +46,10 @@ def _seed(principal: str, schedule_id: str) -> str:
     return f"{principal}\0{schedule_id}"
 
 
+def _changed(row: ScheduleRow, **fields: Any) -> ScheduleRow:
+    return _replace(row, revision=row.revision + 1, **fields)
+
+
 def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
     """See `Store.put_schedule`."""
     principal, schedule_id, spec, at = request.principal, request.schedule_id, request.spec, request.at
@@ -70,7 +76,7 @@ def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
     progress = row.progress
     if _cadence(row.spec) != _cadence(spec):
         progress = schedules.begin(spec, _seed(principal, schedule_id), at)
-    row = _replace(row, revision=row.revision + 1, spec=spec, progress=progress, problem=None, updated_at=at)
+    row = _changed(row, spec=spec, progress=progress, problem=None, updated_at=at)
     tables.save_schedule(row)
     return schedule_view(row)
 
@@ -93,7 +99,7 @@ def pause_schedule(tables: Tables, principal: str, schedule_id: str, paused: boo
         progress = row.progress
         if not paused:
             progress = schedules.resumed(row.spec, _seed(principal, schedule_id), progress, at)
-        row = _replace(row, revision=row.revision + 1, paused=paused, progress=progress, problem=None, updated_at=at)
+        row = _changed(row, paused=paused, progress=progress, problem=None, updated_at=at)
         tables.save_schedule(row)
     return schedule_view(row)
 
@@ -108,8 +114,7 @@ def delete_schedule(tables: Tables, principal: str, schedule_id: str) -> Schedul
 def fire_schedule(tables: Tables, request: Fire) -> Fired:
     """See `Store.fire_schedule`."""
     row = tables.schedule(request.schedule)
-    same = row is not None and row.revision == request.revision
-    if row is None or not same or (not request.by_hand and row.progress.tick_at != request.tick_at):
+    if row is None or row.revision != request.revision:
         if request.by_hand:
             raise ScheduleChanged
         return Fired(outcome="changed", schedule=None if row is None else schedule_view(row))
@@ -123,7 +128,7 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
     try:
         tick_at, progress = schedules.step(row.spec, _seed(row.principal, row.schedule_id), row.progress, at)
     except InvalidSchedule as error:
-        lost = _replace(row, revision=row.revision + 1, paused=True, problem=error.message, updated_at=at)
+        lost = _changed(row, paused=True, problem=error.message, updated_at=at)
         tables.save_schedule(lost)
         return Fired(outcome=error.code, schedule=schedule_view(lost), problem=error.message)
     missed = progress.missed - row.progress.missed
@@ -132,7 +137,7 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
             return Fired(outcome="waits", schedule=schedule_view(row))
         outcome = "missed" if missed else "waits"
         last = Firing(outcome="missed", tick_at=row.progress.tick_at, at=at) if missed else row.last
-        row = _replace(row, progress=progress, last=last, updated_at=at)
+        row = _changed(row, progress=progress, last=last, updated_at=at)
         tables.save_schedule(row)
         return Fired(outcome=outcome, missed=missed, schedule=schedule_view(row))
 
@@ -149,7 +154,7 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
         progress = schedules.counted(row.spec, progress, fired=sent is not None)
     last = Firing(outcome=outcome, tick_at=tick_at, at=at, message_id=None if sent is None else sent.message_id)
     known = row.problem
-    row = _replace(row, progress=progress, last=last, problem=problem, updated_at=at)
+    row = _changed(row, progress=progress, last=last, problem=problem, updated_at=at)
     tables.save_schedule(row)
     return Fired(
         outcome=outcome,
@@ -164,12 +169,10 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
     if row.progress.tick_at is None:
         raise ScheduleFinished(f"the schedule {row.schedule_id!r} is finished")
     sent = _send(tables, row, request, f"schedule:{row.schedule}:{request.send.message_id}")
-    if sent.disposition == "duplicate":  # the same call again
-        return Fired(outcome="duplicate", sent=sent, schedule=schedule_view(row))
     at = request.send.at
     progress = schedules.counted(row.spec, row.progress, fired=True)
     last = Firing(outcome="fired", at=at, message_id=sent.message_id)
-    row = _replace(row, progress=progress, last=last, problem=None, updated_at=at)
+    row = _changed(row, progress=progress, last=last, problem=None, updated_at=at)
     tables.save_schedule(row)
     return Fired(outcome="fired", sent=sent, schedule=schedule_view(row))
 

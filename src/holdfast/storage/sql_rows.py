@@ -215,4 +215,10 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
 def schedule_columns(row: ScheduleRow) -> tuple[object, ...]:
     """What ``add_schedule`` and ``save_schedule`` write of a schedule, in their order."""
     due_at = row.due_at
-    return (row.spec.session, due_at, None if due_at is None else row.progress.decided_at, encode_json(row))
+    return (
+        row.revision,
+        row.spec.session,
+        due_at,
+        None if due_at is None else row.progress.decided_at,
+        encode_json(row),
+    )

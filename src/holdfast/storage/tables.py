@@ -50,7 +50,7 @@ _PURGES = ("purge_withdrawn_messages", "purge_events", "purge_edits", "purge_att
 
 
 class SessionChanged(Exception):
-    """A session's row is not what was read: nothing of the transaction may stay."""
+    """A session's row, or a schedule's, is not what was read: nothing of the transaction may stay."""
 
 
 class SqlTables:
@@ -323,11 +323,13 @@ class SqlTables:
         self._between()
 
     def save_schedule(self, row: ScheduleRow) -> None:
-        self._database.write("save_schedule", *schedule_columns(row), row.schedule)
+        if self._database.write("save_schedule", *schedule_columns(row), row.schedule, row.revision - 1) != 1:
+            raise SessionChanged
         self._between()
 
     def drop_schedule(self, row: ScheduleRow) -> None:
-        self._database.write("drop_schedule", row.schedule)
+        if self._database.write("drop_schedule", row.schedule, row.revision) != 1:
+            raise SessionChanged
         self._between()
 
     def prune(

@@ -52,7 +52,6 @@ def _fire_of(on: Driver, due: DueSchedule, at: float, *, room: bool = True, by_h
     return Fire(
         schedule=due.schedule,
         revision=due.revision,
-        tick_at=due.tick_at,
         send=Send(
             principal=due.principal,
             key=spec.session,
@@ -237,10 +236,9 @@ async def a_run_by_hand_leaves_the_ticks_where_they_are(make_store: MakeStore) -
         due, _ = await _read(on)
         fire = _fire_of(on, due, 105.0, by_hand=True)
         fired = await on.store.fire_schedule(fire)
-        again = await on.store.fire_schedule(fire)
-        assert again.sent is not None and fired.sent is not None and again.sent.message_id == fired.sent.message_id
-        assert again.outcome == "duplicate"
-        _, view = await _read(on)
+        assert fired.sent is not None and fired.sent.message_id == fire.send.message_id
+        await refused(on.store.fire_schedule(fire), ScheduleChanged)
+        due, view = await _read(on)
         assert (view.fired, view.next_at) == (1, 110.0)
         assert view.last is not None and view.last.tick_at is None
         await refused(on.store.fire_schedule(_fire_of(on, due, 106.0, by_hand=True)), SessionBusy)

@@ -132,12 +132,13 @@ CREATE TABLE api_key (
     revoked_at double precision
 );
 -- schedule: what sends messages by the clock.
---   session: the key of the session that gets them.
+--   revision: grows with every write. session: the key of the session that gets the messages.
 --   due_at: when it is to be looked at; none while it is paused or finished. decided_at: when that was decided.
 CREATE TABLE schedule (
     schedule INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
     schedule_id text NOT NULL,
+    revision bigint NOT NULL,
     session text NOT NULL,
     due_at double precision,
     decided_at double precision,
@@ -200,6 +201,7 @@ CREATE TABLE schedule (
     schedule INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
     schedule_id text NOT NULL,
+    revision bigint NOT NULL,
     session text NOT NULL,
     due_at double precision,
     decided_at double precision,

@@ -230,13 +230,15 @@ DELETE FROM attachment WHERE at < ? AND NOT EXISTS (
     WHERE attachment_use.principal = attachment.principal AND attachment_use.digest = attachment.digest)
 
 -- name: add_schedule
-INSERT INTO schedule (principal, schedule_id, session, due_at, decided_at, body) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO schedule (principal, schedule_id, revision, session, due_at, decided_at, body)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 
 -- name: save_schedule
-UPDATE schedule SET session = ?, due_at = ?, decided_at = ?, body = ? WHERE schedule = ?
+-- The last parameters: the row, and the revision that was read: what somebody else changed is not written.
+UPDATE schedule SET revision = ?, session = ?, due_at = ?, decided_at = ?, body = ? WHERE schedule = ? AND revision = ?
 
 -- name: drop_schedule
-DELETE FROM schedule WHERE schedule = ?
+DELETE FROM schedule WHERE schedule = ? AND revision = ?
 
 -- name: schedule_by_id
 SELECT schedule, body FROM schedule WHERE principal = ? AND schedule_id = ?
