@@ -11,6 +11,8 @@ ENV ?= .venv
 BIN := $(ENV)/bin
 ARGS ?=
 TESTS ?= tests
+# The tests mostly wait, so all of them together are spread over some processes; a part of them starts sooner in one.
+SPREAD ?= $(if $(filter tests,$(TESTS)),--numprocesses auto --dist worksteal)
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -22,7 +24,7 @@ chat: env-serve  ## talk to the running server (ARGS="--session bob")
 	@exec $(BIN)/holdfast chat $(ARGS)
 
 test: env-dev  ## all tests but the slow ones (TESTS=tests/runtime ARGS="-x")
-	@exec $(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) $(ARGS)
 
 nightly: env-dev  ## the slow tests: long explorations, real killing, repeated runs
 	@exec $(BIN)/python -m pytest $(TESTS) -m nightly --timeout 1800 $(ARGS)

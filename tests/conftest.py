@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -28,6 +30,17 @@ def is_here(address: Any) -> bool:
         return host in ("", "localhost") or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are processors, as most tests mostly wait; bounded, as each has its own memory."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 7) + 1
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: the many collections of garbage in the tests need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
