@@ -9,7 +9,8 @@ import pytest
 from holdfast import Agent, Run, tool
 from holdfast.agents.scripted import ScriptedAnswer, ScriptedModel
 from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage
-from holdfast.testing import AGENT_CHECKS, AgentSubject, run_agent_check
+from holdfast.testing import AGENT_CHECKS, AgentSubject, agent_driver, run_agent_check
+from tests.testing.agent_faults import FAULTS
 
 
 def plain(step: Any) -> Any:
@@ -56,3 +57,11 @@ SUBJECTS = {
 @pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
 def test_an_agent_of_ours_conforms(check: Any, subject: AgentSubject) -> None:
     run_agent_check(check, subject)
+
+
+@pytest.mark.parametrize("check", AGENT_CHECKS, ids=lambda check: check.__name__)
+def test_the_check_finds_an_agent_with_the_fault(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_driver, "_PATIENCE_S", 0.5)
+    with pytest.raises(AssertionError) as failed:
+        run_agent_check(check, FAULTS[check.__name__])
+    assert any("the rule that is broken" in note for note in failed.value.__notes__)

@@ -12,12 +12,14 @@ import pytest
 
 from holdfast.agents.adapters.pydantic_models import pydantic_model
 from holdfast.agents.demo_model import demo_model
+from holdfast.agents.model import Model
 from holdfast.agents.scripted import Pause, ScriptedModel
-from holdfast.errors import ModelFailed
+from holdfast.errors import HoldfastError, ModelFailed
 from holdfast.protocol.model import EndPart
-from holdfast.testing import MODEL_CHECKS, run_model_check, served_model, unscripted_model
+from holdfast.testing import MODEL_CHECKS, model_suite, run_model_check, served_model, unscripted_model
 from holdfast.testing.model_provider import ModelSubject, Provider
 from holdfast.testing.model_server import ModelServer, Reply
+from tests.testing.model_faults import FAULTS
 
 NAMES = ("openai-chat:gpt-test", "openai-responses:gpt-test", "anthropic:claude-test")
 
@@ -36,21 +38,22 @@ class Scripted:
 
     def __init__(self, script: Sequence[Reply]) -> None:
         given = iter(script)
-        self.model = ScriptedModel(lambda request: answer(next(given)), chunk=8)
+        self.asked = ScriptedModel(lambda request: answer(next(given)), chunk=8)
+        self.model: Model = self.asked
         self.scripted = True
 
     @property
     def requests(self) -> int:
-        return len(self.model.requests)
+        return len(self.asked.requests)
 
     async def begun(self, pieces: int) -> None:
-        while not self.model.open:
+        while not self.asked.open:
             await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
 
     async def quiet(self) -> None:
-        while self.model.open:
+        while self.asked.open:
             await asyncio.sleep(0)
 
 
@@ -90,3 +93,18 @@ def test_the_scripted_model_conforms(check: Any) -> None:
 @pytest.mark.parametrize("check", MODEL_CHECKS, ids=lambda check: check.__name__)
 def test_the_demo_model_conforms(check: Any) -> None:
     run_model_check(check, unscripted_model(demo_model(pace_s=0.001)))
+
+
+@pytest.mark.parametrize("check", MODEL_CHECKS, ids=lambda check: check.__name__)
+def test_the_check_finds_a_model_with_the_fault(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_suite, "_AT_ONCE_S", 0.2)
+
+    @contextlib.asynccontextmanager
+    async def faulty(script: Sequence[Reply]) -> AsyncIterator[Provider]:
+        provider = Scripted(script)
+        provider.model = FAULTS[check.__name__](provider.model)
+        yield provider
+
+    with pytest.raises((AssertionError, HoldfastError)) as failed:
+        run_model_check(check, faulty)
+    assert any("the rule that is broken" in note for note in failed.value.__notes__)

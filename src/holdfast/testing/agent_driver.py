@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent
+from holdfast.errors import HoldfastError
 from holdfast.host import Host
 from holdfast.host.session import Session
 from holdfast.protocol.events import (
@@ -62,8 +63,9 @@ class AgentSubject:
 
 @contextlib.asynccontextmanager
 async def hosted(agent: AgentLike, *, store: Store | None = None, **settings: Any) -> AsyncIterator[Bench]:
-    """A host with that agent, on a store in memory unless another is given."""
-    async with Host(agent, store=store or MemoryStore(), settings=Settings(**settings)) as host:
+    """A host with that agent, on a store in memory unless another is given; when a check fails it closes at once."""
+    chosen = Settings(**{"grace_s": 2.0, "kill_after_s": 1.0, "drain_s": 0.0, **settings})
+    async with Host(agent, store=store or MemoryStore(), settings=chosen) as host:
         yield Bench(host)
 
 
@@ -98,7 +100,7 @@ class Bench:
 
     async def goes_on(self, key: str = "s") -> None:
         """The session's next run works, and what is stored of it is valid."""
-        text = await self.session(key).ask("again", timeout_s=_PATIENCE_S)
+        text = await within(self.session(key).ask("again"), "the session's next run was to answer")
         assert text.endswith("said again"), f"the next run answers {text!r}, and the step had returned 'said again'"
         await self.sound(key)
 
@@ -118,12 +120,14 @@ async def until(seen: Callable[[], bool], what: str) -> None:
 
 
 async def within(answer: Awaitable[Any], what: str) -> Any:
-    """The answer. Raises `AssertionError` if there is none in time."""
+    """The answer. Raises `AssertionError` if there is none in time, or a refusal or failure of Holdfast's instead."""
     try:
         async with asyncio.timeout(_PATIENCE_S):
             return await answer
     except TimeoutError:
         raise AssertionError(f"{what}, and it did not in {_PATIENCE_S:g} s") from None
+    except HoldfastError as error:
+        raise AssertionError(f"{what}, and instead there is {type(error).__name__}: {error}") from error
 
 
 def _check_log(events: list[Event]) -> None:

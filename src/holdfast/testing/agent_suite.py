@@ -15,6 +15,7 @@ of Holdfast's promises then. A check makes its own hosts, on stores in memory.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 
 from holdfast.protocol.events import RunFinished, TextDelta, ToolFinished
@@ -33,6 +34,7 @@ AgentCheck = Callable[[AgentSubject], Awaitable[None]]
 _CHECKS: list[AgentCheck] = []
 _MANY = 20
 _SESSIONS = 5
+_PATIENCE_S = 2.0
 
 
 def run_agent_check(check: AgentCheck, subject: AgentSubject) -> None:
@@ -70,25 +72,20 @@ async def a_message_is_answered_with_what_the_step_returned(subject: AgentSubjec
 @_check
 async def a_plain_step_runs_in_a_thread_of_the_run(subject: AgentSubject) -> None:
     """A plain function does not block the loop, and belongs to the run: it sees the run's interrupt."""
-    loop_went_on = False
-    owners: list[object] = []
+    loop_went_on = threading.Event()
+    seen: list[object] = []
 
     def step(text: str) -> str:
-        interrupt = current_interrupt()
-        owners.append(interrupt)
-        if interrupt is not None:
-            for _ in range(1000):
-                if loop_went_on:
-                    break
-                interrupt.sleep_blocking(0.005)
-        return said(text)
+        seen.append(current_interrupt())
+        return said(text) if loop_went_on.wait(_PATIENCE_S) else "the loop stood still"
 
     async with hosted(subject.agent(step)) as bench:
-        asking = asyncio.ensure_future(bench.session().ask("hello"))
-        await until(lambda: bool(owners), "the step was to begin")
-        loop_went_on = True
-        assert (await within(asking, "the message was to be answered")).endswith("said hello")
-        assert owners[0] is not None, "the step's thread knows no interrupt: carry the context into it (contextvars)"
+        sent = await bench.session().send("hello")
+        await until(lambda: bool(seen), "the step was to begin")
+        loop_went_on.set()
+        settled = await within(bench.session().wait(sent.message_id), "the message was to be answered")
+        assert settled.text.endswith("said hello"), f"the answer is {settled.text!r}"
+        assert seen[0] is not None, "the step's thread knows no interrupt: carry the context into it (contextvars)"
 
 
 @_check
@@ -159,17 +156,20 @@ async def messages_that_come_at_once_are_all_answered_one_after_the_other(subjec
 async def sessions_do_not_wait_for_one_another(subject: AgentSubject) -> None:
     """Runs of different sessions are on at the same time, and get their own answers."""
     inside: set[str] = set()
+    release = asyncio.Event()
 
     async def step(text: str) -> str:
         inside.add(text)
-        await until(lambda: len(inside) == _SESSIONS, f"{_SESSIONS} sessions were to work at the same time")
+        await release.wait()
         return said(text)
 
     async with hosted(subject.agent(step)) as bench:
-        asks = (bench.session(f"s{n}").ask(f"number {n}") for n in range(_SESSIONS))
-        answers = await within(asyncio.gather(*asks), "all messages were to be answered")
-        for n, answer in enumerate(answers):
-            assert answer.endswith(f"said number {n}"), f"session {n} got the answer {answer!r}"
+        sent = [await bench.session(f"s{n}").send(f"number {n}") for n in range(_SESSIONS)]
+        await until(lambda: len(inside) == _SESSIONS, f"{_SESSIONS} sessions were to work at the same time")
+        release.set()
+        for n, receipt in enumerate(sent):
+            settled = await within(bench.session(f"s{n}").wait(receipt.message_id), "all were to be answered")
+            assert settled.text.endswith(f"said number {n}"), f"session {n} got the answer {settled.text!r}"
 
 
 @_check
