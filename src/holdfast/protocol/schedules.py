@@ -249,7 +249,7 @@ def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
         raise InvalidSchedule(f"a cron line has at most {_CRON_LENGTH} characters")
     zone = _zone(cadence.timezone)
     try:
-        moments = CronSim(line, datetime.fromtimestamp(after, zone))
+        moments = CronSim(line, datetime.fromtimestamp(math.floor(after), zone))  # it rounds
     except CronSimError as error:
         raise InvalidSchedule(
             f"{line!r} is not a cron line: {error}",
