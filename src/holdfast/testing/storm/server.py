@@ -85,11 +85,11 @@ class OwnServer:
         settings: Settings,
         *,
         first: int = 1,
-        agents: tuple[str, ...] = _AGENTS,
+        agents: tuple[str, ...] = (),
         program: str = _PROGRAM,
     ) -> None:
         self.incarnation = first - 1
-        self._agents = agents
+        self._agents = agents or _AGENTS
         self._program = program
         self.storm = storm
         self.url = f"http://127.0.0.1:{settings.port}"
@@ -106,7 +106,7 @@ class OwnServer:
         for field, value in msgspec.structs.asdict(settings).items():
             if value != getattr(Settings(), field):
                 self._environment[f"HOLDFAST_{field.upper()}"] = str(value)
-        if agents is not _AGENTS:
+        if agents:
             known = os.environ.get("PYTHONPATH", "")
             self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), known)))
         self._process: Process | None = None
@@ -201,6 +201,12 @@ class OwnServer:
         self._recorder.note(FailpointHit, incarnation=self.incarnation, name=failpoint)
         self._recorder.note(HostKilled, incarnation=self.incarnation, failpoint=failpoint)
         return True
+
+    async def refused(self) -> int:
+        """The exit code of an incarnation that ended before it answered; its end is noted."""
+        code = await self._gone()
+        self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
+        return code
 
     @property
     def alive(self) -> bool:

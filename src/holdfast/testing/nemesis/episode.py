@@ -1,0 +1,292 @@
+"""One episode of a nemesis: a server of its own with levers and a disk, under the storm's load, for one fault.
+
+Whatever the fault, an episode begins and ends alike: a warm-up and a baseline, load, the fault as often as it says,
+then rest, a last reading of everything and a clean shutdown. What the clients, readers and agents saw is one history,
+judged by the storm's checker; what only the fault can see is checked here and written down in a `Tally`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast import ids
+from holdfast.client import Client
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, ServerUnreachable, WaitExpired
+from holdfast.settings import Settings
+from holdfast.testing.history import Opened, Source, StatisticsRead
+from holdfast.testing.nemesis.disk import Disk, open_disk
+from holdfast.testing.nemesis.victim import (
+    CLOCK_VARIABLE,
+    DISK_VARIABLE,
+    LEVERS_VARIABLE,
+    Counts,
+    Levers,
+)
+from holdfast.testing.storm.access import Progress, RemoteAccess
+from holdfast.testing.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
+from holdfast.testing.storm.killing import make_keys
+from holdfast.testing.storm.load import Load
+from holdfast.testing.storm.plan import Plan, encode_plan
+from holdfast.testing.storm.recorder import Recorder
+from holdfast.testing.storm.server import OwnServer, free_port
+from holdfast.testing.storm.stamps import read_stamps
+from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
+
+__all__ = ["Ask", "Episode", "Tally", "open_episode"]
+
+_PROGRAM = """\
+from holdfast.testing.nemesis.victim import expose
+expose()
+from holdfast.cli import main
+main()
+"""
+_SEES: tuple[Source, ...] = ("clients", "stamps", "processes", "drain", "host", "principals")
+_SEES_OF_OTHERS: tuple[Source, ...] = ("clients", "drain", "host", "principals")
+_GOES_ON_S = 10.0
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of every episode.
+
+    Parameters:
+        sessions: how many the load drives.
+        span_s: how long each injection of a fault lasts.
+        connections: how many are opened and dropped.
+        seed: of all choices.
+        agents: the user's own as ``module:name``; none for the storm's.
+        say: what begins each message to those.
+    """
+
+    sessions: int = 12
+    span_s: float = 1.5
+    connections: int = 10_000
+    seed: int = 0
+    agents: tuple[str, ...] = ()
+    say: str = "stream 10"
+
+
+class Tally:
+    """What a fault counts: how often each kind of it was injected, what was checked, and what was found."""
+
+    def __init__(self) -> None:
+        self.injected: Counter[str] = Counter()
+        self.checked = 0
+        self.found: list[str] = []
+
+    def check(self, holds: bool, otherwise: str) -> bool:
+        """Look at one thing; `otherwise` is what is found if it does not hold."""
+        self.checked += 1
+        if not holds:
+            self.found.append(otherwise)
+        return holds
+
+
+class Episode:
+    """See the module. Made by `open_episode`; of one loop."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        folder: Path,
+        recorder: Recorder,
+        settings: Settings,
+        server: OwnServer,
+        access: RemoteAccess,
+        admin: Client,
+        admin_key: str,
+        load: Load,
+        disk: Disk,
+        progress: Progress,
+    ) -> None:
+        self.ask = ask
+        self.folder = folder
+        self.recorder = recorder
+        self.settings = settings
+        self.server = server
+        self.access = access
+        self.admin = admin
+        self.admin_key = admin_key
+        self.load = load
+        self.disk = disk
+        self.progress = progress
+        self.tally = Tally()
+        self.chance = random.Random(ask.seed)
+        self.levers = Levers()
+        self._effects: Counter[str] = Counter()
+
+    # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> bool:
+        """Start the next server, with the clock as its lever stands; False if it ended before it answered."""
+        environment = {CLOCK_VARIABLE: str(self.levers.clock_s)}
+        if self.disk.keeper is not None:
+            environment[DISK_VARIABLE] = str(self.disk.keeper)
+        self.levers = Levers(clock_s=self.levers.clock_s)
+        self._effects.clear()
+        ready = await self.server.start(environment=environment)
+        if ready:
+            self.access.up.set()
+        return ready
+
+    def set_clock(self, clock_s: float) -> None:
+        """The next server starts with a wall clock that is so far off."""
+        self.levers = Levers(clock_s=clock_s)
+
+    async def kill(self) -> None:
+        """Kill the server with SIGKILL."""
+        self.access.up.clear()
+        await self.server.kill()
+
+    async def pull(self, **changes: Any) -> None:
+        """Change how the levers stand (see `Levers`), and count what they have done since the last pull."""
+        levers = msgspec.structs.replace(self.levers, **changes)
+        self.levers = msgspec.structs.replace(levers, hints=0)
+        reader, writer = await asyncio.open_unix_connection(str(self.folder / "levers"))
+        try:
+            writer.write(msgspec.json.encode(levers) + b"\n")
+            async with asyncio.timeout(LIMITS.answer_s):
+                counts = msgspec.json.decode(await reader.readline(), type=Counts)
+        finally:
+            writer.close()
+        for name, effects in counts.effects.items():
+            self.tally.injected[name] += effects - self._effects[name]
+            self._effects[name] = effects
+
+    # ── the load ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def watch(self, seconds: float) -> None:
+        """Let the load go on for so long. Raises what broke in it."""
+        end = system_clock.monotonic() + seconds
+        while (left := end - system_clock.monotonic()) > 0:
+            await asyncio.sleep(min(0.25, left))
+            if self.load.broken is not None:
+                raise self.load.broken
+        if not self.ask.agents:
+            await note_processes(self.recorder, self.server.storm)
+
+    def content(self, *pieces: Any, span_s: float = 0.05) -> str:
+        """A message's content for the agents that are served."""
+        name = ids.message_id()
+        if self.ask.agents:
+            return f"{self.ask.say} [{name}]"
+        return encode_plan(Plan(name=name, pieces=pieces, span_s=span_s))
+
+    async def goes_on(self, after: str) -> None:
+        """A new session's message is answered, without a restart, soon after a fault."""
+        session = self.admin.session(f"after-{ids.message_id()}")
+        self.progress(f"after {after}: does it go on?")
+        told = "not at all"
+        try:
+            async with asyncio.timeout(_GOES_ON_S):
+                while True:
+                    try:
+                        receipt = await session.send(self.content("say", "call"), idempotency_key="on", agent=None)
+                        settled = await session.wait(receipt.message_id, timeout_s=_GOES_ON_S)
+                        told = settled.state
+                        break
+                    except (ServerUnreachable, WaitExpired):
+                        raise
+                    except HoldfastError as error:
+                        told = error.code
+                        await asyncio.sleep(0.2)
+        except (TimeoutError, HoldfastError) as error:
+            told = f"{told}, {type(error).__name__}"
+        self.tally.check(told == "completed", f"after {after} a new message is not answered: {told}")
+
+    async def figures(self, moment: str) -> None:
+        """Note what the server holds."""
+        tree = await self.admin.tree(everybody=True)
+        self.recorder.note(
+            StatisticsRead,
+            incarnation=self.server.incarnation,
+            moment=moment,
+            running=len([run for session in tree.children for run in session.children]),
+            in_tree=in_tree(tree),
+            **process_figures(self.server.pid),
+        )
+
+    # ── from beginning to end ────────────────────────────────────────────────────────────────────────────────────
+
+    async def begin(self) -> None:
+        """The first server, its baseline, and the load."""
+        if not await self.start():
+            raise ServerUnreachable(f"the nemesis's server does not start: {self.server.tail()}")
+        if not self.ask.agents:
+            await self.load.warm_up()
+        await self.goes_on("the start")
+        await self.figures("baseline")
+        self.load.start()
+        await self.watch(0.3)
+
+    async def finish(self) -> None:
+        """Rest, a last reading of everything, and a clean shutdown."""
+        await self.load.stop()
+        await self.load.complete()
+        self.progress("coming to rest")
+        await self.load.rest()
+        await self._quiet()
+        await self.figures("quiet")
+        await self.load.read_back()
+        await self.server.end()
+        if not self.ask.agents:
+            await until_gone(self.recorder, self.server.storm, LIMITS.death_s)
+
+    async def _quiet(self) -> None:
+        """Wait until the server shows nothing that lives, or does not come to it: the last figures will show it."""
+        deadline = system_clock.monotonic() + LIMITS.death_s
+        while in_tree(await self.admin.tree(everybody=True)) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def open_episode(
+    ask: Ask, recorder: Recorder, folder: Path, changes: Mapping[str, Any], *, kills: bool, progress: Progress
+) -> AsyncIterator[Episode]:
+    """An episode whose server is not started yet; at the end nothing of it is left.
+
+    Parameters:
+        recorder: gets the history.
+        folder: empty, for all its files.
+        changes: settings that are not the storm's.
+        kills: the fault kills the server.
+    """
+    sees = _SEES_OF_OTHERS if ask.agents else _SEES
+    recorder.note(Opened, seed=ask.seed, mode="kill", sees=(*sees, "kills") if kills else sees, limits=LIMITS)
+    seed = folder / "storm.db"
+    keys = await make_keys(f"sqlite:///{seed}")
+    async with AsyncExitStack() as stack:
+        place = folder / "disk"
+        os.mkdir(place)
+        disk = await open_disk(place, seed)
+        stack.push_async_callback(disk.close)
+        settings = msgspec.structs.replace(
+            SETTINGS, port=free_port(), store=f"sqlite:///{disk.path}", principal_rate_per_s=0.0, **changes
+        )
+        server = OwnServer(folder, recorder, LIMITS, ids.node_id(), settings, agents=ask.agents, program=_PROGRAM)
+        server.export(LEVERS_VARIABLE, str(folder / "levers"))
+        access = await stack.enter_async_context(RemoteAccess(server.url, {name: keys[name] for name in PRINCIPALS}))
+        admin = await stack.enter_async_context(Client(server.url, keys["admin"], retry_s=0.0))
+        own: dict[str, Any] = {}
+        if ask.agents:
+            own = {"agents": (None,), "content": lambda plan: f"{ask.say} [{plan.name}]"}
+        load = Load(access, recorder, LIMITS, sessions=ask.sessions, rate=3.0 * ask.sessions, seed=ask.seed, **own)
+        episode = Episode(ask, folder, recorder, settings, server, access, admin, keys["admin"], load, disk, progress)
+        try:
+            yield episode
+        finally:
+            await load.abandon()
+            if server.alive:
+                await server.kill()
+            if server.stamps.exists():
+                stamps = read_stamps(server.stamps)
+                recorder.records.extend(stamp for stamp in stamps if stamp.principal in PRINCIPALS)

@@ -1,0 +1,117 @@
+"""Faults of readers: they never read, take a byte at a time, break off, or close their half."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from holdfast import ids
+from holdfast.clock import system_clock
+from holdfast.protocol.events import Gap
+from holdfast.testing.nemesis.episode import Episode
+from holdfast.testing.nemesis.line import Line
+
+__all__ = ["STALL_S", "hostile_readers"]
+
+STALL_S = 1.0
+"""A reader that takes nothing is let go after this time, in this episode."""
+
+_OF_EACH_KIND = 6
+_POURS = 4
+_CAUGHT_UP_S = 20.0
+_POLL_S = 0.05
+_BITE_BYTES = 512
+
+
+class _HonestReader:
+    """Reads every event of a session while others misbehave."""
+
+    def __init__(self, episode: Episode, key: str) -> None:
+        self._session = episode.admin.session(key)
+        self.seen: list[int] = []
+        self.gaps = 0
+
+    async def read(self) -> None:
+        async with aclosing(self._session.events()) as events:
+            async for event in events:
+                if isinstance(event, Gap):
+                    self.gaps += 1
+                else:
+                    self.seen.append(event.seq)
+
+
+async def hostile_readers(episode: Episode) -> None:
+    """Readers of all kinds at a session that pours out events."""
+    tally = episode.tally
+    session = episode.admin.session(f"poured-{ids.message_id()}")
+    await session.send(episode.content("say"), agent=None)
+    honest = _HonestReader(episode, session.key)
+    acts = (_never_reads, _byte_by_byte, _breaks_off, _half_closes)
+    tasks = [asyncio.create_task(honest.read(), name="honest reader")]
+    tasks += [
+        asyncio.create_task(act(episode, session.key), name=act.__name__) for act in acts for _ in range(_OF_EACH_KIND)
+    ]
+    try:
+        for _ in range(_POURS):
+            episode.progress(f"{_OF_EACH_KIND} readers of each kind at {len(honest.seen)} events")
+            receipt = await session.send(episode.content("pour", "say"), agent=None)
+            settled = await session.wait(receipt.message_id, timeout_s=_CAUGHT_UP_S)
+            tally.check(settled.state == "completed", f"a run that slow readers watch is {settled.state}")
+            await episode.watch(episode.ask.span_s / _POURS)
+        newest = (await session.info()).seq
+        end = system_clock.monotonic() + _CAUGHT_UP_S
+        while len(honest.seen) < newest and system_clock.monotonic() < end:  # noqa: ASYNC110 - what it sees is no event of ours
+            await asyncio.sleep(_POLL_S)
+        tally.check(
+            honest.seen == list(range(1, newest + 1)) and not honest.gaps,
+            f"an honest reader beside slow ones saw {len(honest.seen)} of {newest} events and {honest.gaps} gaps",
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    await episode.goes_on("slow and vanishing readers")
+
+
+async def _connected(episode: Episode, key: str, kind: str) -> Line:
+    line = Line(episode.settings.port, episode.admin_key)
+    await line.open(small=True)
+    await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])
+    episode.tally.injected[kind] += 1
+    return line
+
+
+async def _never_reads(episode: Episode, key: str) -> None:
+    line = await _connected(episode, key, "never reads")
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        line.drop()
+
+
+async def _byte_by_byte(episode: Episode, key: str) -> None:
+    line = await _connected(episode, key, "a byte at a time")
+    try:
+        while True:
+            await line.take(1)
+            await asyncio.sleep(_POLL_S)
+    finally:
+        line.drop()
+
+
+async def _breaks_off(episode: Episode, key: str) -> None:
+    while True:
+        line = await _connected(episode, key, "broken off")
+        await line.take(_BITE_BYTES)
+        line.drop(reset=True)
+        await asyncio.sleep(4 * _POLL_S)
+
+
+async def _half_closes(episode: Episode, key: str) -> None:
+    while True:
+        line = await _connected(episode, key, "half closed")
+        await line.take(_BITE_BYTES)
+        line.half_close()
+        await line.take(_BITE_BYTES)
+        await asyncio.sleep(4 * _POLL_S)
+        line.drop()

@@ -1,0 +1,48 @@
+"""Faults of what the parts of a server tell each other: answers late or lost, hints repeated, everything paused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+from holdfast.testing.nemesis.episode import Episode
+
+__all__ = ["signals"]
+
+_LATE_S = 0.1
+_LOSE_EVERY = 4
+_HINTS = 20
+_BETWEEN_S = 0.05
+_PAUSES = 3
+
+
+async def signals(episode: Episode) -> None:
+    """Answers come late, answers are lost, everybody is told everything again, and the process is paused."""
+    span_s = episode.ask.span_s
+    episode.progress("the store's answers come late")
+    await episode.pull(late_s=_LATE_S)
+    await episode.watch(span_s)
+    await episode.pull(late_s=0.0)
+    await episode.goes_on("late answers")
+    episode.progress(f"one of {_LOSE_EVERY} answers of the store is lost")
+    await episode.pull(lose_every=_LOSE_EVERY)
+    await episode.watch(span_s)
+    await episode.pull(lose_every=0)
+    await episode.goes_on("lost answers")
+    episode.progress("every hint comes again and again")
+    for _ in range(max(1, round(span_s / _BETWEEN_S / 4))):
+        await episode.pull(hints=_HINTS)
+        await episode.watch(_BETWEEN_S)
+    await episode.pull()
+    await episode.goes_on("repeated hints")
+    for _ in range(_PAUSES):
+        episode.progress("the process is paused")
+        os.kill(episode.server.pid, signal.SIGSTOP)
+        episode.tally.injected["paused"] += 1
+        try:
+            await asyncio.sleep(span_s / 2)
+        finally:
+            os.kill(episode.server.pid, signal.SIGCONT)
+        await episode.watch(_BETWEEN_S)
+    await episode.goes_on("a pause")
