@@ -75,8 +75,8 @@ def test_what_the_package_imports_is_what_it_asks_for() -> None:
     extras = {name_of(asked) for extra in package["project"]["optional-dependencies"].values() for asked in extra}
     names = {name.replace("_", "-") for name in imports_of("src")}
     foreign = {COMES_WITH.get(name, name) for name in names} - extras
-    # What uvicorn takes up when it is there, and nobody imports by name.
-    assert foreign | {"httptools", "wsproto"} == asked
+    # What uvicorn and zoneinfo take up when it is there, and nobody imports by name.
+    assert foreign | {"httptools", "tzdata", "wsproto"} == asked
 
 
 @pytest.mark.parametrize("folder", ["tests", "examples", "docs", "benchmarks"])
