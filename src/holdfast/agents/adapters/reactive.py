@@ -139,9 +139,11 @@ class ReactiveBridge:
         except Interrupted as interrupted:
             if interrupted.cause is not self._closing:
                 raise
+        finally:
+            self._swept()
 
     async def aclose(self, reason: str = "closed") -> StopReceipt:
-        """Interrupt all that is at work, take nothing more, and answer when all of it is gone.
+        """Interrupt all that is at work, take nothing more, and answer when all of it is gone. On its own loop.
 
         What arrives meanwhile is ended too, or refused: its observers get `ScopeClosed`. It may be repeated. Observers
         of streams that it cuts off get `RunInterrupted`.
@@ -149,7 +151,14 @@ class ReactiveBridge:
         Raises:
             Interrupted: called from inside of the bridge, which cannot wait for itself; the stop goes on.
         """
-        return await self.scope.stop(cause=self._close(reason))
+        return await self._stop(self._close(reason))
+
+    async def _stop(self, cause: Cause) -> StopReceipt:
+        if asyncio.get_running_loop() is not self.loop:
+            raise RuntimeError(f"{self.name} runs on another event loop: close it there, or call cleanup() in a thread")
+        receipt = await self.scope.stop(cause=cause)
+        self._swept()
+        return receipt
 
     def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
         """`aclose` for code that is not async: from any thread.
@@ -175,7 +184,7 @@ class ReactiveBridge:
         return scope.receipt
 
     async def drain(self, *, timeout_s: float = 30.0) -> StopReceipt:
-        """Take nothing more in, let what is there finish, by a deadline, and close.
+        """Take nothing more in, let what is there finish, by a deadline, and close. On its own loop.
 
         Streams that finish in time complete; the others are interrupted. Not from inside of the bridge.
 
@@ -193,7 +202,7 @@ class ReactiveBridge:
                     await idle
         except TimeoutError:
             pass
-        return await self.scope.stop(cause=cause)
+        return await self._stop(cause)
 
     def _close(self, reason: str) -> Cause:
         """From now on nothing new begins. From any thread."""

@@ -153,15 +153,12 @@ class Flow:
                 if scope.members():
                     reason = "the stream has ended" if error is None else f"the stream failed: {told(error)}"
                     scope.interrupt.trigger(reason, kind="stop")
-        except Interrupted as interrupted:
+        except (Interrupted, asyncio.CancelledError) as stopped:
             if not through:
-                error = self.cut_off(interrupted.cause)
-                if not self._disposed:
-                    raise
-        except asyncio.CancelledError:
-            if not through:
-                error = self.cut_off(None)
-            raise
+                cause = stopped.cause if isinstance(stopped, Interrupted) else self._home.scope.interrupt.cause
+                error = self.cut_off(cause)
+            if not (through or self._disposed) or isinstance(stopped, asyncio.CancelledError):
+                raise
         except Exception as problem:
             error = problem
         finally:
@@ -258,7 +255,7 @@ class ItemFlow(Flow):
 
     def drain(self) -> None:
         """Take nothing in any more, finish what is there, and complete. From any thread."""
-        self._intake.complete()
+        self._intake.seal()
         self._dispose_source()
 
     def counts(self) -> Counts:
@@ -357,5 +354,7 @@ class ItemFlow(Flow):
 
 def cut_off(what: str, cause: Cause | None) -> RunInterrupted:
     """The error that an observer gets for a stream, or an item, that was interrupted."""
+    while cause is not None and cause.parent is not None:
+        cause = cause.parent
     why = "it was cancelled" if cause is None else f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}"
     return RunInterrupted(f"{what} was interrupted ({why})", hint="subscribe again on a bridge that is open")

@@ -27,6 +27,9 @@ __all__ = ["Counts", "Intake", "Overflow", "Settled"]
 Overflow = Literal["block", "fail", "drop"]
 """What becomes of an item that finds the buffer full; see `ReactiveBridge`."""
 
+_State = Literal["open", "completed", "sealed", "closed"]
+"""``completed`` by its source, ``sealed`` by us: what waits is still taken; ``closed``: it is not."""
+
 Settled = Literal["done", "failed", "interrupted"]
 
 
@@ -108,7 +111,7 @@ class Intake:
         self._lock = threading.Lock()
         self._items: deque[Any] = deque()
         self._line: deque[_Blocked] = deque()
-        self._state: Literal["open", "completed", "closed"] = "open"
+        self._state: _State = "open"
         self._counts: dict[str, int] = dict.fromkeys(Counts.__slots__, 0)
         self.error: Exception | None = None
         """What ends the stream before its items are through."""
@@ -126,7 +129,7 @@ class Intake:
             counts = self._counts
             if self._state != "open":
                 counts["late"] += 1
-                if self._state == "closed":
+                if self._state != "completed":
                     return  # its end was ours: the producer could not know
                 raise StreamEnded(f"an item came to {self._name} after the end of its source")
             counts["received"] += 1
@@ -140,7 +143,7 @@ class Intake:
                 full = self._overflow != "drop"
         if full:
             where = "" if self._overflow == "fail" else ", and its producer runs on an event loop, which is not blocked"
-            self.fail(self._full(where))
+            self.seal(self._full(where))
         elif blocked is not None:
             self._wait(blocked)
         else:
@@ -178,7 +181,7 @@ class Intake:
             blocked.let_in.result(self._block_s)
         except TimeoutError:
             if self._leave(blocked, "dropped"):
-                self.fail(self._full(f", and had no room for {self._block_s:g} s"))
+                self.seal(self._full(f", and had no room for {self._block_s:g} s"))
 
     def _leave(self, blocked: _Blocked, as_: Literal["dropped", "interrupted"]) -> bool:
         """Take an item back that was not let in; False when it was."""
@@ -191,22 +194,23 @@ class Intake:
             return True
 
     def complete(self) -> None:
-        """Nothing comes any more; what waits is still taken. From any thread."""
-        self._end("completed")
-        self._wake()
+        """The source has completed; what waits is still taken. From any thread."""
+        self._end("completed", None)
 
     def fail(self, error: Exception) -> None:
-        """The stream ends with this error. From any thread; the first one counts."""
-        if self._end("completed"):
-            self.error = error
-        self._wake()
+        """The source has failed, and so ends the stream. From any thread; the first end counts."""
+        self._end("completed", error)
 
-    def _end(self, state: Literal["completed", "closed"]) -> bool:
+    def seal(self, error: Exception | None = None) -> None:
+        """Take nothing in any more, though the source may go on, and end with this error, if there is one."""
+        self._end("sealed", error)
+
+    def _end(self, state: _State, error: Exception | None) -> None:
         with self._lock:
-            if self._state != "open":
-                return False
-            self._state = state
-            return True
+            if self._state == "open":
+                self._state = state
+                self.error = error
+        self._wake()
 
     def take(self, room: int) -> list[Any]:
         """Up to ``room`` items, which are in flight now."""

@@ -74,7 +74,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
         result = await scope.spawn(functools.partial(_attempt, function, item), on="thread", name=name_of(function))
         if isinstance(result, _Raised):
             raise result.error
-        return await result if inspect.isawaitable(result) else result
+        return result
 
     return in_thread
 
@@ -90,7 +90,11 @@ class _Raised:
 
 def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
     try:
-        return function(item)
+        result = function(item)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError(f"{name_of(function)} runs in a thread and gave a coroutine; make it an 'async def'")
+        return result
     except StopIteration as error:  # it would end the coroutine that gets it
         return _Raised(RuntimeError(f"{name_of(function)} raised {error!r}"))
     except SystemExit as left:
