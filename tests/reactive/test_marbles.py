@@ -99,7 +99,7 @@ LINES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("one at a time", "-3-3-|", "----3--(3,|)", {"concurrency": 1}),
     (
         "what finds no room is dropped",
-        "-6-a-b-c-|",
+        "-6-a-b-|",
         "-------(6,a,|)",
         {"concurrency": 1, "buffer": 1, "overflow": "drop"},
     ),
