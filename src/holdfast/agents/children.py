@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.stopping import Cause
     from holdfast.runtime import Handle, Scope
 
-__all__ = ["Child", "ChildTask", "check_chain", "past_end", "run_child"]
+__all__ = ["Child", "ChildTask", "check_chain", "leave_off", "past_end", "run_child"]
 
 _PARTLY_LIMIT = 2000
 
@@ -99,6 +99,27 @@ def past_end(parent: Run, task: ChildTask) -> ChildFinished | None:
     return past
 
 
+def leave_off(parent: Run, task: ChildTask, cause: Cause) -> ChildFinished | None:
+    """End a child that an earlier attempt began and that is not gone on with; None if there was none."""
+    if not parent._journal.left_open(task.branch.path):
+        return None
+    finished = ChildFinished(
+        run_id=parent.run_id,
+        child_id=task.branch.path,
+        status="interrupted",
+        error=_told(task, cause),
+        cause=cause,
+        at=parent.now(),
+    )
+    parent._write(finished)
+    parent._journal.child_ended(finished)
+    return finished
+
+
+def _told(task: ChildTask, cause: Cause) -> str:
+    return f"child {task.label} was interrupted ({cause.kind}): {cause.reason}"
+
+
 async def run_child(parent: Run, task: ChildTask) -> str:
     """Run a child once there is room for it, and return its answer. Raises as `Run.delegate` does."""
     await _room(parent)
@@ -124,18 +145,17 @@ async def _run(parent: Run, task: ChildTask) -> str:
     child = Child(parent, task, parent._around())
     try:
         async with child.scope:
-            await child.scope.spawn(child.run.work(), name=task.label)
-    except Interrupted as interrupted:
-        finished = child.interrupted(interrupted.cause)
-        if finished.error is None:
-            raise
-        raise RunInterrupted(finished.error, hint=child.partly) from None
-    except Exception as problem:
-        raise RunFailed(child.failed(problem).error or "", hint=child.partly) from problem
-    except BaseException:
-        child.interrupted(None)
+            await child.begin()
+    except BaseException as problem:
+        finished, _ = child.ended()
+        if finished.error is not None and isinstance(problem, (Interrupted, Exception)):
+            if finished.status == "failed":
+                raise RunFailed(finished.error, hint=child.partly) from problem
+            raise RunInterrupted(finished.error, hint=child.partly) from None
+        if finished.status == "completed" and not child.around.interrupt.triggered:
+            return finished.text  # its deadline came when it had ended
         raise
-    return child.completed().text
+    return child.ended()[0].text
 
 
 class Child:
@@ -183,44 +203,39 @@ class Child:
             )
         )
 
+    def begin(self) -> Handle[None]:
+        """Begin the work, in the open scope."""
+        self.handle = self.scope.spawn(self.run.work(), name=self.task.label)
+        return self.handle
+
     def start(self, on_closed: Callable[[], object]) -> None:
-        """Begin the work, beside other children; ``on_closed`` is called soon after nothing of it is left.
+        """Open the scope and begin; ``on_closed`` is called soon after nothing of it is left.
 
         Raises:
             Interrupted, ScopeClosed: the scope around it is being stopped.
         """
         self.scope.open()
-        self.handle = self.scope.spawn(self.run.work(), name=self.task.label)
+        self.begin()
         self.scope.close_when_done(on_closed)
 
     def ended(self) -> tuple[ChildFinished, BaseException | None]:
-        """How a child that was started ended, and the error that ended it."""
+        """Write down how it ended, now that its scope has closed; and the error that it raised, if it did."""
         scope, handle = self.scope, self.handle
         if scope.ended_by == "failure":
             problem = scope.errors[0]
-            return self.failed(problem), problem
+            return self._finish("failed", f"child {self.task.label} failed: {told_briefly(problem)}", None), problem
         error = handle.exception() if handle is not None and handle.done() else None
-        if scope.ended_by == "members" and error is None:
-            return self.completed(), None
-        cause = scope.interrupt.cause
-        if scope.ended_by == "members" or cause is None:
-            cause = error.cause if isinstance(error, Interrupted) else cause
-        return self.interrupted(cause), None
-
-    def completed(self) -> ChildFinished:
-        """It ended by itself."""
-        return self._finish("completed", None, None)
-
-    def failed(self, problem: BaseException) -> ChildFinished:
-        """It raised an error."""
-        return self._finish("failed", f"child {self.task.label} failed: {told_briefly(problem)}", None)
-
-    def interrupted(self, cause: Cause | None) -> ChildFinished:
-        """It was interrupted: alone, or with what is around it; then it goes on in a later attempt."""
+        if (
+            handle is not None
+            and handle.done()
+            and error is None
+            and (scope.ended_by == "members" or not handle.cancels)
+        ):
+            return self._finish("completed", None, None), None  # perhaps before its interrupt reached it
+        cause = scope.interrupt.cause or (error.cause if isinstance(error, Interrupted) else None)
         if cause is None or self.around.interrupt.triggered:
-            return self._finish("interrupted", None, None)
-        error = f"child {self.task.label} was interrupted ({cause.kind}): {cause.reason}"
-        return self._finish("interrupted", error, cause)
+            return self._finish("interrupted", None, None), None  # in a later attempt it goes on
+        return self._finish("interrupted", _told(self.task, cause), cause), None
 
     def _finish(
         self, status: Literal["completed", "failed", "interrupted"], error: str | None, cause: Cause | None

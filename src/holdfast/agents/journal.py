@@ -239,6 +239,11 @@ class Journal:
             raise NotDeterministic(f"child {child_id} was {known.agent!r} in an earlier attempt and is {agent!r} now")
         return None
 
+    def left_open(self, child_id: str) -> bool:
+        """Whether an earlier attempt began the child, and its end does not stand."""
+        known = self._children.get(child_id)
+        return known is not None and not (isinstance(known, ChildFinished) and stands(known))
+
     def used_inside(self, child_id: str) -> Usage:
         """What the child or call, and the children below it, used in earlier attempts, by whole steps and calls."""
         if self._inside is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.agents.agent import Agent
 from holdfast.agents.branches import Branches
-from holdfast.agents.children import past_end
+from holdfast.agents.children import leave_off, past_end
 from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_order
 from holdfast.agents.compose.parts import BranchLike, Part, named, shape
 from holdfast.agents.journal import Branch
@@ -100,7 +100,7 @@ class _Race:
         self._results: dict[int, BranchResult] = {}
         self._order: list[int] = []  # those that completed, as they did
         self._problem: BaseException | None = None  # of the first that did not
-        self._stopped = False
+        self._decided: Cause | None = None
 
     async def answer(self) -> str:
         """Let the branches run until it is decided. Raises `BranchesFailed`."""
@@ -127,12 +127,16 @@ class _Race:
 
     async def _drive(self) -> None:
         branches = self._branches
-        while not self._stopped and (self._waiting or branches.busy):
+        while self._decided is None and (self._waiting or branches.busy):
             if self._waiting and branches.busy < self._work.concurrency:
                 number = self._waiting.popleft()
                 await branches.begin(self._tasks[number], number)
             else:
                 await branches.changed()
+        if self._decided is not None:
+            for number in self._waiting:
+                if (left := leave_off(self._run, self._tasks[number], self._decided)) is not None:
+                    self._results[number] = result_of(self._tasks[number].label, left)
         while branches.busy:
             await branches.changed()
 
@@ -143,9 +147,9 @@ class _Race:
         elif self._problem is None:
             self._problem = problem
         verdict = self._verdict()
-        if not self._stopped and (verdict == "met" or (verdict == "lost" and self._work.interrupts)):
-            self._stopped = True
-            self._branches.stop_all(self._cause(result, verdict))
+        if self._decided is None and (verdict == "met" or (verdict == "lost" and self._work.interrupts)):
+            self._decided = self._cause(result, verdict)
+            self._branches.stop_all(self._decided)
 
     def _verdict(self) -> Verdict:
         return self._work.quorum.verdict(len(self._order), len(self._results))

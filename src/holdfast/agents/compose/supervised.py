@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast.agents.agent import Agent
 from holdfast.agents.branches import Branches
-from holdfast.agents.children import Child, past_end
+from holdfast.agents.children import Child, leave_off, past_end
 from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_order
 from holdfast.agents.compose.parts import BranchLike, Part, named, shape
 from holdfast.agents.journal import Branch
@@ -139,7 +139,7 @@ class _Supervision:
         self._intensity = Intensity(work.restarts, work.within_s)
         self._failures: list[str] = []
         self._problem: BaseException | None = None
-        self._too_many = False
+        self._end: Cause | None = None  # that of the branches that are left when there were too many restarts
         self._ending = False
 
     async def answer(self) -> str:
@@ -149,7 +149,7 @@ class _Supervision:
             await self._branches.driven(self._drive)
             results = tuple(slot.told for slot in self._slots)
             completed = [result for result in results if result.completed]
-            if self._too_many:
+            if self._end is not None:
                 raise self._given_up(results) from self._problem
             if not completed:
                 raise BranchesFailed(f"no branch completed: {told_results(results)}", results=results)
@@ -196,8 +196,11 @@ class _Supervision:
                 due = [slot.due_at for slot in self._slots if slot.due_at is not None and slot.due_at > now]
                 await self._branches.changed(min(due, default=None))
         self._ending = True
-        if not self._too_many:
-            self._branches.stop_all(self._cause("all other branches have ended"))
+        end = self._end or self._cause("all other branches have ended")
+        self._branches.stop_all(end)
+        for slot in self._slots:
+            if slot.task is not None and (left := leave_off(self._run, slot.task, end)) is not None:
+                slot.result = result_of(slot.name, left)
         while self._branches.busy:
             await self._branches.changed()
 
@@ -234,8 +237,8 @@ class _Supervision:
         self._failures = [*self._failures[-9:], why]
         self._problem = problem or self._problem
         if not self._intensity.restart(finished.at):
-            self._too_many = self._ending = True
-            self._branches.stop_all(self._cause(f"branch {slot.name!r} was to be started again too often: {why}"))
+            self._ending = True
+            self._end = self._cause(f"branch {slot.name!r} was to be started again too often: {why}")
             return
         due_at = asyncio.get_running_loop().time() + self._work.delay_s
         cause = self._cause(f"branch {slot.name!r} is started again, and this one with it: {why}")
