@@ -32,7 +32,7 @@ from holdfast.protocol.model import NO_RESULT
 __all__ = ["STEP_BREAK", "RunTranscript", "result_text"]
 
 STEP_BREAK = "\n\n"
-"""Stands in a run's text between what it said in one step and in the next."""
+"""Stands in a run's text between what it said in one step and in the next; no entry begins with it but the first."""
 
 
 def result_text(result: ToolFinished) -> str:
@@ -208,9 +208,9 @@ class RunTranscript:
     def _flush(self, *, partial: bool) -> None:
         if self._parts:
             text = "".join(self._parts)
+            said = text.removeprefix(STEP_BREAK) if self._text else text
             self._text.append(text)
             self._parts.clear()
-            said = text.removeprefix(STEP_BREAK) if self._stepped else text
             if said:
                 self._entries.append(Entry(role="assistant", content=said, run_id=self._run_id, partial=partial))
 

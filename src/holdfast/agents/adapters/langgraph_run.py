@@ -320,7 +320,9 @@ class GraphRun:
     async def _say_output(self) -> None:
         """Say the output of the graph, where that is its answer."""
         if self._agent.answer is not None or not self._run.transcript.size:
-            await self._speech.say(plain(self._answer()))
+            text = plain(self._answer())
+            if text:
+                await self._run.emit(text)
 
     def _answer(self) -> str:
         """The run's answer, of the graph's output."""

@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,14 +26,15 @@ __all__ = ["Nodes", "Speech"]
 
 
 class _Message:
-    """A message that is being said, or that waits for its turn."""
+    """A message that is being said, or that waits until it is its time."""
 
-    __slots__ = ("calls", "over", "pieces", "task")
+    __slots__ = ("begun", "calls", "over", "pieces", "task")
 
     def __init__(self, task: str) -> None:
         self.task = task
         self.pieces: list[BaseMessage] = []
         self.calls: AIMessageChunk | None = None  # its pieces that have calls, joined
+        self.begun = False
         self.over = False
 
 
@@ -54,8 +54,8 @@ class Speech:
         self._calls: dict[str, str] = {}  # our ids by the model's
         self._numbers = 0
         self._used = Usage()
-        self._parted = False  # something was said since the last call, and the next message stands apart from it
         self._said: list[Any] = []  # text, or the parts of a call or of its result
+        self._noted = 0  # characters of the run's text that are in it
 
     def take_usage(self) -> Usage:
         """What was used since this was last called."""
@@ -64,12 +64,14 @@ class Speech:
 
     @property
     def said(self) -> list[Any]:
-        """All that was said and called so far, for a later attempt."""
-        said: list[Any] = []
-        for is_text, group in itertools.groupby(self._said, lambda one: isinstance(one, str)):
-            joined = list(group)
-            said += ["".join(joined)] if is_text else joined
-        return said
+        """All that the run said and called so far, for a later attempt."""
+        self._note_text()
+        return self._said
+
+    def _note_text(self) -> None:
+        if text := self._run.transcript.text[self._noted :]:
+            self._said.append(text)
+            self._noted += len(text)
 
     async def hear(self, message: Any, metadata: Mapping[str, Any]) -> None:
         """Take a message, or a piece of one."""
@@ -102,12 +104,6 @@ class Speech:
             message.over = True
         await self._say()
 
-    async def say(self, text: str) -> None:
-        """Say a piece of the answer, whoever is silent."""
-        if text:
-            self._said.append(text)
-            await self._run.emit(text)
-
     async def again(self, said: Sequence[Any]) -> None:
         """Say what an earlier attempt said; its calls are in the log already."""
         run = self._run
@@ -122,7 +118,7 @@ class Speech:
                 case [call_id, status, result]:
                     run.transcript.feed(self._finished(call_id, status, result))
         self._said = list(said)
-        self._parted = bool(said) and isinstance(said[-1], str)
+        self._noted = len(run.transcript.text)
 
     async def _say(self) -> None:
         while self._messages:
@@ -135,16 +131,16 @@ class Speech:
             del self._messages[message_id]
             if message.calls is not None:
                 self._begin(message.calls)
-            self._parted = self._parted or bool(self._said and isinstance(self._said[-1], str))
 
     async def _piece(self, message: _Message, piece: BaseMessage) -> None:
         run = self._run
         if reasoning := reasoning_of(piece):
             run._write(ReasoningDelta(run_id=run.run_id, text=plain(reasoning), at=run.now()))
         if text := text_of(piece):
-            if self._parted:
-                text, self._parted = STEP_BREAK + text, False
-            await self.say(plain(text))
+            if not message.begun and run.transcript.size:
+                text = STEP_BREAK + text
+            message.begun = True
+            await run.emit(plain(text))
         if isinstance(piece, AIMessageChunk):
             if piece.tool_call_chunks:
                 message.calls = piece if message.calls is None else message.calls + piece
@@ -159,10 +155,10 @@ class Speech:
             self._numbers += 1
             call_id = self._calls[theirs] = f"{self._run.run_id}.call-{self._numbers}"
             started = self._started(call_id, call["name"], call["args"])
+            self._note_text()
             self._run._write(started)
             self._run._journal.begun(started)
             self._said.append([call_id, call["name"], call["args"], theirs])
-            self._parted = False
 
     def _result(self, message: ToolMessage) -> None:
         call_id = self._calls.get(message.tool_call_id)

@@ -29,6 +29,8 @@ __all__ = ["Kept", "RunSaver", "fingerprint", "pack", "unpack"]
 
 FORM = "langgraph 1"
 _LEVEL = 1
+_WHOLE = b"\0"  # nothing that is compressed begins so
+_WHOLE_BYTES = 4096
 _INSIDE = ":"  # stands in the namespace of a subgraph that is at work, before the id of the task it runs in
 
 
@@ -153,7 +155,8 @@ def fingerprint(entries: Iterable[Entry]) -> bytes:
 
 def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
     """The rows as text. Raises `LimitExceeded` for more than `limit_bytes` of it."""
-    packed = base64.b85encode(zlib.compress(msgspec.msgpack.encode(kept), _LEVEL)).decode()
+    body = msgspec.msgpack.encode(kept)
+    packed = base64.b64encode(zlib.compress(body, _LEVEL) if len(body) > _WHOLE_BYTES else _WHOLE + body).decode()
     if len(packed) > limit_bytes:
         raise LimitExceeded(
             f"the graph's state takes {len(packed):,} bytes, more than {limit_bytes:,}",
@@ -167,4 +170,6 @@ def unpack(text: str, graph: str) -> Kept | None:
     head, _, packed = text.partition("\n")
     if head != f"{FORM} {graph}":
         return None
-    return msgspec.msgpack.decode(zlib.decompress(base64.b85decode(packed)), type=Kept)
+    body = base64.b64decode(packed)
+    body = body[len(_WHOLE) :] if body.startswith(_WHOLE) else zlib.decompress(body)
+    return msgspec.msgpack.decode(body, type=Kept)
