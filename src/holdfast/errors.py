@@ -76,6 +76,7 @@
         │   ├── StoreCorrupt
         │   └── StoreLocked          another host has this file open
         ├── ModelFailed              the model's provider refused, failed or broke off
+        ├── DeliveryFailed           a channel could not hand a message to its network
         ├── ConfigurationError       settings, flags or agents that cannot work
         │   └── MissingExtra         a package that an optional part needs; the hint has the command
         └── InternalError            a mistake of ours; the log has it
@@ -101,6 +102,7 @@ __all__ = [
     "CallFailed",
     "ConfigurationError",
     "Conflict",
+    "DeliveryFailed",
     "Draining",
     "EventsMissed",
     "Forbidden",
@@ -729,6 +731,21 @@ class ModelFailed(HoldfastError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.provider_status = provider_status
+        self.retry_after_s = retry_after_s
+
+
+class DeliveryFailed(HoldfastError):
+    """A channel could not hand a message to its network, or does not know whether it did.
+
+    Parameters:
+        retry_after_s: when another attempt may succeed, in seconds; None where repeating it does not help.
+    """
+
+    code = "delivery_failed"
+    status = 502
+
+    def __init__(self, message: str = "", *, hint: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.retry_after_s = retry_after_s
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from holdfast.testing.agent_driver import AgentSubject
     from holdfast.testing.agent_suite import AGENT_CHECKS, run_agent_check
+    from holdfast.testing.channel_suite import CHANNEL_CHECKS, Network, run_channel_check
     from holdfast.testing.clock import ManualClock, VirtualClock
     from holdfast.testing.exploring import Report, explore, run_virtual
     from holdfast.testing.failures import NotExplorable, ScheduleFailure
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from holdfast.testing.swapped import start_thread
 
 _HOME_OF = {
+    "CHANNEL_CHECKS": "channel_suite",
+    "Network": "channel_suite",
+    "run_channel_check": "channel_suite",
     "AGENT_CHECKS": "agent_suite",
     "AgentSubject": "agent_driver",
     "run_agent_check": "agent_suite",
@@ -45,11 +49,13 @@ _HOME_OF = {
 
 __all__ = [
     "AGENT_CHECKS",
+    "CHANNEL_CHECKS",
     "MODEL_CHECKS",
     "STORE_CHECKS",
     "AgentSubject",
     "ManualClock",
     "ModelSubject",
+    "Network",
     "NotExplorable",
     "Provider",
     "Replay",
@@ -58,6 +64,7 @@ __all__ = [
     "VirtualClock",
     "explore",
     "run_agent_check",
+    "run_channel_check",
     "run_model_check",
     "run_store_check",
     "run_virtual",
