@@ -477,7 +477,28 @@ def storm(
     ] = None,
     url: Annotated[str | None, typer.Option("--url", help="Storm this server instead of an embedded host.")] = None,
     key: Key = None,
-    say: Annotated[str, typer.Option("--say", help="With --url: what begins each message to its agent.")] = "stream 10",
+    say: Annotated[
+        str, typer.Option("--say", help="With --url or --agent: what begins each message to the agent.")
+    ] = "stream 10",
+    nemesis: Annotated[
+        str | None,
+        typer.Option(
+            "--nemesis",
+            metavar="all|FAULT,...",
+            help="Inject faults into servers of its own: kill, disk-full, disk-slow, read-only, clock, signals, "
+            "readers, connections.",
+        ),
+    ] = None,
+    agents: Annotated[
+        list[str] | None,
+        typer.Option("--agent", metavar="MODULE:NAME", help="With --nemesis: torment this agent of yours."),
+    ] = None,
+    connections: Annotated[
+        int, typer.Option("--connections", help="With --nemesis: opened and dropped.", min=1, max=1_000_000)
+    ] = 10_000,
+    write_docs: Annotated[
+        bool, typer.Option("--write-docs", help="With --nemesis: write docs/measured/nemesis.md from here.")
+    ] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Of all choices; a new one by default.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Actions per second over all sessions.", min=0.1)] = None,
     history: Annotated[str | None, typer.Option("--history", help="Keep the history in this file.")] = None,
@@ -501,6 +522,10 @@ def storm(
                 rate=rate,
                 history=history,
                 check=check,
+                nemesis=nemesis,
+                agents=tuple(agents or ()),
+                connections=connections,
+                write_docs=write_docs,
                 as_json=json,
             )
         )

@@ -25,6 +25,7 @@ __all__ = ["Storm", "storm"]
 
 _PROGRESS_S = 1.0
 _SHOWN = 3
+_NEMESIS_SESSIONS = 12
 
 
 class Storm(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,10 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
         rate: actions per second; None for as much as a small machine bears.
         history: where to keep the history.
         check: judge this kept history and do nothing else.
+        nemesis: inject these faults into servers of its own; None for none.
+        agents: with `nemesis`, the agents that those serve, as ``module:name``; none for the storm's.
+        connections: with `nemesis`, how many are opened and dropped.
+        write_docs: with `nemesis`, write the docs' page.
         as_json: write the figures as one JSON value.
     """
 
@@ -51,6 +56,10 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     rate: float | None = None
     history: str | None = None
     check: str | None = None
+    nemesis: str | None = None
+    agents: tuple[str, ...] = ()
+    connections: int = 10_000
+    write_docs: bool = False
     as_json: bool = False
 
 
@@ -64,6 +73,8 @@ def storm(asked: Storm) -> Exit:
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
     try:
         _check(asked)
+        if asked.nemesis is not None:
+            return _torment(asked, asked.nemesis, seed)
         if asked.check is not None:
             records = _read(asked.check)
         else:
@@ -94,10 +105,32 @@ def storm(asked: Storm) -> Exit:
 def _check(asked: Storm) -> None:
     if asked.check is not None and (asked.kill_every_s is not None or asked.url is not None):
         raise ConfigurationError("--check judges a kept history", hint="leave --url and --kill-every out")
+    if asked.nemesis is not None and (asked.kill_every_s is not None or asked.url or asked.check is not None):
+        raise ConfigurationError(
+            "--nemesis torments servers of its own", hint="leave --url, --check and --kill-every out"
+        )
+    if asked.nemesis is None and (asked.agents or asked.write_docs):
+        raise ConfigurationError("--agent and --write-docs go with --nemesis", hint="add --nemesis all")
     if asked.url is not None and asked.kill_every_s is not None:
         raise ConfigurationError(
             "--kill-every kills a server of the storm's own, not the one at --url", hint="leave one of them out"
         )
+
+
+def _torment(asked: Storm, names: str, seed: int) -> Exit:
+    from holdfast.cli.nemesis import nemesis
+    from holdfast.testing.nemesis import Ask
+
+    ask = Ask(
+        sessions=min(asked.sessions, _NEMESIS_SESSIONS),
+        connections=asked.connections,
+        seed=seed,
+        agents=asked.agents,
+        say=asked.say,
+    )
+    return nemesis(
+        names, ask, as_json=asked.as_json, write=asked.write_docs, history=asked.history, progress=_Progress()
+    )
 
 
 def _read(path: str) -> list[Record]:

@@ -95,8 +95,10 @@ async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, 
         progress(f"{fault.name}: {text}")
 
     with tempfile.TemporaryDirectory(prefix="holdfast-nemesis-") as name:
-        async with open_episode(ask, recorder, Path(name), fault.settings, kills=fault.kills, progress=say) as episode:
-            if fault.name in ("disk-full", "read-only"):
+        async with open_episode(
+            ask, recorder, Path(name), fault.settings, kills=fault.kills, small=fault.disk, progress=say
+        ) as episode:
+            if fault.disk:
                 how = episode.disk.how
             await episode.begin()
             await fault.inject(episode)

@@ -9,7 +9,6 @@ server's limit on the size of files (EFBIG), and read-only by the modes of the f
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import shutil
 import subprocess
@@ -187,9 +186,9 @@ class LimitedDisk:
         await self.set_read_only(False)
 
 
-async def open_disk(folder: Path, seed: Path) -> Disk:
-    """The best disk that this machine gives, mounted at the empty `folder`, with the database `seed` on it."""
-    if sys.platform == "linux" and not os.environ.get("HOLDFAST_NEMESIS_NO_NAMESPACES"):
+async def open_disk(folder: Path, seed: Path, *, small: bool) -> Disk:
+    """A disk at the empty `folder` with the database `seed` on it; a `small` one if that is asked for and allowed."""
+    if small and sys.platform == "linux":
         try:
             return await SmallDisk.open(folder, seed)
         except NotSupported as error:

@@ -250,7 +250,14 @@ class Episode:
 
 @asynccontextmanager
 async def open_episode(
-    ask: Ask, recorder: Recorder, folder: Path, changes: Mapping[str, Any], *, kills: bool, progress: Progress
+    ask: Ask,
+    recorder: Recorder,
+    folder: Path,
+    changes: Mapping[str, Any],
+    *,
+    kills: bool,
+    small: bool,
+    progress: Progress,
 ) -> AsyncIterator[Episode]:
     """An episode whose server is not started yet; at the end nothing of it is left.
 
@@ -259,6 +266,7 @@ async def open_episode(
         folder: empty, for all its files.
         changes: settings that are not the storm's.
         kills: the fault kills the server.
+        small: the server gets a small disk of its own.
     """
     sees = _SEES_OF_OTHERS if ask.agents else _SEES
     recorder.note(Opened, seed=ask.seed, mode="kill", sees=(*sees, "kills") if kills else sees, limits=LIMITS)
@@ -267,7 +275,7 @@ async def open_episode(
     async with AsyncExitStack() as stack:
         place = folder / "disk"
         os.mkdir(place)
-        disk = await open_disk(place, seed)
+        disk = await open_disk(place, seed, small=small)
         stack.push_async_callback(disk.close)
         settings = msgspec.structs.replace(
             SETTINGS, port=free_port(), store=f"sqlite:///{disk.path}", principal_rate_per_s=0.0, **changes

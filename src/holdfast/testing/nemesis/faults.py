@@ -31,6 +31,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
         inject: does it, under load.
         settings: those of the server that are not the storm's.
         kills: it kills the server, too.
+        disk: the server has its store on a small disk of its own.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     inject: Callable[[Episode], Awaitable[None]]
     settings: Mapping[str, Any] = {}
     kills: bool = False
+    disk: bool = False
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -50,6 +52,7 @@ FAULTS: Mapping[str, Fault] = {
             kinds=("full", "killed when full"),
             inject=disk_full,
             kills=True,
+            disk=True,
         ),
         Fault(
             name="disk-slow",
@@ -63,6 +66,7 @@ FAULTS: Mapping[str, Fault] = {
             kinds=("read_only", "read-only at the start"),
             inject=disk_read_only,
             kills=True,
+            disk=True,
         ),
         Fault(
             name="clock",

@@ -1,0 +1,111 @@
+"""``holdfast storm --nemesis``: faults injected into a server under load, and what each of them found."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.output import note, say, say_error, say_json, say_table
+from holdfast.errors import ConfigurationError, HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.testing.nemesis import Ask, Outcome
+
+__all__ = ["nemesis"]
+
+_PAGE = Path("docs/measured/nemesis.md")
+_FOUND = 5
+
+
+def nemesis(
+    names: str,
+    ask: Ask,
+    *,
+    as_json: bool,
+    write: bool,
+    history: str | None,
+    progress: Callable[[str], None],
+) -> Exit:
+    """Run these faults and say what they found.
+
+    Exit 1 when a promise was broken, something else was found, or a fault was never injected.
+
+    Parameters:
+        names: ``all``, or some with commas.
+        write: also write the docs' page, from the folder of the sources.
+        history: keep each fault's history in this folder.
+    """
+    from holdfast.testing.history import write_history
+    from holdfast.testing.nemesis import chosen, run_faults
+
+    try:
+        faults = chosen(names)
+        if write and not _PAGE.parent.is_dir():
+            raise ConfigurationError(f"there is no folder {_PAGE.parent} here", hint="write the docs from the sources")
+        note(f"nemesis: {', '.join(faults)}; seed {ask.seed}")
+        done = asyncio.run(run_faults(faults, ask, progress))
+        if history is not None:
+            folder = Path(history)
+            folder.mkdir(parents=True, exist_ok=True)
+            for outcome, recorder in done:
+                write_history(folder / f"{outcome.fault}.jsonl", recorder.records)
+    except HoldfastError as error:
+        say_error(error, as_json=as_json)
+        return exit_of(error)
+    except KeyboardInterrupt:
+        note("nemesis: broken off; nothing was judged")
+        return Exit.INTERRUPTED
+    outcomes = [outcome for outcome, _ in done]
+    passed = all(outcome.passed for outcome in outcomes)
+    if write:
+        from holdfast.testing.nemesis.page import page
+
+        _PAGE.write_text(page(outcomes, f"holdfast storm --nemesis {names}"), encoding="utf-8")
+        note(f"nemesis: wrote {_PAGE}")
+    if as_json:
+        say_json({"passed": passed, "seed": ask.seed, "faults": [_figures(outcome) for outcome in outcomes]})
+    else:
+        _say(outcomes, passed)
+    return Exit.OK if passed else Exit.FAILED
+
+
+def _figures(outcome: Outcome) -> dict[str, object]:
+    return {
+        "fault": outcome.fault,
+        "passed": outcome.passed,
+        "how": outcome.how,
+        "injected": outcome.injected,
+        "never": outcome.never,
+        "observations": outcome.observations,
+        "checked": outcome.checked,
+        "broken": outcome.broken,
+        "found": outcome.found,
+        "seconds": round(outcome.seconds, 1),
+    }
+
+
+def _say(outcomes: Sequence[Outcome], passed: bool) -> None:
+    say_table(
+        ("fault", "injected", "observations", "checked besides", "found"),
+        (
+            (
+                one.fault,
+                ", ".join(f"{kind} {times:,}" for kind, times in one.injected.items()),
+                f"{one.observations:,}",
+                f"{one.checked:,}",
+                f"BROKEN {one.broken:,}" if one.broken else "NEVER INJECTED" if one.never else "nothing",
+            )
+            for one in outcomes
+        ),
+    )
+    for one in outcomes:
+        for kind in one.never:
+            say(f"\n{one.fault}: never injected: {kind}")
+        for what in one.found[:_FOUND]:
+            say(f"\n{one.fault}: {what}")
+    say("\nevery promise was kept" if passed else "\nnot every promise was kept")
