@@ -1,7 +1,9 @@
 """Puts each known fault back, one at a time, into a copy of the tree, and sees whether a test goes red.
 
-``make mutants`` runs it. It fails when a mutant survives, hangs, cannot be applied or breaks the import; and when a
-test that caught a mutant fails on the unharmed product as well. The table goes to ``docs/explanation/mutants.md``.
+``make mutants`` runs it, and ``make nightly`` does. It fails when a mutant survives, hangs, cannot be applied or breaks
+the import; and when a test that caught a mutant fails on the unharmed product as well. The table goes to
+``docs/explanation/mutants.md``, and who caught what to ``witnesses.json``: that test is asked first the next time, and
+all of the mutant's tests only if it sees nothing any more.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +32,7 @@ __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "explanation" / "mutants.md"
+WITNESSES = Path(__file__).with_name("witnesses.json")
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 COPIED = ("src", "tests", "docs", "examples", "pyproject.toml", "README.md", "Makefile", "requirements")
 RUN_S = 120.0
@@ -104,17 +107,27 @@ class Copy:
             found = json.loads(report.read_text("utf-8"))
         return code, found, text
 
-    def judge(self, mutant: Mutant) -> Verdict:
-        """Put the fault in, run its tests, take it out."""
+    def judge(self, mutant: Mutant, witness: str | None = None) -> Verdict:
+        """Put the fault in, run its tests, take it out.
+
+        Parameters:
+            mutant: the fault.
+            witness: the test that saw it before; if it does so again, no other is run.
+        """
         try:
             before = mutant.put_into(self.root)
         except NotApplicable as error:
             return Verdict(mutant=mutant, outcome="broken", why=str(error))
-        began = time.monotonic()
         try:
-            code, report, text = self.run(mutant.tests, limit_s=RUN_S)
+            if witness is not None and (verdict := self._try(mutant, (witness,))).outcome == "caught":
+                return verdict
+            return self._try(mutant, mutant.tests)
         finally:
             mutant.take_out_of(self.root, before)
+
+    def _try(self, mutant: Mutant, tests: Sequence[str]) -> Verdict:
+        began = time.monotonic()
+        code, report, text = self.run(tests, limit_s=RUN_S)
         seconds = time.monotonic() - began
         failed = [entry for entry in report["failed"] if entry["how"] == "failed"]
         if code == 1 and failed:
@@ -137,7 +150,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def judge_all(mutants: Sequence[Mutant], *, jobs: int, folder: Path) -> tuple[list[Verdict], list[str]]:
+def judge_all(
+    mutants: Sequence[Mutant], *, jobs: int, folder: Path, witnesses: Mapping[str, str]
+) -> tuple[list[Verdict], list[str]]:
     """All verdicts, in the order of the list, and the catching tests that fail without a mutant too."""
     copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for number in range(jobs):
@@ -146,9 +161,18 @@ def judge_all(mutants: Sequence[Mutant], *, jobs: int, folder: Path) -> tuple[li
     def judge(mutant: Mutant) -> Verdict:
         copy = copies.get()
         try:
-            return copy.judge(mutant)
+            return copy.judge(mutant, witnesses.get(mutant.name))
         finally:
             copies.put(copy)
+
+    def failing(tests: Sequence[str]) -> list[str]:
+        copy = copies.get()
+        try:
+            code, report, text = copy.run(tests, limit_s=RUN_S * 10, stop_at_first=False)
+        finally:
+            copies.put(copy)
+        found = [entry["test"] for entry in report["failed"]]
+        return found if found or code == 0 else [f"(the run ended with {code})\n{text[-2000:]}"]
 
     verdicts: dict[str, Verdict] = {}
     with ThreadPoolExecutor(jobs) as pool:
@@ -157,15 +181,11 @@ def judge_all(mutants: Sequence[Mutant], *, jobs: int, folder: Path) -> tuple[li
             verdicts[verdict.mutant.name] = verdict
             print(f"{verdict.outcome:9} {verdict.seconds:6.1f} s  {verdict.mutant.name}  {verdict.test}", flush=True)
             print("          " + verdict.why.replace("\n", "\n          "), flush=True)
-    ordered = [verdicts[mutant.name] for mutant in mutants]
-    witnesses = sorted({verdict.test for verdict in ordered if verdict.outcome == "caught"})
-    unsound: list[str] = []
-    if witnesses:
-        print(f"the {len(witnesses)} tests that caught them, on the unharmed product:", flush=True)
-        code, report, text = copies.get().run(witnesses, limit_s=RUN_S * 10, stop_at_first=False)
-        unsound = [entry["test"] for entry in report["failed"]]
-        if code != 0 and not unsound:
-            unsound = [f"(the run ended with {code})\n{text[-2000:]}"]
+        ordered = [verdicts[mutant.name] for mutant in mutants]
+        caught_by = sorted({verdict.test for verdict in ordered if verdict.outcome == "caught"})
+        print(f"the {len(caught_by)} tests that caught them, on the unharmed product", flush=True)
+        shares = [share for number in range(jobs) if (share := caught_by[number::jobs])]
+        unsound = [test for tests in pool.map(failing, shares) for test in tests]
     return ordered, unsound
 
 
@@ -221,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 when something is not caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", action="append", default=[], help="a part of a name; may be given several times")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="how many at a time")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
+    parser.add_argument("--check", action="store_true", help="write neither the page nor the list of who caught what")
     parser.add_argument("--list", action="store_true", help="only show the list")
     options = parser.parse_args(arguments)
     chosen = [m for m in MUTANTS if not options.only or any(part in m.name for part in options.only)]
@@ -232,14 +253,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = datetime.now(UTC)
     commit = _commit()
     with tempfile.TemporaryDirectory(prefix="holdfast-mutants-", ignore_cleanup_errors=True) as folder:
-        verdicts, unsound = judge_all(chosen, jobs=options.jobs, folder=Path(folder))
+        witnesses = json.loads(WITNESSES.read_text("utf-8")) if WITNESSES.exists() else {}
+        verdicts, unsound = judge_all(chosen, jobs=options.jobs, folder=Path(folder), witnesses=witnesses)
     missed = [verdict for verdict in verdicts if verdict.outcome != "caught"]
     print(f"{len(verdicts)} mutants: {len(verdicts) - len(missed)} caught, {len(missed)} not")
     for verdict in missed:
         print(f"  {verdict.outcome}: {verdict.mutant.name}")
     for test in unsound:
         print(f"  fails on the unharmed product too: {test}")
-    if not options.only:
+    if not options.only and not options.check:
         write_page(table(verdicts, at=began, commit=commit))
+        caught = {verdict.mutant.name: verdict.test for verdict in verdicts if verdict.outcome == "caught"}
+        WITNESSES.write_text(json.dumps(caught, indent=1, sort_keys=True) + "\n", "utf-8")
         print(f"written to {PAGE.relative_to(ROOT)}")
     return 1 if missed or unsound else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,25 @@ def test_a_mutant_that_a_test_sees_is_caught_and_taken_out_again(tmp_path: Path)
     assert (copy.root / "src" / "holdfast" / "ids.py").read_text("utf-8") == before
 
 
+def test_the_test_that_saw_a_mutant_before_is_asked_first_and_all_others_if_it_sees_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = lane.Copy(tmp_path / "copy")
+    asked: list[Sequence[str]] = []
+
+    def run(tests: Sequence[str], *, limit_s: float) -> tuple[int | None, lane.Report, str]:
+        asked.append(tests)
+        seen = "blind" not in tests[0]
+        failed = [{"test": tests[0], "how": "failed", "why": ""}] if seen else []
+        return int(seen), {"failed": failed, "passed": 1}, ""
+
+    monkeypatch.setattr(copy, "run", run)
+    same = mutant("same", "011x}{_random()}", "011x}0000000000000000")
+    assert copy.judge(same, "tests/it.py::sees").test == "tests/it.py::sees"
+    assert copy.judge(same, "tests/it.py::blind").test == IDS[0]
+    assert asked == [("tests/it.py::sees",), ("tests/it.py::blind",), IDS]
+
+
 def test_a_survivor_and_a_mutant_that_does_not_fit_fail_the_lane(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,3 +69,9 @@ def test_nothing_but_the_copy_is_tested(tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
     assert result.returncode == 3, result.stdout
     assert "which is not in the copy" in result.stdout + result.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_no_mutant_survives() -> None:
+    assert lane.main(["--check"]) == 0
