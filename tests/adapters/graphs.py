@@ -85,9 +85,24 @@ class ScriptedChat(BaseChatModel):
     def _generate(self, messages: Any, stop: Any = None, run_manager: Any = None, **settings: Any) -> ChatResult:
         return ChatResult(generations=[ChatGeneration(message=next(self.answers))])
 
+    async def _astream(
+        self, messages: Any, stop: Any = None, run_manager: Any = None, **settings: Any
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        for piece in self._pieces():
+            await asyncio.sleep(0)
+            if run_manager:
+                await run_manager.on_llm_new_token(str(piece.message.content), chunk=piece)
+            yield piece
+
     def _stream(
         self, messages: Any, stop: Any = None, run_manager: Any = None, **settings: Any
     ) -> Iterator[ChatGenerationChunk]:
+        for piece in self._pieces():
+            if run_manager:
+                run_manager.on_llm_new_token(str(piece.message.content), chunk=piece)
+            yield piece
+
+    def _pieces(self) -> list[ChatGenerationChunk]:
         answer = next(self.answers)
         pieces = [AIMessageChunk(word, id=answer.id) for word in re.split(r"(\s)", answer.text) if word]
         for index, call in enumerate(answer.tool_calls):
@@ -95,11 +110,7 @@ class ScriptedChat(BaseChatModel):
             for name, part in ((call["name"], whole[:4]), (None, whole[4:])):
                 chunk = tool_call_chunk(name=name, args=part, id=call["id"] if name else None, index=index)
                 pieces.append(AIMessageChunk("", id=answer.id, tool_call_chunks=[chunk]))
-        for piece in pieces:
-            chunk_ = ChatGenerationChunk(message=piece)
-            if run_manager:
-                run_manager.on_llm_new_token(str(piece.content), chunk=chunk_)
-            yield chunk_
+        return [ChatGenerationChunk(message=piece) for piece in pieces]
 
 
 def scripted(*answers: AIMessage | str) -> ScriptedChat:

@@ -20,6 +20,7 @@ from holdfast.errors import (
 )
 from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, SessionExport
 from holdfast.protocol.states import TERMINAL_RUN_STATES
+from holdfast.protocol.transcript import last_kept
 from holdfast.runtime import Scope
 from holdfast.storage.port import Edited, EditHistory
 
@@ -118,7 +119,7 @@ async def compact(host: Host, session: Session, keep: int) -> None:
             f"agent {agent.name!r} has no model that could sum up its transcript",
             hint="give the agent a model, or keep its history short by undo() and branch()",
         )
-    entries = await session.transcript()
+    entries = await host.store.transcript(await session._row())
     cut = _cut(entries, keep)
     if cut == 0 or (cut == 1 and entries[0].role == "summary"):
         return
@@ -129,7 +130,7 @@ async def compact(host: Host, session: Session, keep: int) -> None:
         if stopped.cause.kind == "deadline":
             raise ModelFailed(f"the model gave no summary within {host.settings.step_s:g} s") from None
         raise Draining("this host is shutting down; the transcript is as it was") from None
-    summary = Entry(role="summary", content=text)
+    summary = Entry(role="summary", content=text, kept=last_kept(entries[:cut]))
     await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
 
 

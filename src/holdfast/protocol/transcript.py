@@ -11,7 +11,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
@@ -29,7 +29,7 @@ from holdfast.protocol.events import (
 from holdfast.protocol.messages import Entry, Message
 from holdfast.protocol.model import NO_RESULT
 
-__all__ = ["STEP_BREAK", "RunTranscript", "result_text"]
+__all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "result_text"]
 
 STEP_BREAK = "\n\n"
 """Stands in a run's text between what it said in one step and in the next; no entry begins with it but the first."""
@@ -38,6 +38,11 @@ STEP_BREAK = "\n\n"
 def result_text(result: ToolFinished) -> str:
     """What a call came to, as the model reads it."""
     return _json(result.result) if result.status == "ok" else result.error or NO_RESULT
+
+
+def last_kept(entries: Sequence[Entry]) -> str:
+    """What was kept last in these entries, for the summary that takes their place."""
+    return next((entry.kept for entry in reversed(entries) if entry.kept), "")
 
 
 def _json(value: object) -> str:

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.errors import EmptyInputError, GraphRecursionError, InvalidUpdateError
+from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Command
 
 from holdfast.agents.adapters.langgraph_messages import asked, messages_of, text_of
@@ -152,43 +153,48 @@ class GraphRun:
         run, agent = self._run, self._agent
         history = await run.history()
         self._before = fingerprint(history)
-        kept, since = self._last_kept(history)
         if agent.takes_messages:
-            if not isinstance(self._graph.channels[_MESSAGES], BinaryOperatorAggregate):
-                since = history  # each input stands in the place of what was there
-            given: Any = {_MESSAGES: [*messages_of(since), *asked(run.messages)]}
-        elif agent.input is None:
-            given = run.text
-        elif isinstance(agent.input, str):
-            given = {agent.input: run.text}
-        else:
-            given = agent.input(run)
-            if inspect.isawaitable(given):
-                given = await given
+            return self._messages(history)
+        kept, _, _ = self._last_kept(history)
         if kept is not None:
             self._saver.load(kept)
+        if agent.input is None:
+            return run.text
+        if isinstance(agent.input, str):
+            return {agent.input: run.text}
+        given = agent.input(run)
+        if inspect.isawaitable(given):
+            given = await given
         if given is None:
             raise RunFailed(f"the graph {agent.name!r} got no input", hint="its input function returned None")
         return given
 
-    def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry]]:
-        """What the newest completed run of the graph kept, and the entries that came after it.
+    def _messages(self, history: Sequence[Entry]) -> Any:
+        """What was said since the state that the session has of the graph, and what the run was asked."""
+        kept, since, changed = self._last_kept(history)
+        channel = self._graph.channels[_MESSAGES]
+        added: list[BaseMessage] = asked(self._run.messages)
+        if kept is not None and changed and getattr(channel, "operator", None) is not add_messages:
+            kept, since = None, history
+        if kept is not None:
+            self._saver.load(kept)
+        if not isinstance(channel, BinaryOperatorAggregate):
+            since = history  # each input stands in the place of what was there
+        elif kept is not None and changed:
+            return {_MESSAGES: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *messages_of(history), *added]}
+        return {_MESSAGES: [*messages_of(since), *added]}
 
-        A state whose messages are not those of the transcript before them any more, because that was summed up, is not
-        taken: the messages are made of the transcript then.
-        """
-        if self._run._parent is not None:
-            return None, history
-        for at in range(len(history) - 1, -1, -1):
-            entry = history[at]
-            kept = unpack(entry.kept, self._agent.name) if entry.kept else None
-            if kept is None:
-                continue
-            first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
-            if self._agent.takes_messages and kept.before != fingerprint(history[:first]):
-                break
-            return kept, history[at + 1 :]
-        return None, history
+    def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
+        """What the newest completed run of the graph kept, the entries that came after it, and whether the transcript
+        before that run is another one by now: one that was summed up."""
+        if self._run._parent is None:
+            for at in range(len(history) - 1, -1, -1):
+                entry = history[at]
+                kept = unpack(entry.kept, self._agent.name) if entry.kept else None
+                if kept is not None:
+                    first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
+                    return kept, history[at + 1 :], kept.before != fingerprint(history[:first])
+        return None, history, False
 
     # ── its work ─────────────────────────────────────────────────────────────────────────────────────────────────
 
