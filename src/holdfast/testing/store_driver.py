@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import count, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import Stored, TextDelta, encode_event
@@ -33,13 +33,37 @@ Check = Callable[[MakeStore], Awaitable[None]]
 
 @asynccontextmanager
 async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Driver]:
-    """A driver of a store that is open within the block; it is the same data each time."""
+    """A driver of a store that is open within the block; it is the same data each time.
+
+    What is raised in the block is given a note with the verb that was called last, and what the port says of it.
+    """
     store = make_store()
     await store.open(node_id=f"n_{at}", at=at)
+    watched = _Watched(store)
     try:
-        yield Driver(store)
+        yield Driver(cast("Store", watched))
+    except Exception as error:
+        error.add_note(f"the verb before it: {watched.told()}")
+        raise
     finally:
         await store.close()
+
+
+class _Watched:
+    """A store, and the name of the verb that was asked for last."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._verb = "open"
+
+    def __getattr__(self, name: str) -> Any:
+        self._verb = name
+        return getattr(self._store, name)
+
+    def told(self) -> str:
+        """The verb, and the first line of what the port says of it."""
+        doc = (getattr(Store, self._verb, None).__doc__ or "").strip().partition("\n")[0]
+        return f"Store.{self._verb}: {doc}" if doc else f"Store.{self._verb}"
 
 
 class Driver:

@@ -47,26 +47,21 @@ from holdfast.testing.store_driver import Check, MakeStore, interrupt_of, opened
 from holdfast.testing.store_suite_history import HISTORY_CHECKS
 from holdfast.testing.store_suite_people import PEOPLE_CHECKS
 from holdfast.testing.store_suite_schedules import SCHEDULE_CHECKS
+from holdfast.testing.suite import run_check
 
 __all__ = ["STORE_CHECKS", "run_store_check"]
 
 _CHECKS: list[Check] = []
-_LIMIT_S = 30.0
 
 
 def run_store_check(check: Check, make_store: MakeStore) -> None:
     """Run one check on an event loop of its own, for 30 seconds at most.
 
     Raises:
-        AssertionError: the store does not keep the port's rules.
+        AssertionError: the store does not keep the port's rules; its notes say which rule, and which verb came last.
         TimeoutError: it did not answer.
     """
-
-    async def bounded() -> None:
-        async with asyncio.timeout(_LIMIT_S):
-            await check(make_store)
-
-    asyncio.run(bounded())
+    run_check(check, make_store, port="holdfast/storage/port.py")
 
 
 def _check(check: Check) -> Check:
