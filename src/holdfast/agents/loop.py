@@ -41,7 +41,7 @@ from holdfast.protocol.model import (
     conversation,
     with_user,
 )
-from holdfast.protocol.transcript import STEP_BREAK, result_text
+from holdfast.protocol.transcript import STEP_BREAK, last_kept, result_text
 
 if TYPE_CHECKING:
     from holdfast.agents.model import Model
@@ -93,7 +93,8 @@ async def _history(run: Run) -> Sequence[Entry]:
     if not old or (limit is not None and estimated_tokens(conversation(recent)) > limit // 2):
         old, recent = history, ()
     summary = await _summed_up(run, conversation(old), 0)
-    run.replaced_history = (Entry(role="summary", content=summary, run_id=run.run_id), *recent)
+    said = Entry(role="summary", content=summary, run_id=run.run_id, kept=last_kept(old))
+    run.replaced_history = (said, *recent)
     return run.replaced_history
 
 
