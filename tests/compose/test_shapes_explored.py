@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.protocol.events import ChildFinished
 from holdfast.testing import explore, run_virtual
-from tests.compose.kit import SHAPES, STEP_S, Ledger, check, echo, host, log_of, send, settled
+from tests.compose.kit import SHAPES, STEP_S, Ledger, check, echo, host, send, settled
 
 THOROUGH = [False, pytest.param(True, marks=pytest.mark.nightly, id="thorough")]
 

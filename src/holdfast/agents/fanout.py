@@ -91,6 +91,7 @@ class _Called:
         self._label = label
         self._path = run._next_id()
         self._results: list[Any] = []
+        self._broken = False  # an item raised: no more begin
         self._lookout = Lookout(run._lines)
         self._scope = run._around().child(label)
         if self._where == "thread":
@@ -106,6 +107,8 @@ class _Called:
                 while True:
                     while lookout.busy >= self._concurrency:
                         await lookout.wait()
+                    if self._broken:
+                        break
                     item = await self._source.next()
                     if item is _END:
                         break
@@ -165,6 +168,7 @@ class _Called:
             raise
 
     def _note(self, error: Exception, number: int) -> None:
+        self._broken = True
         error.add_note(f"in item {number + 1} of {self._label}")
 
 
