@@ -25,6 +25,10 @@ WRITES = frozenset(
         "answer",
         "park",
         "edit_history",
+        "put_schedule",
+        "pause_schedule",
+        "delete_schedule",
+        "fire_schedule",
     )
 )
 
