@@ -89,7 +89,10 @@ class Watched:
 
             def note(done: asyncio.Future[Fired]) -> None:
                 if not done.cancelled() and done.exception() is None:
-                    self.fired.append((request.send.key, request.send.at, done.result()))
+                    answer = done.result()
+                    self.fired.append((request.send.key, request.send.at, answer))
+                    if answer.outcome == "fired":
+                        assert answer.schedule is not None and answer.schedule.text == request.send.content
 
             done.add_done_callback(note)
             return done
@@ -307,8 +310,14 @@ def test_while_nothing_is_due_the_store_is_not_asked() -> None:
 def test_a_schedule_that_is_put_while_the_host_looks_fires_in_its_time() -> None:
     """Between the store's answer to "what is next?" and its taking effect there is no gap."""
 
+    class Lagging(Watched):
+        async def next_schedule(self) -> float | None:
+            read: float | None = await self._store.next_schedule()
+            await asyncio.sleep(0)  # as an answer on its way from a reader's thread
+            return read
+
     async def scenario() -> None:
-        async with hosted(MemoryStore(yielding=True)) as host:
+        async with hosted(Lagging(MemoryStore(yielding=True))) as host:
             await host.schedule("s", "often", every_s=5.0, agent="quick")
             putting = [
                 asyncio.ensure_future(host.schedule(f"k{n}", "once", every_s=1.0 + n, agent="quick", max_runs=1))
@@ -359,7 +368,7 @@ def test_what_a_host_missed_while_it_was_down_follows_the_miss_policy() -> None:
         store = MemoryStore()
         async with hosted(store) as host:
             for miss in ("skip", "delay", "burst"):
-                await host.schedule(miss, "tick", every_s=3600.0, miss=miss, schedule_id=miss)  # type: ignore[arg-type]
+                await host.schedule(miss, "tick", every_s=3600.0, miss=miss, schedule_id=miss)
             await asyncio.sleep(3700.0)
         await asyncio.sleep(5 * 3600.0)
         async with hosted(store) as host:
