@@ -12,6 +12,25 @@ from tests.house.serving import free_port, server, serving_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWN = {
+    "parallel.py": [
+        "both: 'the library has two books on Lima\\n\\nthe archive has a map of Lima'",
+        "quickest: 'the library has two",
+        "patient: 'the library",
+        "strict: BranchesFailed: 0 of 3 branches completed, 3 have to: child broken failed: ConnectionError: no such",
+        "interrupted for that: library, stuck",
+    ],
+    "sequence.py": ["3: a draft with beginning, middle and end of a voyage, in three", "the answer came in 13 pieces"],
+    "route.py": [
+        "billing looks at: my invoice is wrong\nrepairs looks at: my lamp",
+        "UnknownBranch: 'choose' answered 'somebody'",
+        "(its branches are: billing, repairs)",
+    ],
+    "supervised.py": [
+        "the feed was read at try 3\n\nindexed at try 3",
+        "TooManyRestarts: more than 2 restarts within 10 s: child hopeless failed: ValueError: no chance; ",
+    ],
+    "fan_out.py": ["10,000 squares, 50 sums, ['first', 'secon']", "outcome: gone, 501 tasks ended"],
+    "debate.py": ["Bob argues for coffee, having heard 2\ntea wins with 2 of 3 votes"],
     "echo.py": ["You said: hello", "4. assistant: You said: and again"],
     "streaming.py": ["1 2 3 4 5"],
     "sync_agent.py": ["['16 letters', '16 letters', '16 letters']"],

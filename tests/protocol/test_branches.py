@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.branches import BranchResult, Intensity, Need, Quorum, told_results
+from holdfast.protocol.stopping import Cause
 
 
 @given(st.data(), st.integers(1, 8))
@@ -61,9 +62,16 @@ def test_an_intensity_that_cannot_be_is_refused(limit: int, within_s: float) -> 
         Intensity(limit, within_s)
 
 
-def test_ten_of_those_that_did_not_complete_are_told() -> None:
-    results = tuple(BranchResult(name=f"b{n}", status="failed", error=f"error {n}") for n in range(12))
-    told = told_results((BranchResult(name="ok", status="completed"), *results))
+def test_what_went_wrong_is_told_first_and_in_bounded_length() -> None:
+    cause = Cause(kind="stop", reason="branch 'b0' did not complete")
+    results = [
+        BranchResult(name="idle", status="not_begun"),
+        BranchResult(name="stopped", status="interrupted", error="child stopped was interrupted", cause=cause),
+        BranchResult(name="ok", status="completed"),
+        *(BranchResult(name=f"b{n}", status="failed", error=f"error {n}") for n in range(12)),
+    ]
+    told = told_results(results)
     assert told.startswith("error 0; error 1; ")
-    assert told.endswith("error 9; and 2 more")
-    assert told_results((BranchResult(name="b", status="not_begun"),)) == "b was not begun"
+    assert told.endswith("error 9; and 2 more; interrupted for that: stopped; not begun: idle")
+    many = [BranchResult(name=f"b{n}", status="not_begun") for n in range(2000)]
+    assert told_results(many).endswith("b9 and 1,990 more")

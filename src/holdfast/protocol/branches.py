@@ -6,6 +6,7 @@ Values and decisions only; `holdfast.agents.compose` acts on them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,8 @@ __all__ = ["BranchResult", "Intensity", "Need", "Quorum", "Verdict", "told_resul
 
 Need = Literal["all", "first", "some"] | int
 Verdict = Literal["open", "met", "lost"]
+
+_TOLD = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +113,21 @@ class Intensity:
         return len(times) <= self.limit
 
 
-def told_results(results: tuple[BranchResult, ...]) -> str:
-    """Those that did not complete, for people: at most ten of them."""
-    bad = [result for result in results if not result.completed]
-    told = [
-        result.error or f"{result.name} {'was not begun' if result.status == 'not_begun' else result.status}"
-        for result in bad[:10]
-    ]
-    return "; ".join([*told, *([f"and {len(bad) - 10:,} more"] if len(bad) > 10 else [])])
+def told_results(results: Sequence[BranchResult]) -> str:
+    """Those that did not complete, for people: what went wrong first, then who was stopped for it or had no turn."""
+    stopped = [result for result in results if result.cause is not None and result.cause.kind == "stop"]
+    waiting = [result for result in results if result.status == "not_begun"]
+    wrong = [result for result in results if not result.completed and result not in stopped and result not in waiting]
+    told = [result.error or f"{result.name} was interrupted" for result in wrong[:_TOLD]]
+    if len(wrong) > _TOLD:
+        told.append(f"and {len(wrong) - _TOLD:,} more")
+    if stopped:
+        told.append(f"interrupted for that: {_names(stopped)}")
+    if waiting:
+        told.append(f"not begun: {_names(waiting)}")
+    return "; ".join(told)
+
+
+def _names(results: Sequence[BranchResult]) -> str:
+    more = f" and {len(results) - _TOLD:,} more" if len(results) > _TOLD else ""
+    return ", ".join(result.name for result in results[:_TOLD]) + more
