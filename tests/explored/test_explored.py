@@ -1,0 +1,34 @@
+"""Every model of the core under many schedules; each model sees the faults that it is there for."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.testing import ScheduleFailure
+from tests.explored.catalogue import FEW, ITEMS, MANY, MODELS, WHOLE, planned, run_all
+from tests.explored.model import TASKS, Fault, Model, Tasks
+
+SEEN = [(model, fault) for model in MODELS for fault in model.faults]
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_no_schedule_breaks_a_promise(model: Model, tasks: Tasks) -> None:
+    model.run(planned(model, FEW, whole=3_000), tasks=tasks)
+
+
+@pytest.mark.parametrize(("model", "fault"), SEEN, ids=lambda value: getattr(value, "name", ""))
+def test_the_model_sees_the_fault(model: Model, fault: Fault) -> None:
+    with fault.there(), pytest.raises(ScheduleFailure):
+        model.seek()
+
+
+def test_each_item_has_a_model_that_has_seen_a_fault() -> None:
+    assert {model.item for model, _ in SEEN} == set(ITEMS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("item", ITEMS)
+def test_no_schedule_of_very_many_breaks_a_promise(item: str) -> None:
+    covered = [one for _, _, one in run_all(item, MANY, whole=WHOLE)]
+    assert all(one.exhausted for one in covered) or sum(one.schedules for one in covered) >= MANY
