@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import foreign, processes, procfs, starting
+from holdfast.runtime import foreign, processes, procfs, starting, zygote_link
 from holdfast.runtime.processes import DEVNULL, PIPE, STDOUT, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
@@ -655,6 +655,38 @@ with install(Place):
         timeout=30,
         env={**os.environ, "PYTHONPATH": f"{root}:{_SOURCE}"},
     )
+
+
+def test_a_forked_child_keeps_a_descriptor_that_has_the_number_of_one_of_a_dead_zygote(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pool forks while a zygote starts, so a process of the pool keeps the zygote's end of the socket open, and the
+    host is not told of its end."""
+    kept: list[int] = []
+    spawn = zygote_link._posix_spawn
+
+    def forking(path: str, argv: list[str], env: dict[bytes, bytes], *, file_actions: list[tuple[int, ...]]) -> int:
+        kept.append(os.dup(file_actions[2][1]))
+        return spawn(path, argv, env, file_actions=file_actions)
+
+    monkeypatch.setattr(zygote_link, "_posix_spawn", forking)
+    host = ProcessHost()
+    host.start()
+    [link] = set(host._links.values())
+    number = link.pidfd
+    os.kill(link.pid, signal.SIGKILL)
+    await_condition(lambda: host._buried == 1 and not procfs.read_stat(link.pid), "it is buried")
+    await_condition(lambda: not os.path.exists(f"/proc/self/fd/{number}"), "its descriptor is closed")
+    os.dup2(kept[0], number)
+    try:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if os.path.exists(f"/proc/self/fd/{number}") else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        os.close(number)
+        os.close(kept[0])
+        host.close()
 
 
 def test_what_fails_in_the_reading_thread_is_shown_and_silences_no_tree(

@@ -182,10 +182,9 @@ class ProcessHost:
             if tree.control is not None:
                 tree.control.close()
                 tree.control = None
-        for link in self._links.values():
+        for link in set(self._links.values()):
             link.socket.close()
-            with contextlib.suppress(OSError):
-                os.close(link.pidfd)
+            link.close_pidfd()
         if self._poll is not None:
             self._poll.close()
         if self._cells is not None:
@@ -381,7 +380,7 @@ class ProcessHost:
                 self._finish(tree, TreeResult(proven=False))
         with contextlib.suppress(ChildProcessError):  # somebody waited for any child
             os.waitpid(link.pid, 0)
-        os.close(link.pidfd)
+        link.close_pidfd()
 
     # -- starting programs
 

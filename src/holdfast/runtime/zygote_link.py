@@ -81,6 +81,12 @@ class ZygoteLink:
             return False
         return True
 
+    def close_pidfd(self) -> None:
+        """Close it once: by the second time its number may be somebody else's. In the reading thread, or a fork."""
+        pidfd, self.pidfd = self.pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
+
     def end(self) -> None:
         """Have it end when its last child is gone."""
         with contextlib.suppress(OSError):  # it has ended, and the socket with it
