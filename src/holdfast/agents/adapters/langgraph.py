@@ -49,11 +49,13 @@ class GraphAgent:
     Parameters:
         graph: compiled, without a checkpointer of its own.
         takes_messages: its input is a list of messages under ``messages``.
+        breaks: it may stop at breakpoints.
     """
 
     name: str
     graph: Any
     takes_messages: bool
+    breaks: bool
     input: str | Callable[[Run], Any] | None = None
     answer: str | Callable[[Any], str] | None = None
     speakers: Collection[str] | None = None
@@ -128,6 +130,7 @@ def graph_agent(
         name=named,
         graph=opened.graph,
         takes_messages=opened.takes_messages and input is None,
+        breaks=opened.breaks,
         input=input,
         answer=answer,
         speakers=speakers,

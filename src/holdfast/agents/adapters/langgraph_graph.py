@@ -24,11 +24,13 @@ class Opened(NamedTuple):
         graph: compiled, without a checkpointer.
         name: its own name.
         takes_messages: its input has a list of messages under ``messages``.
+        breaks: it was compiled to stop before or after some of its nodes, or a graph inside of it was.
     """
 
     graph: Any
     name: str
     takes_messages: bool
+    breaks: bool
 
 
 def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None) -> Opened:
@@ -72,7 +74,15 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
             hint='give graph_agent(input="<its text field>"), or a function of the run: input=lambda run: {…}',
         )
     name = graph.get_name()
-    return Opened(graph.copy({"checkpointer": None}), "graph" if name == "LangGraph" else name, takes_messages)
+    return Opened(
+        graph=graph.copy({"checkpointer": None}),
+        name="graph" if name == "LangGraph" else name,
+        takes_messages=takes_messages,
+        breaks=any(
+            one.interrupt_before_nodes or one.interrupt_after_nodes
+            for one in (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True)))
+        ),
+    )
 
 
 def _takes_messages(graph: Pregel[Any, Any, Any, Any]) -> bool:

@@ -259,7 +259,7 @@ class GraphRun:
                         case _ if isinstance(part, Mapping) and _STOPPED in part:
                             stopped = True
                         case _:
-                            self._output, stopped = part, False
+                            self._output = part  # so far, where others than the one that stopped went on
         except GraphRecursionError as error:
             raise RunFailed(
                 f"the graph {agent.name!r} came to no end: {plain(str(error)).partition('.')[0]}",
@@ -273,7 +273,7 @@ class GraphRun:
         finally:
             current_branch.reset(token)
         await speech.flush()
-        return stopped
+        return stopped or (agent.breaks and bool((await self._graph.aget_state(config)).next))
 
     # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -308,7 +308,7 @@ class GraphRun:
                 why = f": {mine[0].text}" if mine[0].text else ""
                 run.interrupt.trigger(f"a person did not let the graph go on{why}", kind="user")
                 run.interrupt.check()
-        return Command(resume=values) if values else Command(goto=())
+        return Command(resume=values) if values else None
 
     # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────
 
