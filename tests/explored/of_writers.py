@@ -202,8 +202,12 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
             writer.call_loop(future.get_loop(), writer.succeed, future, result)
             return result
 
-        done = submit(self, verb, act)
-        done.add_done_callback(lambda done: done.exception() and writer.fail(future, done.exception()))  # type: ignore[arg-type]
+        def pass_on(done: asyncio.Future[Any]) -> None:
+            error = done.exception()
+            if error is not None:
+                writer.fail(future, error)
+
+        submit(self, verb, act).add_done_callback(pass_on)
         return future
 
     patch.setattr(Writer, "submit", early)
