@@ -673,7 +673,7 @@ class ExploredLoop(VirtualLoop):
             if task._log_traceback:
                 text = f"task {task.get_name()!r} failed and nobody asked for its result"
                 found.append({"message": text, "exception": task.exception()})
-        return found
+        return found + self.strands.unretrieved()
 
     def _note_threads(self) -> None:
         """No thread can wake an explored loop."""

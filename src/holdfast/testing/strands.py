@@ -17,6 +17,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import sys
@@ -103,21 +104,30 @@ class Strand:
         name: for people.
         must_end: a schedule after which it is still on has failed.
         thread: what `threading.current_thread` gives there; None for the real one.
+        future: who awaits it gets its result or error.
     """
 
     __slots__ = (
-        "actor", "carrier", "ended", "ending", "fn", "joining", "must_end", "name", "strands", "thread", "timer",
-        "waits_for",
+        "actor", "carrier", "ended", "ending", "fn", "future", "joining", "must_end", "name", "strands", "thread",
+        "timer", "waits_for",
     )  # fmt: skip
 
     def __init__(
-        self, strands: Strands, fn: Callable[[], object], name: str, *, must_end: bool, thread: Thread | None = None
+        self,
+        strands: Strands,
+        fn: Callable[[], object],
+        name: str,
+        *,
+        must_end: bool,
+        thread: Thread | None = None,
+        future: asyncio.Future[Any] | None = None,
     ) -> None:
         self.strands = strands
         self.fn = fn
         self.name = name
         self.must_end = must_end
         self.thread = thread
+        self.future = future
         self.actor: Actor = strands.loop._new_actor(None, None)
         self.actor.strand = self
         self.carrier: _Carrier | None = None
@@ -171,6 +181,17 @@ class Strands:
         self.all.append(strand)
         self._let_go(strand)
         self.pause()
+
+    def unretrieved(self) -> list[dict[str, Any]]:
+        """Errors of threads that nobody asked for."""
+        return [
+            {
+                "message": f"thread {strand.name!r} failed and nobody asked for its result",
+                "exception": strand.future.exception(),
+            }
+            for strand in self.all
+            if strand.future is not None and strand.future.done() and strand.future._log_traceback
+        ]
 
     def left(self) -> list[Strand]:
         """Those that are not over."""

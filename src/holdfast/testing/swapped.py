@@ -71,7 +71,7 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
             loop.call_soon_threadsafe(_succeed, future, result)
 
     label = name or str(getattr(fn, "__qualname__", type(fn).__name__))
-    strands.start(Strand(strands, run, label, must_end=True))
+    strands.start(Strand(strands, run, label, must_end=True, future=future))
     return future
 
 
