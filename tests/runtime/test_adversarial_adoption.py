@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -103,6 +104,28 @@ def test_what_a_foreign_thread_starts_ends_with_the_scope_and_nothing_else_does(
             assert lives(programs[1].pid), "started outside any scope"
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_scope_can_be_looked_at_while_foreign_code_starts_threads() -> None:
+    def start_many() -> None:
+        threads = [threading.Thread(target=int) for _ in range(1000)]
+        for thread in threads:
+            thread.start()
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            async with Scope("tool") as scope:
+                starting = scope.spawn(start_many, on="thread")
+                while not starting.done():
+                    scope.statistics()
+                    await asyncio.sleep(0)
+
+    switch_interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        asyncio.run(asyncio.wait_for(main(), 60))
+    finally:
+        sys.setswitchinterval(switch_interval_s)
 
 
 def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess.Popen[bytes]]) -> None:

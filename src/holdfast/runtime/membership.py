@@ -418,7 +418,11 @@ class Membership:
 
     def _unowned_threads(self) -> list[threading.Thread]:
         """Living threads that foreign code started inside the scope by itself."""
-        return [thread for thread in list(self._unowned) if thread.is_alive()] if self._unowned else []
+        if self._unowned is None:
+            return []
+        with self._gate:  # the set cannot be iterated while another thread notes one
+            threads = list(self._unowned)
+        return [thread for thread in threads if thread.is_alive()]
 
     def _closed(self) -> None:
         stopping, self._stopping = self._stopping, None
