@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.agents import Agent, Run, Tool, agent, branch, parallel, route, sequence, supervised, tool
+    from holdfast.agents import Agent, Run, Tool, agent, branch, parallel, periodic, route, sequence, supervised, tool
     from holdfast.client import Client
     from holdfast.errors import (
         HoldfastError,
@@ -29,7 +29,19 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "agents": ("Agent", "Run", "Tool", "agent", "branch", "parallel", "route", "sequence", "supervised", "tool"),
+    "agents": (
+        "Agent",
+        "Run",
+        "Tool",
+        "agent",
+        "branch",
+        "parallel",
+        "periodic",
+        "route",
+        "sequence",
+        "supervised",
+        "tool",
+    ),
     "client": ("Client",),
     "errors": ("HoldfastError", "Interrupted", "RunFailed", "RunInterrupted", "ToolFailed", "WaitExpired"),
     "host": ("Host", "Session"),
@@ -66,6 +78,7 @@ __all__ = [
     "agent",
     "branch",
     "parallel",
+    "periodic",
     "route",
     "sequence",
     "supervised",

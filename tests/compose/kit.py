@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from holdfast import Agent, Host, Run, Settings, agent, branch, parallel, route, sequence, supervised
+from holdfast import Agent, Host, Run, Settings, agent, branch, parallel, periodic, route, sequence, supervised
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import ChildFinished, ChildStarted, Event, RunFinished, decode_event
 from holdfast.storage import MemoryStore
@@ -157,6 +157,12 @@ SHAPES: dict[str, Callable[[Ledger], Agent]] = {
         sequence(the.task("a", 1), parallel(the.task("b", 1), the.task("c", 2), need="first")),
         supervised(the.task("d", 2)),
         name="nested",
+    ),
+    "periodic": lambda the: periodic(
+        the.family("b"), every_s=5 * STEP_S, initial_delay_s=0.0, max_runs=3, beside=(the.task("c", 500),)
+    ),
+    "periodic, interrupting": lambda the: periodic(
+        the.task("a", 4), every_s=3 * STEP_S, max_runs=3, overlap="interrupt", beside=(the.task("c", 1),)
     ),
     "map of agents": lambda the: mapping(the, "agents"),
     "map of functions": lambda the: mapping(the, "functions"),

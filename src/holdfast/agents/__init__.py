@@ -1,7 +1,7 @@
 """Agents as Holdfast sees them, their tools, and the handle that a running one works with."""
 
 from holdfast.agents.agent import Agent, AgentLike, agent, as_agent
-from holdfast.agents.compose import BranchResult, Part, branch, parallel, route, sequence, supervised
+from holdfast.agents.compose import BranchResult, Part, branch, parallel, periodic, route, sequence, supervised
 from holdfast.agents.model import Model, find_model
 from holdfast.agents.run import Call, Run
 from holdfast.agents.tool import Home, Tool, Toolset, tool
@@ -22,6 +22,7 @@ __all__ = [
     "branch",
     "find_model",
     "parallel",
+    "periodic",
     "route",
     "sequence",
     "supervised",

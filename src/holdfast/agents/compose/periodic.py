@@ -1,0 +1,229 @@
+"""An agent that is asked again and again, by the clock, in one run; and others that stream beside it.
+
+Invariants
+- One tick's child is at work at a time; between ticks there is no task, and one timer.
+- Ticks are those of `holdfast.protocol.schedules`: what is missed while a child is at work, or the loop stands still,
+  or the clock jumps, follows the miss policy.
+- What streams beside the ticks ends with them, and nothing of either is left when the agent ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from holdfast.agents.agent import Agent
+from holdfast.agents.branches import Branches
+from holdfast.agents.children import Child, ChildTask, leave_off, past_end
+from holdfast.agents.compose.parts import BranchLike, Part, named, part_of, shape
+from holdfast.agents.journal import Branch
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, InvalidSchedule, RunFailed
+from holdfast.protocol.schedules import Cadence, Miss, begin, check_cadence, counted, step
+from holdfast.protocol.stopping import Cause
+
+if TYPE_CHECKING:
+    from holdfast.agents.run import Run
+    from holdfast.protocol.events import ChildFinished
+
+__all__ = ["periodic"]
+
+Overlap: TypeAlias = Literal["queue", "reject", "interrupt"]
+
+_LEAST_EVERY_S = 0.001
+_LOOK_EVERY_S = 30.0
+"""So often the wall clock is looked at, which may jump."""
+
+
+def periodic(
+    agent: BranchLike,
+    *,
+    every_s: float | None = None,
+    cron: str | None = None,
+    timezone: str = "UTC",
+    initial_delay_s: float | None = None,
+    jitter_s: float = 0.0,
+    max_runs: int | None = None,
+    miss: Miss = "skip",
+    overlap: Overlap = "queue",
+    beside: Iterable[BranchLike] = (),
+    name: str = "periodic",
+    description: str = "",
+) -> Agent:
+    """An agent that asks another one at each tick of a clock, in one run.
+
+    Each tick is a child of the run, in the log and in the task tree. The answer is that of the last tick which
+    completed. It ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_s``);
+    for what goes on for days, or across restarts, put a schedule on a session (`Session.schedule`).
+
+    Parameters:
+        agent: an agent, a function of a run, the name of an agent that the host has, or what `branch` makes of one.
+            A tick that fails ends the whole with its error (`supervised` starts it again); one that comes to its
+            deadline does not.
+        every_s, cron, timezone: when to tick: at even distances, in seconds, or by a cron line in that zone.
+        initial_delay_s: the time to the first tick, in seconds; default: `every_s`.
+        jitter_s: each tick comes later by a part of this, in seconds.
+        max_runs: ends after so many ticks.
+        miss: what becomes of ticks that could not be in time: ``skip`` them, ``delay`` (one for all, and count from
+            then on) or ``burst`` (each, one after another).
+        overlap: what a tick does while the last one is at work: ``queue``: it waits, and is missed meanwhile;
+            ``reject``: it is left out; ``interrupt``: it interrupts the last one and begins when that is gone.
+        beside: agents that are asked the same once, at the beginning, and are interrupted when the ticks are over.
+        name: what it is called.
+        description: one line for people and models.
+
+    Raises:
+        ConfigurationError: a cadence that cannot be, or never ticks.
+    """
+    cadence = Cadence(
+        every_s=every_s,
+        cron=cron,
+        timezone=timezone,
+        initial_delay_s=initial_delay_s,
+        jitter_s=jitter_s,
+        max_runs=max_runs,
+        miss=miss,
+    )
+    try:
+        check_cadence(cadence, now=system_clock.now(), least_every_s=_LEAST_EVERY_S)
+    except InvalidSchedule as error:
+        raise ConfigurationError(f"{name!r}: {error.message}", hint=error.hint) from None
+    if overlap not in ("queue", "reject", "interrupt"):
+        raise ConfigurationError(f"overlap={overlap!r} is not known", hint="use queue, reject or interrupt")
+    ticking, streamers = part_of(agent), named(beside)
+    work = _Periodic(part=ticking, cadence=cadence, overlap=overlap, beside=streamers)
+    return shape(name, work, (ticking, *streamers), description)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Periodic:
+    """The work of the agent."""
+
+    part: Part
+    cadence: Cadence
+    overlap: Overlap
+    beside: tuple[Part, ...]
+
+    async def __call__(self, run: Run) -> str:
+        return await _Ticks(run, self).answer()
+
+
+class _Ticks:
+    """One run of it."""
+
+    def __init__(self, run: Run, work: _Periodic) -> None:
+        self._run = run
+        self._work = work
+        self._branches: Branches[Part] = Branches(run, self._ended)
+        self._streams = [(part, self._task(part, Branch(run._next_id()))) for part in work.beside]
+        self._ticks = Branch(run._next_id())
+        self._progress = begin(work.cadence, run.run_id, run.now())
+        self._child: Child | None = None
+        self._next: ChildTask | None = None  # of the tick that an earlier attempt left open
+        self._wanted = False
+        self._text = ""
+        self._problem: tuple[str, BaseException | None] | None = None
+
+    def _task(self, part: Part, place: Branch) -> ChildTask:
+        return part.task(self._run, self._run.text, place)
+
+    async def answer(self) -> str:
+        """Tick until it is over. Raises `RunFailed`."""
+        try:
+            self._take_past()
+            await self._branches.driven(self._drive)
+            if self._problem is not None:
+                error, problem = self._problem
+                raise RunFailed(error) from problem
+        except BaseException:
+            if self._text and not self._run._closed:
+                _ = self._run.emit(self._text)
+            raise
+        return self._text
+
+    def _take_past(self) -> None:
+        """Ticks that are in the log are not done again."""
+        if self._run.attempt == 1:
+            return
+        while True:
+            task = self._task(self._work.part, Branch(self._ticks.next_id()))
+            past = past_end(self._run, task)
+            if past is None:
+                break
+            self._took(past, None)
+            self._progress = counted(self._work.cadence, self._progress, fired=True)
+        self._next = task
+        self._wanted = self._progress.tick_at is not None and self._run._journal.left_open(task.branch.path)
+
+    async def _drive(self) -> None:
+        for part, task in self._streams:
+            if past_end(self._run, task) is None:
+                await self._branches.begin(task, part)
+        while self._problem is None and not (self._over and self._child is None):
+            if self._wanted and self._child is None:
+                await self._begin()
+            elif not self._tick():
+                await self._branches.changed(self._until())
+        over = self._cause("the ticks are over" if self._problem is None else self._problem[0])
+        self._branches.stop_all(over)
+        if self._next is not None:
+            leave_off(self._run, self._next, over)
+        while self._branches.busy:
+            await self._branches.changed()
+
+    @property
+    def _over(self) -> bool:
+        return self._progress.tick_at is None and not self._wanted
+
+    def _tick(self) -> bool:
+        """Look at the clock; whether something came of it."""
+        if self._child is not None and self._work.overlap == "queue":
+            return False
+        cadence, before = self._work.cadence, self._progress
+        tick_at, self._progress = step(cadence, self._run.run_id, before, self._run.now())
+        if tick_at is not None:
+            if self._wanted or (self._child is not None and self._work.overlap == "reject"):
+                self._progress = counted(cadence, self._progress, fired=False)
+            else:
+                self._wanted = True
+                if self._child is not None:
+                    self._branches.stop(self._child, self._cause("the next tick came"))
+        return self._progress is not before
+
+    def _until(self) -> float | None:
+        """The time of the loop at which to look again; None: when a child has ended."""
+        due_at = self._progress.due_at
+        if due_at is None or (self._child is not None and self._work.overlap == "queue"):
+            return None
+        delay_s = min(due_at - self._run.now(), _LOOK_EVERY_S)
+        return asyncio.get_running_loop().time() + max(0.0, delay_s)
+
+    async def _begin(self) -> None:
+        task, self._next = self._next, None
+        self._wanted = False
+        self._progress = counted(self._work.cadence, self._progress, fired=True)
+        self._child = await self._branches.begin(
+            task or self._task(self._work.part, Branch(self._ticks.next_id())), self._work.part
+        )
+
+    def _cause(self, reason: str) -> Cause:
+        return Cause(kind="stop", reason=reason, origin=self._run.agent.name, at=self._run.now())
+
+    def _ended(self, part: Part, finished: ChildFinished, problem: BaseException | None) -> None:
+        if part is self._work.part:
+            self._child = None
+            self._took(finished, problem)
+        elif finished.status == "failed":
+            self._failed(finished, problem)
+
+    def _took(self, finished: ChildFinished, problem: BaseException | None) -> None:
+        if finished.status == "completed":
+            self._text = finished.text
+        elif finished.status == "failed":
+            self._failed(finished, problem)
+
+    def _failed(self, finished: ChildFinished, problem: BaseException | None) -> None:
+        if self._problem is None:
+            self._problem = finished.error or "a tick failed", problem
