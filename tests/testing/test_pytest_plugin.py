@@ -264,3 +264,98 @@ def test_a_test_that_asks_for_nothing_is_left_alone(run) -> None:
     result = run("import time\n\ndef test_it():\n    time.sleep(0)\n")
     result.assert_outcomes(passed=1)
     assert "explored" not in result.stdout.str()
+
+
+MEMORY = """
+import asyncio, functools, logging, pytest
+from holdfast import Host, Run
+from holdfast.runtime import Scope
+
+KEPT = []
+UNEVEN = []
+
+@functools.lru_cache(maxsize=2)
+def cached(number):
+    return str(number) * 100
+
+NUMBERS = iter(range(1000))
+
+async def agent(run):
+    return str(await run.call(len, run.text))
+
+@pytest.mark.no_leaks(repeat=5)
+def test_keeps_bytes():
+    KEPT.append(bytes(1000))
+
+@pytest.mark.no_leaks(repeat=5)
+def test_keeps_scopes():
+    KEPT.append(Scope("kept"))
+
+@pytest.mark.no_leaks(repeat=5)
+def test_keeps_the_runs_of_a_host():
+    async def keeper(run):
+        KEPT.append(run)
+        return "kept"
+
+    async def main():
+        async with Host(keeper, store="memory://") as host:
+            await host.session("s").ask("hello")
+
+    asyncio.run(main())
+
+@pytest.mark.no_leaks(repeat=5)
+@pytest.mark.parametrize("word", ["parameter"])
+def test_keeps_nothing(tmp_path, word):
+    for _ in range(3):
+        cached(next(NUMBERS))
+    if next(NUMBERS) % 3 == 0:
+        UNEVEN.append(b"y" * 100)
+    logging.getLogger("x").warning("a word: %s", word * 100)
+    print(word)
+
+    async def main():
+        async with Host(agent, store=f"sqlite:///{tmp_path}/store.db") as host:
+            await asyncio.gather(*(host.session(f"s{n}").ask("hello") for n in range(3)))
+            sent = await host.session("s").send("hello")
+            await host.session("s").interrupt("enough")
+            await host.session("s").wait(sent.message_id)
+
+    asyncio.run(main())
+
+def test_unwatched():
+    KEPT.append(b"z" * 1000)
+"""
+
+
+def test_memory_that_grows_each_time_is_named_with_its_line_and_nothing_else_is(run) -> None:
+    result = run(MEMORY, apart=True)
+    result.assert_outcomes(passed=2, failed=3)
+    result.stdout.fnmatch_lines(
+        [
+            "*memory grows: *test_it.py:*: about 1,0?? bytes more each time: KEPT.append(bytes(1000))",
+            "*memory grows: *test_it.py:*: KEPT.append(Scope(*",
+            "*memory grows: *host.py:*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("marker", "word"),
+    [
+        ("no_leaks(repeat=1)", "a number of runs, 3 or more"),
+        ("no_leaks(repeat='often')", "a number of runs"),
+        ("no_leaks(but='fds')", "as a tuple"),
+        ("no_leaks(5)", "does not know 5"),
+        ("no_leaks(only=('fds',))", "does not know only"),
+    ],
+)
+def test_a_wrong_no_leaks_is_a_mistake_that_is_named(run, marker: str, word: str) -> None:
+    result = run(f"import pytest\n\n@pytest.mark.{marker}\ndef test_it(): pass\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert word in "\n".join(result.errlines + result.outlines)
+
+
+def test_memory_is_not_watched_over_an_async_function(run) -> None:
+    result = run("import pytest\n\n@pytest.mark.no_leaks(repeat=5)\nasync def test_it(): pass\n")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "asyncio.run" in "\n".join(result.errlines + result.outlines)

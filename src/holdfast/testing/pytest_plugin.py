@@ -28,12 +28,15 @@ _KINDS = ("tasks", "threads", "fds", "processes")
 _MARKERS = (
     "explore(schedules=300, chooser='random'|'pct'|'exhaustive', seed=0, depth=3, tasks='ordinary'|'eager'|'both', "
     "late_s=0.0, max_steps=20000, shrink=True): run this async test under many schedules (holdfast.testing)",
-    "no_leaks(but=()): fail when the test leaves tasks, threads, fds or processes behind; but=('threads',) allows some",
+    "no_leaks(but=(), repeat=0): fail when the test leaves tasks, threads, fds or processes behind; but=('threads',) "
+    "allows some; repeat=5 runs it so often, and fails when its memory grows every time",
     "no_blocking: refuse calls that block a running event loop",
     "no_network: refuse connections to other machines",
 )
 _SWITCHES = ("no_leaks", "no_blocking", "no_network")
 _BOTH = "explored_tasks"
+_FEWEST = 3
+"""Repetitions of a test that say something about its memory."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -98,6 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Say what is wrong with a marker before anything runs; keep only the test of the replay."""
     for item in items:
         _options_of(item)
+        _check_no_leaks(item)
     recorded = config.stash.get(_REPLAY, None)
     if recorded is None:
         return
@@ -110,10 +114,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an explored test."""
+    """Run an explored test, or one whose memory is watched."""
     options = _options_of(pyfuncitem)
     if options is None:
-        return None
+        return _repeated(pyfuncitem)
     from holdfast.testing.exploring import explore
     from holdfast.testing.failures import ScheduleFailure
 
@@ -122,8 +126,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         options["tasks"] = pyfuncitem.callspec.params[_BOTH]
     if config.getoption("explore_schedules"):
         options["schedules"] = config.getoption("explore_schedules")
-    test = pyfuncitem.obj
-    values = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    test, values = pyfuncitem.obj, _values(pyfuncitem)
     try:
         report = explore(lambda: test(**values), replay=config.stash.get(_REPLAY, None), **options)
     except ScheduleFailure as failure:
@@ -132,6 +135,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         raise
     pyfuncitem.user_properties.append(("explored", _figures(report)))
     return True
+
+
+def _values(pyfuncitem: pytest.Function) -> dict[str, Any]:
+    """The fixtures and parameters that the test names."""
+    return {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
 
 def _keep(config: pytest.Config, recorded: Replay) -> str:
@@ -231,7 +239,39 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
 def _looked_at(request: pytest.FixtureRequest) -> list[Any]:
     marker = request.node.get_closest_marker("no_leaks")
     but = marker.kwargs.get("but", ()) if marker is not None else ()
-    unknown = [name for name in but if name not in _KINDS]
-    if isinstance(but, str) or unknown:
-        raise pytest.UsageError(f"no_leaks(but={but!r}): name some of {_KINDS}, as a tuple")
     return [name for name in _KINDS if name not in but]
+
+
+def _check_no_leaks(item: pytest.Item) -> None:
+    """Say what is wrong with the marker before anything runs."""
+    marker = item.get_closest_marker("no_leaks")
+    if marker is None:
+        return
+    wrong = [*map(repr, marker.args), *(name for name in marker.kwargs if name not in ("but", "repeat"))]
+    if wrong:
+        raise pytest.UsageError(
+            f"{item.nodeid}: no_leaks() does not know {', '.join(wrong)}; it takes but= and repeat="
+        )
+    but, repeat = marker.kwargs.get("but", ()), marker.kwargs.get("repeat", 0)
+    if isinstance(but, str) or [name for name in but if name not in _KINDS]:
+        raise pytest.UsageError(f"{item.nodeid}: no_leaks(but={but!r}): name some of {_KINDS}, as a tuple")
+    if not isinstance(repeat, int) or repeat < 0 or 0 < repeat < _FEWEST:
+        raise pytest.UsageError(f"{item.nodeid}: no_leaks(repeat={repeat!r}): a number of runs, {_FEWEST} or more")
+    if repeat and (inspect.iscoroutinefunction(getattr(item, "obj", None))):
+        raise pytest.UsageError(
+            f"{item.nodeid}: no_leaks(repeat=…) is for plain test functions; call asyncio.run(…) in one"
+        )
+
+
+def _repeated(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test again and again where its memory is watched. Its fixtures are made once."""
+    marker = pyfuncitem.get_closest_marker("no_leaks")
+    repeat = marker.kwargs.get("repeat", 0) if marker is not None else 0
+    if not repeat:
+        return None
+    from holdfast.testing.memory import grown
+
+    test, values = pyfuncitem.obj, _values(pyfuncitem)
+    if found := grown(lambda: test(**values), repeat=repeat):
+        pytest.fail("\n".join(f"memory grows: {one}" for one in found), pytrace=False)
+    return True
