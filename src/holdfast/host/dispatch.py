@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatch", "receipt_of"]
 
+LOOK_EVERY_S = 60.0
+"""So often the store is asked about a session that is due much later: the clock may be set meanwhile."""
+
 
 def receipt_of(key: str, result: SendResult) -> Receipt:
     """What the sender of an accepted message gets."""
@@ -271,9 +274,13 @@ class Dispatch:
     # ── the line, and what is due later ──────────────────────────────────────────────────────────────────────────
 
     def later(self, session: int, principal: str, not_before: float) -> None:
-        """The session has messages waiting: it gets in line, or is woken when they are due."""
-        if not_before > self._host.now():
-            heapq.heappush(self._due, (not_before, session, principal))
+        """The session has messages waiting: it gets in line, or is woken when they are due.
+
+        From here on the time is the loop's, which nobody sets: the store has the last word on what is due.
+        """
+        wait_s = not_before - self._host.now()
+        if wait_s > 0:
+            heapq.heappush(self._due, (self._host.loop.time() + min(wait_s, LOOK_EVERY_S), session, principal))
             self._arm()
         else:
             self.admission.line_up(principal, session)
@@ -284,12 +291,11 @@ class Dispatch:
             self._timer.cancel()
             self._timer = None
         if self._due and not self._host.draining:
-            wait_s = max(0.0, self._due[0][0] - self._host.now())
-            self._timer = self._host.loop.call_later(wait_s, self._wake, context=self._host.context)
+            self._timer = self._host.loop.call_at(self._due[0][0], self._wake, context=self._host.context)
 
     def _wake(self) -> None:
         self._timer = None
-        now = self._host.now()
+        now = self._host.loop.time()
         while self._due and self._due[0][0] <= now:
             _, session, principal = heapq.heappop(self._due)
             self.admission.line_up(principal, session)

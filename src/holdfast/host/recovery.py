@@ -57,8 +57,8 @@ async def recover(host: Host) -> Recovery:
     # All at once, and after the others: whatever these runs do to another session meets its run, or its end.
     for past, written in starts:
         host.dispatch.start(past.claim, published=written, past=past)
-    for session in ready:
-        host.dispatch.later(session.session, session.principal, session.not_before)
+    for session in ready:  # also those that are due later: the clock may have been set since they were accepted
+        host.dispatch.later(session.session, session.principal, 0.0)
     host.upkeep.more_wait = len(ready) == READY_LIMIT
     return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
 

@@ -88,20 +88,31 @@ __all__ = [
 ]
 
 
+_SET_BACK_S = 1.0
+"""A message that was accepted so much later than now was accepted before the clock was set back."""
+
+
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
     """What the next run takes, and what stays."""
     waiting = row.waiting
     if len(waiting) == 1:
         mail = waiting[0]
-        due = mail.message.seq <= row.sweep or mail.due_at <= now
+        due = mail.message.seq <= row.sweep or _due_at(mail, now) <= now
         return (waiting, ()) if due else ((), waiting)
     seqs = set(
-        take([Waiting(mail.message.seq, mail.batch, mail.due_at) for mail in waiting], sweep=row.sweep, now=now).seqs
+        take(
+            [Waiting(mail.message.seq, mail.batch, _due_at(mail, now)) for mail in waiting], sweep=row.sweep, now=now
+        ).seqs
     )
     return (
         tuple(mail for mail in waiting if mail.message.seq in seqs),
         tuple(mail for mail in waiting if mail.message.seq not in seqs),
     )
+
+
+def _due_at(mail: Mail, now: float) -> float:
+    """When a message may be taken. One from the future has waited for nobody knows how long: at once."""
+    return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
 
 
 def send(tables: Tables, request: Send) -> SendResult:
