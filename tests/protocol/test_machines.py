@@ -1,0 +1,350 @@
+"""The states of runs and messages together, and the agent loop, as machines that Hypothesis drives.
+
+The session's decisions have theirs in `test_decisions`, the stores in `tests/storage/test_model.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from holdfast.errors import IllegalTransition, ModelFailed
+from holdfast.protocol.events import StepFinished
+from holdfast.protocol.loop import AgentLimits, Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
+from holdfast.protocol.messages import Answer, Decision, Message, MessageState, RunState, Usage
+from holdfast.protocol.model import CallPart, EndPart, ModelMessage, TextPart, UserMessage
+from holdfast.protocol.states import (
+    RUN_TABLE,
+    TERMINAL_MESSAGE_STATES,
+    TERMINAL_RUN_STATES,
+    MessageInput,
+    RunInput,
+    next_message_state,
+    next_run_state,
+)
+from tests.protocol.rules import check_request
+from tests.protocol.test_loop import TOOLS
+
+SETTLED_BY: dict[RunState, MessageInput] = {"completed": "complete", "failed": "fail", "interrupted": "interrupt"}
+
+
+class RunsAndMessages(RuleBasedStateMachine):
+    """A session's runs, one after the other, and its messages: each change goes through the tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[MessageState] = []
+        self.settlements: list[int] = []
+        self.holds: list[int] = []
+        self.run: RunState | None = None
+        self.asked = 0
+        self.rolled_back = False
+
+    def change(self, message: int, event: MessageInput) -> None:
+        """Change a message as the table says."""
+        self.messages[message] = next_message_state(self.messages[message], event)
+        self.settlements[message] += self.messages[message] in TERMINAL_MESSAGE_STATES
+
+    @rule()
+    def accept(self) -> None:
+        """A message comes."""
+        self.messages.append("accepted")
+        self.settlements.append(0)
+
+    @precondition(lambda self: self.run is None and "accepted" in self.messages)
+    @rule(many=st.integers(1, 3))
+    def start(self, many: int) -> None:
+        """A run takes the oldest messages."""
+        self.holds = [at for at, state in enumerate(self.messages) if state == "accepted"][:many]
+        for message in self.holds:
+            self.change(message, "take")
+        self.run, self.asked, self.rolled_back = "running", 0, False
+
+    @precondition(lambda self: self.run in ("running", "suspended") and "accepted" in self.messages)
+    @rule()
+    def steer(self) -> None:
+        """The run takes a message while it is on."""
+        message = self.messages.index("accepted")
+        self.change(message, "take")
+        self.holds.append(message)
+
+    @precondition(lambda self: self.messages)
+    @rule(pick=st.integers(0, 99))
+    def withdraw(self, pick: int) -> None:
+        """Somebody takes a message back: only one that nobody has taken."""
+        message = pick % len(self.messages)
+        before = self.messages[message]
+        if before == "accepted":
+            self.change(message, "withdraw")
+        else:
+            with pytest.raises(IllegalTransition):
+                self.change(message, "withdraw")
+            assert self.messages[message] == before
+
+    @precondition(lambda self: self.run is not None)
+    @rule(event=st.sampled_from(get_args(RunInput)), rollback=st.booleans())
+    def happens(self, event: RunInput, rollback: bool) -> None:
+        """Something happens to the run; when it ends, its messages are settled by that, all at once."""
+        assert self.run is not None
+        if event == "resume" and self.asked > 1:
+            self.asked -= 1  # one answer of several
+            return
+        try:
+            after = next_run_state(self.run, event)
+        except IllegalTransition as refusal:
+            assert (self.run, event) not in RUN_TABLE
+            assert refusal.hint
+            return
+        self.asked = self.asked + 1 if event == "suspend" else 0 if after != "suspended" else self.asked
+        self.rolled_back |= rollback and event == "interrupt"
+        self.run = after
+        if after in TERMINAL_RUN_STATES:
+            taken_back = self.rolled_back and after == "interrupted"
+            for message in self.holds:
+                self.change(message, "supersede" if taken_back else SETTLED_BY[after])
+            self.run, self.holds = None, []
+
+    @invariant()
+    def each_message_is_settled_once_and_by_its_run(self) -> None:
+        """Taken is what the run holds, and nothing else; who is settled stays so."""
+        assert [at for at, state in enumerate(self.messages) if state == "taken"] == sorted(self.holds)
+        assert all(
+            count == (state in TERMINAL_MESSAGE_STATES)
+            for state, count in zip(self.messages, self.settlements, strict=True)
+        )
+
+    @invariant()
+    def who_holds_the_slot_can_give_it_back(self) -> None:
+        """From each state a crash and an interrupt lead on, so no session is wedged."""
+        if self.run is not None:
+            assert self.run not in TERMINAL_RUN_STATES
+            assert next_run_state(self.run, "crash") == "interrupted"
+            assert next_run_state(self.run, "interrupt") == "stopping"
+            assert (self.run == "suspended") == (self.asked > 0)
+
+
+Fed = tuple[str, tuple[Any, ...]]
+LIMITS = AgentLimits(steps=4, tool_calls=9, calls_at_once=2, retries=1, tokens=1000)
+CALLS = st.builds(
+    CallPart,
+    name=st.sampled_from(["plain", "again", "careful", "no such tool"]),
+    arguments=st.sampled_from(["{}", {"text": "x"}, {"number": 1}, "no JSON", {"number": "no number"}]),
+)
+
+
+class AgentLoop(RuleBasedStateMachine):
+    """Everything that can be fed to the loop, in its order and out of it; and the same once more, as after a crash."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A run begins."""
+        self.loop = self.made()
+        self.fed: list[Fed] = []
+        self.phase: Literal["steering", "requesting", "calling", "over"] = "steering"
+        self.said: list[str] = []
+        self.asked_for: set[str] = set()
+        self.running: list[str] = []
+        self.questions: list[str] = []
+        self.finished: set[str] = set()
+        self.calls = 0
+        self.steered_in = 0
+        self.failures = 0
+        self.gave_up = False
+
+    @staticmethod
+    def made() -> Loop:
+        """A fresh one."""
+        return Loop(run_id="r", messages=[UserMessage(content="do it")], tools=TOOLS, limits=LIMITS)
+
+    def feed(self, what: str, *values: Any) -> Any:
+        """Feed it to the loop, and remember what a later attempt would find in the log."""
+        result = getattr(self.loop, what)(*values)
+        self.fed.append((what, values))
+        return result
+
+    @precondition(lambda self: self.phase == "steering")
+    @rule(texts=st.lists(st.sampled_from(["", "go left"]), max_size=2))
+    def steer(self, texts: list[str]) -> None:
+        """The step begins, with what was steered to it."""
+        messages = [Message(message_id=f"m{at}", seq=at, content=text) for at, text in enumerate(texts)]
+        self.steered_in += len([text for text in texts if text])
+        request = self.feed("steered", messages)
+        self.failures = 0
+        self.asked(request)
+
+    def asked(self, request: Request | Exceeded) -> None:
+        """The loop asks the model, or a budget is used up."""
+        if isinstance(request, Exceeded):
+            assert self.loop.step > LIMITS.steps
+            self.phase = "over"
+            return
+        assert request.step == self.loop.step <= LIMITS.steps
+        check_request(request.request.messages)
+        words = [m.content for m in request.request.messages if isinstance(m, UserMessage)]
+        assert "\n".join(words).count("go left") == self.steered_in, "a message that steers was lost, or came twice"
+        self.phase, self.said = "requesting", []
+
+    @precondition(lambda self: self.phase == "requesting")
+    @rule(text=st.sampled_from(["", "hm ", "yes"]))
+    def text(self, text: str) -> None:
+        """The model says something."""
+        self.feed("part", TextPart(text=text))
+        self.said.append(text)
+
+    @precondition(lambda self: self.phase == "requesting" and not self.said)
+    @rule(retry_after_s=st.sampled_from([None, 0.0, 99.0]))
+    def fail(self, retry_after_s: float | None) -> None:
+        """The request fails before it said anything."""
+        again = self.feed("failed", retry_after_s)
+        if again is None:
+            assert retry_after_s is None or self.failures >= LIMITS.retries
+            self.phase, self.gave_up = "over", True
+            return
+        self.failures += 1
+        delay_s, request = again
+        assert 0 < delay_s <= 30
+        self.asked(request)
+
+    @precondition(lambda self: self.phase == "requesting")
+    @rule(calls=st.lists(CALLS, max_size=4), tokens=st.sampled_from([0, 0, 0, 600]))
+    def answer(self, calls: list[CallPart], tokens: int) -> None:
+        """The answer is whole; it is stored, and its calls begin."""
+        for part in (*calls, EndPart(usage=Usage(output_tokens=tokens))):
+            self.feed("part", part)
+        try:
+            step: StepFinished = self.loop.answered()
+        except ModelFailed:
+            assert not calls
+            assert not "".join(self.said)
+            self.asked_again()
+            return
+        assert step.text == "".join(self.said)
+        assert len(step.calls) == len(calls)
+        ids = {call.call_id for call in step.calls}
+        assert not ids & (self.asked_for | self.finished), "a call's id was used before"
+        self.asked_for = ids
+        used = Usage(tool_calls=self.calls, output_tokens=tokens)
+        effects = self.feed("stored", step, used)
+        if not step.calls:
+            assert effects == [Finish()]
+            self.phase = "over"
+        elif self.calls + len(step.calls) > LIMITS.tool_calls:
+            assert [type(effect) for effect in effects] == [Exceeded]
+            self.phase = "over"
+        else:
+            self.phase = "calling"
+            self.do(effects)
+
+    def asked_again(self) -> None:
+        """An empty answer is a failure of the request."""
+        again = self.feed("failed", 0.0)
+        if again is None:
+            self.phase, self.gave_up = "over", True
+            return
+        self.failures += 1
+        self.asked(again[1])
+
+    def do(self, effects: Sequence[Effect]) -> None:
+        """What the loop asks for while its calls are on."""
+        for effect in effects:
+            match effect:
+                case StartCall(call=call):
+                    assert call.call_id in self.asked_for
+                    self.running.append(call.call_id)
+                case Ask(question=question):
+                    self.questions.append(question.question_id)
+                case Refuse(call=call):
+                    self.end_of(call.call_id)
+                case Steer(step=step):
+                    assert step == self.loop.step
+                    assert not self.asked_for, "the next step begins while a call is open"
+                    self.phase = "steering"
+                case _:
+                    raise AssertionError(f"{effect} while calls are on")
+
+    def end_of(self, call_id: str) -> None:
+        """The call has its result, the only one."""
+        self.asked_for.remove(call_id)
+        assert call_id not in self.finished
+        self.finished.add(call_id)
+
+    @precondition(lambda self: self.phase == "calling" and self.running)
+    @rule(pick=st.integers(0, 9), status=st.sampled_from(["ok", "error", "interrupted"]))
+    def end(self, pick: int, status: str) -> None:
+        """A call ends."""
+        call_id = self.running.pop(pick % len(self.running))
+        self.calls += 1
+        self.end_of(call_id)
+        self.do(self.feed("ended", call_id, status, "a result"))
+
+    @precondition(lambda self: self.phase == "calling" and self.questions)
+    @rule(pick=st.integers(0, 9), decision=st.sampled_from(["approved", "denied", "expired"]))
+    def decide(self, pick: int, decision: Decision) -> None:
+        """A person decides about a call."""
+        question = self.questions.pop(pick % len(self.questions))
+        self.do(self.feed("decided", Answer(question_id=question, decision=decision)))
+
+    @rule()
+    def what_comes_out_of_its_order_is_refused(self) -> None:
+        """And changes nothing."""
+        wrong: dict[str, Callable[[], object]] = {
+            "steering": lambda: self.loop.steered(()),
+            "requesting": lambda: self.loop.failed(None),
+            "calling": lambda: self.loop.ended("r.1.1", "ok", ""),
+        }
+        before = self.seen(self.loop)
+        for phase, feed in wrong.items():
+            if phase != self.phase:
+                with pytest.raises(IllegalTransition):
+                    feed()
+        assert self.seen(self.loop) == before
+
+    @rule()
+    def after_a_crash_the_same_leads_to_the_same(self) -> None:
+        """A new loop that is fed what the log has stands where this one stands, and takes over.
+
+        Parts and failures of a request are not in the log: it is made anew.
+        """
+        again = self.made()
+        for what, values in self.fed:
+            if what in ("steered", "stored", "ended", "decided"):
+                getattr(again, what)(*values)
+        if self.gave_up:
+            assert not again.over
+            return
+        assert self.seen(again) == self.seen(self.loop)
+        if self.phase != "requesting":
+            self.loop = again
+
+    @staticmethod
+    def seen(loop: Loop) -> tuple[int, bool, tuple[ModelMessage, ...]]:
+        """Where a loop stands."""
+        return loop.step, loop.over, loop.messages
+
+    @invariant()
+    def bounds_hold(self) -> None:
+        """No more calls at once, in all, or steps than there may be; over is over."""
+        if hasattr(self, "loop"):
+            assert len(self.running) <= LIMITS.calls_at_once
+            assert self.calls <= LIMITS.tool_calls
+            assert self.loop.step <= LIMITS.steps + 1
+            assert self.loop.over == (self.phase == "over")
+
+
+for machine in (RunsAndMessages, AgentLoop):
+    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestRunsAndMessages = RunsAndMessages.TestCase
+TestAgentLoop = AgentLoop.TestCase
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("machine", [RunsAndMessages, AgentLoop])
+def test_machines_for_long(machine: type[RuleBasedStateMachine]) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=3000, stateful_step_count=60))
