@@ -104,12 +104,12 @@ class ScriptedChat(BaseChatModel):
 
     def _pieces(self) -> list[ChatGenerationChunk]:
         answer = next(self.answers)
-        pieces = [AIMessageChunk(word, id=answer.id) for word in re.split(r"(\s)", answer.text) if word]
+        pieces = [AIMessageChunk(content=word, id=answer.id) for word in re.split(r"(\s)", answer.text) if word]
         for index, call in enumerate(answer.tool_calls):
             whole = json.dumps(call["args"])
             for name, part in ((call["name"], whole[:4]), (None, whole[4:])):
                 chunk = tool_call_chunk(name=name, args=part, id=call["id"] if name else None, index=index)
-                pieces.append(AIMessageChunk("", id=answer.id, tool_call_chunks=[chunk]))
+                pieces.append(AIMessageChunk(content="", id=answer.id, tool_call_chunks=[chunk]))
         return [ChatGenerationChunk(message=piece) for piece in pieces]
 
 

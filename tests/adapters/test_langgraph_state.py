@@ -347,6 +347,6 @@ def test_at_whatever_await_a_run_is_interrupted_the_next_one_sees_what_the_trans
             await session.ask("c")
             assert seen[-1] == [*expected, "human: c"]
 
-    for turns in range(0, 60, 4):
-        explore(functools.partial(scenario, turns), schedules=8, seed=turns)
+    for turns in range(0, 60, 6):
+        explore(functools.partial(scenario, turns), schedules=5, seed=turns)
     assert ends == {"interrupted", "completed"}

@@ -50,12 +50,14 @@ class GraphAgent:
         graph: compiled, without a checkpointer of its own.
         takes_messages: its input is a list of messages under ``messages``.
         breaks: it may stop at breakpoints.
+        inputs: the fields of its input, where it has fields.
     """
 
     name: str
     graph: Any
     takes_messages: bool
     breaks: bool
+    inputs: frozenset[str] | None
     input: str | Callable[[Run], Any] | None = None
     answer: str | Callable[[Any], str] | None = None
     speakers: Collection[str] | None = None
@@ -113,11 +115,11 @@ def graph_agent(
         state_limit_bytes: how much of state the graph may keep for a session's next run, as it is stored.
 
     Raises:
-        ConfigurationError: it is no graph, its input needs a function, or it brings a store for its checkpoints.
+        ConfigurationError: it is no graph, it has no such field, or it brings a store for its checkpoints.
         MissingExtra: LangGraph is not installed.
     """
     try:
-        from holdfast.agents.adapters.langgraph_graph import open_graph
+        from holdfast.agents.adapters.langgraph_graph import check_field, open_graph
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("langgraph", "langchain_core"):
             raise
@@ -125,12 +127,15 @@ def graph_agent(
     if config is not None and not isinstance(config, Mapping):
         raise ConfigurationError(f"config is a {type(config).__name__}; it is a RunnableConfig, a dict")
     opened = open_graph(graph, mapped=input is not None, config=config)
+    check_field("input", input, opened.inputs)
+    check_field("output", answer, opened.outputs)
     named = name or opened.name
     work = GraphAgent(
         name=named,
         graph=opened.graph,
         takes_messages=opened.takes_messages and input is None,
         breaks=opened.breaks,
+        inputs=opened.inputs,
         input=input,
         answer=answer,
         speakers=speakers,

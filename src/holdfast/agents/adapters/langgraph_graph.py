@@ -11,10 +11,9 @@ from langgraph.pregel import Pregel
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["Opened", "open_graph"]
+__all__ = ["Opened", "check_field", "open_graph"]
 
 _MESSAGES = "messages"
-_START = "__start__"
 
 
 class Opened(NamedTuple):
@@ -25,12 +24,15 @@ class Opened(NamedTuple):
         name: its own name.
         takes_messages: its input has a list of messages under ``messages``.
         breaks: it was compiled to stop before or after some of its nodes, or a graph inside of it was.
+        inputs, outputs: the fields of its input and output; None where they are no fields.
     """
 
     graph: Any
     name: str
     takes_messages: bool
     breaks: bool
+    inputs: frozenset[str] | None
+    outputs: frozenset[str] | None
 
 
 def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None) -> Opened:
@@ -63,31 +65,41 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
     limit = (config or {}).get("recursion_limit")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ConfigurationError(f"recursion_limit is {limit!r}; it is a number of supersteps, 1 or more")
-    takes_messages = _takes_messages(graph)
-    if (
-        not mapped
-        and not takes_messages
-        and isinstance(graph.builder if hasattr(graph, "builder") else None, StateGraph)
-    ):
+    inputs = _fields(graph, "input_schema")
+    takes_messages = _MESSAGES in (inputs or ()) and _MESSAGES in graph.channels
+    if inputs is not None and not mapped and not takes_messages:
         raise ConfigurationError(
             "the graph's input has no messages, so it has to be said how it is made of a message",
-            hint='give graph_agent(input="<its text field>"), or a function of the run: input=lambda run: {…}',
+            hint=f'give graph_agent(input="<its text field>") or a function of the run; {_named(inputs)}',
         )
     name = graph.get_name()
     return Opened(
         graph=graph.copy({"checkpointer": None}),
         name="graph" if name == "LangGraph" else name,
         takes_messages=takes_messages,
-        breaks=any(
-            one.interrupt_before_nodes or one.interrupt_after_nodes
-            for one in (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True)))
-        ),
+        breaks=any(map(_breaks, (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True))))),
+        inputs=inputs,
+        outputs=_fields(graph, "output_schema"),
     )
 
 
-def _takes_messages(graph: Pregel[Any, Any, Any, Any]) -> bool:
-    """Whether its input is a dict with ``messages``, which are joined with those before."""
+def check_field(what: str, name: object, fields: frozenset[str] | None) -> None:
+    """Raise `ConfigurationError` for a name that is none of the fields."""
+    if isinstance(name, str) and (fields is None or name not in fields):
+        raise ConfigurationError(f"the graph's {what} has no field {name!r}", hint=_named(fields))
+
+
+def _breaks(graph: object) -> bool:
+    return isinstance(graph, Pregel) and bool(graph.interrupt_before_nodes or graph.interrupt_after_nodes)
+
+
+def _named(fields: frozenset[str] | None) -> str:
+    return "it has no fields: give a function" if fields is None else f"its fields are {', '.join(sorted(fields))}"
+
+
+def _fields(graph: Pregel[Any, Any, Any, Any], schema: str) -> frozenset[str] | None:
+    """The fields of the graph's input or output; None for what is no `StateGraph`."""
     builder = getattr(graph, "builder", None)
-    if not isinstance(builder, StateGraph) or _MESSAGES not in graph.channels:
-        return False
-    return _MESSAGES in builder.schemas.get(builder.input_schema, {})
+    if not isinstance(builder, StateGraph):
+        return None
+    return frozenset(builder.schemas.get(getattr(builder, schema), ()))

@@ -167,6 +167,11 @@ class GraphRun:
             given = await given
         if given is None:
             raise RunFailed(f"the graph {agent.name!r} got no input", hint="its input function returned None")
+        if agent.inputs is not None and isinstance(given, Mapping) and (unknown := given.keys() - agent.inputs):
+            raise RunFailed(
+                f"the input of the graph {agent.name!r} has no field {min(map(str, unknown))!r}",
+                hint=f"its fields are {', '.join(sorted(agent.inputs))}; look at what input= returns",
+            )
         return given
 
     def _messages(self, history: Sequence[Entry]) -> Any:
@@ -266,8 +271,9 @@ class GraphRun:
                 hint="is there a way to END on every path? graph_agent(config={'recursion_limit': …}) sets the limit",
             ) from error
         except (EmptyInputError, InvalidUpdateError) as error:
+            said = plain(str(error)).partition("For troubleshooting")[0].strip()
             raise RunFailed(
-                f"the graph {agent.name!r} does not take what it was given: {plain(str(error))}",
+                f"the graph {agent.name!r} does not take what it was given: {said}",
                 hint="look at the keys of its state, and at what input= and its nodes return",
             ) from error
         finally:
