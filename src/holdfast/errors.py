@@ -672,6 +672,7 @@ class StorageError(HoldfastError):
     code = "storage_error"
     status = 503
     retry_after_s = 5.0
+    default_hint = "send again; if it stays so, look at the store's disk and at the host's incidents"
 
 
 class StaleFence(StorageError):
@@ -679,6 +680,7 @@ class StaleFence(StorageError):
 
     code = "stale_fence"
     status = 409
+    default_hint = "read the session again: another run holds it now"
 
 
 class StoreFull(StorageError):

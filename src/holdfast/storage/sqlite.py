@@ -9,8 +9,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import resource
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -86,6 +89,7 @@ _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
 _READS_TOGETHER: Final = 32
 _ROWS_TOGETHER: Final = 64
+_TRIED_BYTES: Final = 65_536
 _STATEMENTS_KEPT: Final = 8 * _ROWS_TOGETHER
 
 _VERBS: Final = (
@@ -172,8 +176,8 @@ def translate(error: Exception, path: str) -> Exception:
     match code & 0xFF:
         case sqlite3.SQLITE_FULL:
             return _caused(StoreFull(f"the disk of {path} is full; nothing was written"), error)
-        case sqlite3.SQLITE_IOERR if _disk_is_full(path):
-            return _caused(StoreFull(f"the disk of {path} is full; nothing was written"), error)
+        case sqlite3.SQLITE_IOERR:
+            return _caused(_of_disk(error, path), error)
         case sqlite3.SQLITE_READONLY:
             return _caused(StoreReadOnly(f"{path} cannot be written"), error)
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
@@ -191,11 +195,35 @@ def _caused(error: HoldfastError, cause: Exception) -> HoldfastError:
     return error
 
 
-def _disk_is_full(path: str) -> bool:
+def _of_disk(error: sqlite3.Error, path: str) -> StorageError:
+    """The error for one of the disk; SQLite does not say which it was, so it is tried."""
+    match _write_errno(path):
+        case 0:
+            return StorageError(f"{path}: {error}; nothing was written")
+        case errno.ENOSPC:
+            return StoreFull(f"the disk of {path} is full; nothing was written")
+        case errno.EDQUOT | errno.EFBIG as number:
+            return StoreFull(f"nothing more fits into {path}: {os.strerror(number)}; nothing was written")
+        case errno.EROFS | errno.EACCES | errno.EPERM as number:
+            return StoreReadOnly(f"{path} cannot be written: {os.strerror(number)}")
+        case number:
+            return StorageError(f"{path}: {os.strerror(number)}; nothing was written")
+
+
+def _write_errno(path: str) -> int:
+    """What the system says to somebody who writes beside the file, or to it: an errno, or 0."""
+    folder = os.path.dirname(path)
     try:
-        return os.statvfs(os.path.dirname(path) or ".").f_bavail == 0
-    except OSError:
-        return False
+        if os.statvfs(folder).f_bavail == 0:
+            return errno.ENOSPC
+        largest = max(os.stat(path).st_size, os.stat(path + "-wal").st_size)
+        if largest + _TRIED_BYTES > resource.getrlimit(resource.RLIMIT_FSIZE)[0] >= 0:
+            return errno.EFBIG
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_TRIED_BYTES))
+    except OSError as error:
+        return error.errno or 0
+    return 0
 
 
 def _identity(path: str) -> tuple[int, int]:
