@@ -108,27 +108,31 @@ def _json(value: Any) -> str:
 
 
 async def ask_all(run: Run, questions: Sequence[Question]) -> list[Answer]:
-    """Ask people, all at once, and wait for every answer; answers of an earlier attempt are taken from the journal.
+    """Ask people, one question after the other, and wait for every answer; those of an earlier attempt are taken from
+    the journal.
 
     Raises what `Run.suspend` raises.
     """
-    if len(questions) == 1:
-        return [await _ask(run, questions[0])]
-    token = current_branch.set(Branch(f"{questions[0].question_id}.all"))
-    try:
-        return await run.parallel(*(functools.partial(_ask, run, question) for question in questions))
-    finally:
-        current_branch.reset(token)
+    with run._deadlines_held():
+        for question in questions:
+            if run._journal.answer(question.question_id) is None:
+                await run._surroundings.suspend(question)
+        ids = [question.question_id for question in questions]
+        if len(ids) == 1:
+            return [await _answered(run, ids[0])]
+        token = current_branch.set(Branch(f"{ids[0]}.all"))
+        try:
+            return await run.parallel(*(functools.partial(_answered, run, question_id) for question_id in ids))
+        finally:
+            current_branch.reset(token)
 
 
-async def _ask(run: Run, question: Question) -> Answer:
-    known = run._journal.answer(question.question_id)
+async def _answered(run: Run, question_id: str) -> Answer:
+    known = run._journal.answer(question_id)
     if known is not None:
         return known
-    with run._deadlines_held():
-        await run._surroundings.suspend(question)
-        run._lines.remove()
-        try:
-            return await run._surroundings.answered(question.question_id)
-        finally:
-            run._lines.add()
+    run._lines.remove()
+    try:
+        return await run._surroundings.answered(question_id)
+    finally:
+        run._lines.add()
