@@ -277,3 +277,32 @@ def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path
     found = server.run("export", "-s", "never-was", "-o", str(kept))
     assert found.returncode == Exit.REFUSED
     assert kept.read_text() == "precious"
+
+
+def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Served) -> None:
+    added = server.run("schedule", "add", "count a b", "-s", "timed", "--every", "3600", "--id", "hourly", "--json")
+    view = json.loads(added.stdout)
+    assert (added.returncode, view["schedule_id"], view["session"], view["every_s"]) == (0, "hourly", "timed", 3600.0)
+    cron = ["schedule", "add", "-", "-s", "timed", "--cron", "30 9 * * MON-FRI", "--timezone", "Europe/Berlin"]
+    shown = server.run(*cron, "--id", "daily", "--jitter", "5", "--max-runs", "3", stdin="count x")
+    assert (shown.returncode, shown.stdout.startswith("daily: active, 30 9 * * MON-FRI (Europe/Berlin)")) == (0, True)
+    listed = server.run("schedule", "ls", "-s", "timed").stdout.splitlines()
+    assert listed[0].split()[:3] == ["SCHEDULE", "SESSION", "STATE"]
+    assert [line.split()[0] for line in listed[1:]] == ["hourly", "daily"]
+    paused = server.run("schedule", "pause", "daily").stdout
+    assert paused.startswith("daily: paused")
+    assert json.loads(server.run("schedule", "resume", "daily", "--json").stdout)["state"] == "active"
+    ran = json.loads(server.run("schedule", "run", "hourly", "--json").stdout)
+    assert (ran["session"], ran["disposition"]) == ("timed", "started")
+    assert "1 fired" in server.run("schedule", "rm", "hourly").stdout
+    left = json.loads(server.run("schedule", "ls", "--all", "--json").stdout)["schedules"]
+    assert [view["schedule_id"] for view in left] == ["daily"]
+    for arguments, code, word in (
+        (["add", "x", "--cron", "0 0 30 2 *"], 4, "invalid_schedule"),
+        (["add", "x"], 4, "invalid_schedule"),
+        (["add", "x", "--every", "60", "--agent", "nobody"], 4, "unknown_agent"),
+        (["run", "nothing"], 4, "unknown_schedule"),
+    ):
+        found = server.run("schedule", *arguments, "--json")
+        assert (found.returncode, json.loads(found.stderr)["error"]["code"]) == (code, word)
+    assert server.run("schedule", "add", "x", "--every", "never").returncode == 2

@@ -21,6 +21,7 @@ from holdfast.errors import (
     IdempotencyMismatch,
     InvalidCursor,
     InvalidKey,
+    InvalidSchedule,
     MessageWithdrawn,
     RunFailed,
     RunInterrupted,
@@ -29,7 +30,9 @@ from holdfast.errors import (
     SessionDeleted,
     UnknownAgent,
     UnknownMessage,
+    UnknownPolicy,
     UnknownRun,
+    UnknownSchedule,
     UnknownSession,
     WaitExpired,
 )
@@ -61,6 +64,57 @@ async def begun(session: SessionLike) -> str:
         if event.kind == "text.delta":
             break
     return receipt.message_id
+
+
+def test_a_schedule_is_made_looked_at_paused_run_and_deleted() -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        session = session_of("timed")
+        schedule = await session.schedule("tick", every_s=3600.0, agent="echo", jitter_s=2.0, max_runs=9, miss="burst")
+        view = await schedule.info()
+        assert (view.schedule_id, view.session, view.text) == (schedule.schedule_id, "timed", "tick")
+        assert (view.every_s, view.jitter_s, view.max_runs, view.miss) == (3600.0, 2.0, 9, "burst")
+        receipt = await schedule.run_now()
+        settlement = await session.wait(receipt.message_id, timeout_s=10)
+        assert (settlement.state, settlement.text) == ("completed", "echo tick")
+        assert (await schedule.pause()).state == "paused"
+        assert (await schedule.pause()).state == "paused"
+        resumed = await schedule.resume()
+        assert (resumed.state, resumed.fired) == ("active", 1)
+        again = await session.schedule(
+            "other", cron="0 9 * * *", timezone="Europe/Berlin", schedule_id=view.schedule_id
+        )
+        assert (await again.info()).text == "other"
+        assert (await schedule.delete()).cron == "0 9 * * *"
+        for doing in (schedule.info, schedule.pause, schedule.resume, schedule.run_now, schedule.delete):
+            with pytest.raises(UnknownSchedule):
+                await doing()
+        with pytest.raises(InvalidSchedule):
+            await session.schedule("never", cron="0 0 30 2 *")
+        with pytest.raises(UnknownAgent):
+            await session.schedule("tick", every_s=5.0, agent="nobody")
+        with pytest.raises(UnknownPolicy):
+            await session.schedule("tick", every_s=5.0, overlap="sometimes")  # type: ignore[arg-type]
+        with pytest.raises(InvalidKey):
+            await session.schedule("tick", every_s=5.0, schedule_id="")
+
+    both(scenario)
+
+
+def test_schedules_are_listed_by_principal_and_session() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20), live() as server, Client(server.url) as client:
+            await client.schedule("a", "tick", every_s=60.0, schedule_id="one/two".replace("/", " "))
+            await client.schedule("b", "tick", every_s=60.0, schedule_id="..")
+            await server.host.schedule("c", "tick", every_s=60.0, principal="anna")
+            assert [view.session for view in await client.schedules()] == ["a", "b"]
+            assert [view.session for view in await client.schedules(session="b")] == ["b"]
+            assert len(await client.schedules(limit=1)) == 1
+            assert len(await client.schedules(everybody=True)) == 3
+            assert (await client.find_schedule("..").pause()).state == "paused"
+            with pytest.raises(UnknownSchedule):
+                await client.find_schedule((await server.host.schedules(principal="anna"))[0].schedule_id).delete()
+
+    asyncio.run(main())
 
 
 def test_a_message_goes_all_the_way() -> None:

@@ -122,6 +122,23 @@ def test_a_tick_that_overruns_follows_the_overlap_and_the_miss_policy(
         assert ends[0].cause is not None and ends[0].cause.reason == "the next tick came"
 
 
+def test_a_tick_that_interrupts_the_last_one_begins_when_that_is_gone() -> None:
+    alive: list[int] = []
+
+    async def stubborn(run: Run) -> None:
+        alive.append(1)
+        assert len(alive) == 1, "two ticks at a time"
+        try:
+            await asyncio.sleep(1e6)
+        finally:
+            await asyncio.sleep(0.7)
+            alive.pop()
+
+    settlement, log = asked(periodic(stubborn, every_s=0.5, overlap="interrupt"), seconds=5.0)
+    assert settlement.state == "interrupted"
+    assert sum(isinstance(event, ChildStarted) for event in log) >= 4
+
+
 def test_what_streams_beside_it_ends_with_it() -> None:
     said: list[str] = []
 

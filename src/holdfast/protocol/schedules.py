@@ -143,11 +143,11 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
 
     schedule_id: str
     principal: str
-    state: Literal["active", "paused", "finished"] = "active"
+    state: Literal["active", "paused", "finished"]
+    fired: int
+    missed: int
+    refused: int
     next_at: float | None = None
-    fired: int = 0
-    missed: int = 0
-    refused: int = 0
     last: Firing | None = None
     problem: str | None = None
     created_at: float = 0.0
