@@ -15,9 +15,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.errors import HoldfastError
 from holdfast.protocol.events import TextDelta, encode_event
 from holdfast.protocol.messages import Answer, Attachment, Entry, Question
+from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, SqliteStore
-from holdfast.storage.port import Claim, Committed, EditHistory, Interrupt, Lease, Parked, RunCommit, Send
+from holdfast.storage.port import (
+    Claim,
+    Committed,
+    EditHistory,
+    Fire,
+    Interrupt,
+    Lease,
+    Parked,
+    PutSchedule,
+    RunCommit,
+    Send,
+)
 from tests.storage.audit import audit, recover
 
 MEMORY_DISK = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -317,6 +329,65 @@ class StoresAgree(RuleBasedStateMachine):
             self.both(lambda store: store.restart(lease, at=at, discard_from=discard_from))
 
     @rule(
+        principal=PRINCIPALS,
+        key=KEYS,
+        name=st.sampled_from(["s", "t"]),
+        every=st.sampled_from([1.0, 4.0, 5.0]),
+        miss=st.sampled_from(["skip", "burst", "delay"]),
+        overlap=st.sampled_from(["queue", "reject", "interrupt", "steer"]),
+        agent=st.sampled_from([None, None, "gone"]),
+        max_runs=st.sampled_from([None, None, 2]),
+        limit=st.sampled_from([9, 9, 1]),
+    )
+    def put_schedule(self, principal, key, name, every, miss, overlap, agent, max_runs, limit):
+        spec = ScheduleSpec(
+            session=key, text="tick", every_s=every, jitter_s=1.0, miss=miss, overlap=overlap, agent=agent,
+            max_runs=max_runs,
+        )  # fmt: skip
+        request = PutSchedule(principal=principal, schedule_id=name, spec=spec, at=self.now(), limit=limit)
+        self.both(lambda store: store.put_schedule(request))
+
+    @rule(principal=PRINCIPALS, name=st.sampled_from(["s", "t"]), what=st.sampled_from(["pause", "resume", "delete"]))
+    def change_schedule(self, principal, name, what):
+        at = self.now()
+        if what == "delete":
+            self.both(lambda store: store.delete_schedule(principal, name))
+        else:
+            self.both(lambda store: store.pause_schedule(principal, name, paused=what == "pause", at=at))
+
+    @rule(
+        pick=PICKS,
+        room=st.booleans(),
+        by_hand=st.sampled_from([False, False, True]),
+        stale=st.sampled_from([0, 0, 0, 1]),
+        wait=st.sampled_from([0.0, 5.0, 500.0]),
+        back=st.sampled_from([0.0, 0.0, 0.0, 100_000.0]),
+    )
+    def fire(self, pick, room, by_hand, stale, wait, back):
+        self.at += wait
+        at = self.now() - back
+        due = self.both(lambda store: _listed(store.due_schedules(now=at, limit=9)))
+        if not due and by_hand:
+            due = [found[0] for name in "st" if (found := self.do(self.memory.schedule("p", name))) is not None]
+        if not due:
+            return
+        one = due[pick % len(due)]
+        send = Send(
+            principal=one.principal, key=one.spec.session, agent=one.spec.agent, default_agent="demo",
+            message_id=self.fresh("m"), content=one.spec.text, policy=one.spec.overlap, at=at,
+            run_id=self.fresh("r") if room else None, mailbox_limit=4,
+        )  # fmt: skip
+        agents = frozenset(["demo", "other", "made"])
+        request = Fire(
+            schedule=one.schedule, revision=one.revision - stale, send=send, agents=agents, by_hand=by_hand
+        )  # fmt: skip
+        fired = self.both(lambda store: store.fire_schedule(request))
+        sent = getattr(fired, "sent", None)
+        self.claimed(getattr(sent, "claim", None))
+        if sent is not None:
+            self.done["Tick"] += 1
+
+    @rule(
         events=st.integers(0, 40),
         tombstones=st.integers(0, 40),
         keys=st.integers(0, 40),
@@ -379,6 +450,11 @@ class StoresAgree(RuleBasedStateMachine):
                 list(await store.due_questions(before=self.at, limit=2)),
                 await store.attachment("p", "d1"),
                 await store.attachment("q", "d2"),
+                list(await store.due_schedules(now=self.at, limit=3)),
+                await store.next_schedule(),
+                list(await store.schedules(principal=None, limit=9)),
+                list(await store.schedules(principal="p", session="a", limit=1)),
+                await store.schedule("p", "s"),
             )
 
         if hasattr(self, "loop"):
@@ -400,6 +476,10 @@ class StoresAgree(RuleBasedStateMachine):
                 self.do(store.close())
             self.loop.close()
             shutil.rmtree(self.folder)
+
+
+async def _listed(reading):
+    return list(await reading)
 
 
 STEPS = {
@@ -460,6 +540,29 @@ STEPS = {
         },
     ),
     "interrupt": (2, lambda pick: {"run": None, "stop": pick(False, False, True)}),
+    "put_schedule": (
+        3,
+        lambda pick: {
+            "name": pick("s", "t"),
+            "every": pick(1.0, 4.0, 5.0),
+            "miss": pick("skip", "burst", "delay"),
+            "overlap": pick("queue", "reject", "interrupt", "steer"),
+            "agent": pick(None, None, None, "gone"),
+            "max_runs": pick(None, None, None, 2),
+            "limit": pick(9, 9, 1),
+        },
+    ),
+    "change_schedule": (1, lambda pick: {"name": pick("s", "t"), "what": pick("pause", "resume", "resume", "delete")}),
+    "fire": (
+        6,
+        lambda pick: {
+            "room": pick(True, True, False),
+            "by_hand": pick(False, False, True),
+            "stale": pick(0, 0, 0, 1),
+            "wait": pick(0.0, 0.0, 0.0, 5.0, 200.0),
+            "back": pick(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 100_000.0),
+        },
+    ),
     "withdraw": (1, lambda pick: {"message": pick(*range(1, 60))}),
     "delete": (1, lambda pick: {"sure": pick(True, False, False, False)}),
     "restart": (2, lambda pick: {"discard_from": pick(None, 3)}),
@@ -475,8 +578,8 @@ STEPS = {
     ),
 }
 """How often each step is taken in a long walk, and with what."""
-OF_A_SESSION = ("send", "answer", "edit", "interrupt", "withdraw", "delete")
-OF_A_RUN = ("steer", "suspend", "answer", "park", "append", "commit", "restart")
+OF_A_SESSION = ("send", "answer", "edit", "interrupt", "withdraw", "delete", "put_schedule")
+OF_A_RUN = ("steer", "suspend", "answer", "park", "append", "commit", "restart", "fire")
 
 
 def walk(seed, steps):
@@ -490,7 +593,7 @@ def walk(seed, steps):
             arguments = STEPS[name][1](lambda *choices: rng.choice(choices))
             if name in OF_A_SESSION:
                 arguments |= {"principal": rng.choice("ppq"), "key": rng.choice("abc" if name == "edit" else "ab")}
-            elif name == "attach":
+            elif name in ("attach", "change_schedule"):
                 arguments["principal"] = rng.choice("ppq")
             if name in OF_A_RUN:
                 arguments["pick"] = rng.randrange(10)
@@ -504,7 +607,9 @@ def walk(seed, steps):
 @pytest.mark.parametrize("seed", range(3))
 def test_stores_agree_on_a_long_walk(seed):
     done = walk(seed, 600)
-    assert min(done[name] for name in ("Claim", "Committed", "Steered", "Answered", "Parked", "Edited")) > 0, done
+    assert min(done[name] for name in ("Claim", "Committed", "Steered", "Answered", "Parked", "Edited", "Tick")) > 0, (
+        done
+    )
 
 
 @pytest.mark.nightly
