@@ -26,8 +26,8 @@ chat: env-serve  ## talk to the running server (ARGS="--session bob")
 test: env-dev  ## all tests but the slow ones (TESTS=tests/runtime ARGS="-x")
 	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) $(ARGS)
 
-nightly: env-dev  ## the slow tests: long explorations, real killing, repeated runs
-	@exec $(BIN)/python -m pytest $(TESTS) -m nightly --timeout 1800 $(ARGS)
+nightly: env-dev  ## the slow tests: long explorations, real killing, repeated runs, known faults put back
+	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) -m nightly --timeout 1800 $(ARGS)
 
 mutants: env-dev  ## put known faults back, one at a time: a test must see each (ARGS="--only fence --jobs 2")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -145,24 +147,38 @@ def test_a_shared_executor_keeps_no_scope_after_a_call(programs: list[subprocess
     executor.shutdown()
 
 
-@pytest.mark.nightly  # an open fault: late in a whole run its processes are, now and then, not seen
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_pool_that_replaces_its_processes_does_not_outlive_the_scope() -> None:
     pools: list[Any] = []
+    failed: list[str] = []
 
     async def main() -> None:
         with install(asyncio.get_running_loop()):
 
             def use_pool() -> None:
-                with multiprocessing.get_context("fork").Pool(2) as pool:
-                    pools.append(pool)
-                    pool.map(time.sleep, [600, 600])
+                try:
+                    with multiprocessing.get_context("fork").Pool(2) as pool:
+                        pools.append(pool)
+                        pool.map(time.sleep, [600, 600])
+                except BaseException:
+                    failed.append(traceback.format_exc())
+                    raise
+
+            async def its_processes() -> None:
+                try:
+                    async with asyncio.timeout(40):
+                        await until(lambda: failed or (pools and scope.statistics().processes == 2))
+                except TimeoutError:
+                    faulthandler.dump_traceback(all_threads=True)
+                    children = procfs.names(procfs.children(os.getpid()))
+                    failed.append(f"{[pool._pool for pool in pools]}, {scope.members()}, {children}")
+                assert not failed, failed[0]
 
             scope = Scope("tool", grace_s=0.05, kill_after_s=1.0)
             with pytest.raises(Interrupted):
                 async with scope:
                     in_thread(use_pool)
-                    await until(lambda: pools and scope.statistics().processes == 2)
+                    await its_processes()
                     scope.interrupt.trigger("enough")
                     await asyncio.sleep(60)
             assert scope.receipt is not None
