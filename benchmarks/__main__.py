@@ -24,7 +24,19 @@ from benchmarks.rows import Row, print_rows
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT / "results.json"
-PARTS = ("interrupt", "scope", "processes", "isolated", "store", "host", "loop", "models", "http", "explorer")
+PARTS = (
+    "interrupt",
+    "scope",
+    "processes",
+    "isolated",
+    "store",
+    "host",
+    "loop",
+    "models",
+    "http",
+    "explorer",
+    "reactive",
+)
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
 

@@ -14,7 +14,15 @@ from reactivex.scheduler import ThreadPoolScheduler
 
 from holdfast import Host, Run, Settings
 from holdfast.agents.adapters.reactive import Outcome, ReactiveBridge
-from holdfast.errors import EventsMissed, InvalidCursor, MailboxFull, MessageWithdrawn, RunFailed, RunInterrupted
+from holdfast.errors import (
+    EventsMissed,
+    InvalidCursor,
+    MailboxFull,
+    MessageWithdrawn,
+    RunFailed,
+    RunInterrupted,
+    WaitsForItself,
+)
 from holdfast.protocol.events import Gap
 from tests.reactive.watching import Watcher, gone, soon
 
@@ -225,6 +233,23 @@ def test_a_message_that_somebody_withdraws_is_an_error_of_its_item() -> None:
         await session.interrupt(run_id=running.run_id)
 
     hosting(scenario)
+
+
+def test_a_run_that_asks_its_own_session_is_told_and_leaves_no_message() -> None:
+    async def main() -> None:
+        async def selfish(run: Run) -> str:
+            async with ReactiveBridge(run) as bridge:
+                try:
+                    await bridge.collect(reactivex.of("me").pipe(bridge.ask(host.session("ann"))))
+                except WaitsForItself:
+                    return f"{len(await host.session('ann').mailbox())} messages"
+            return "answered"
+
+        async with asyncio.timeout(10), Host(selfish, store="memory://") as host:
+            assert await host.session("ann").ask("go") == "0 messages"
+            assert len(await host.session("ann").runs()) == 1
+
+    asyncio.run(main())
 
 
 # The log of a session

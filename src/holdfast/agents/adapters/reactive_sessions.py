@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import clock, ids
 from holdfast.agents.adapters.reactive_flow import Flow
-from holdfast.errors import AlreadySettled, EventsMissed, MailboxFull
+from holdfast.errors import AlreadySettled, EventsMissed, MailboxFull, WaitsForItself
 from holdfast.protocol.events import Event, Gap
 from holdfast.protocol.interface import SessionLike, answer
 
@@ -73,6 +73,9 @@ class Mail:
             try:
                 receipt = await self._send(order, session, item, key)
                 return answer(await session.wait(receipt.message_id))
+            except WaitsForItself:
+                await self._take_back(session, item, key, receipt, scope)
+                raise
             except asyncio.CancelledError:
                 if scope.interrupt.triggered:
                     await self._take_back(session, item, key, receipt, scope)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.adapters.reactive_flow import Work
@@ -65,8 +65,9 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
     function = target
     if placement_of(function) == "loop":
 
-        async def on_loop(_: Scope, __: int, item: Any) -> Any:
-            return await function(item)
+        def on_loop(_: Scope, __: int, item: Any) -> Awaitable[Any]:
+            result: Awaitable[Any] = function(item)
+            return result
 
         return on_loop
 
