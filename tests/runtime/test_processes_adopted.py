@@ -490,7 +490,10 @@ def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
     assert ran.stdout.split() == [b"16", b"0"]
 
 
-def test_reapers_of_a_killed_zygote_do_not_stay_zombies(host: ProcessHost, token: str) -> None:
+def test_reapers_of_a_killed_zygote_do_not_stay_zombies(
+    host: ProcessHost, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adoption_processes, "_UNKNOWN_ZOMBIE_S", 0.2)
     adoption = adoption_processes._adoption
     assert adoption is not None
 

@@ -626,7 +626,7 @@ class StoresAgreeLonger(StoresAgree):
     """The same, with many more examples."""
 
 
-StoresAgreeLonger.TestCase.settings = settings(max_examples=600, stateful_step_count=60, derandomize=False)
+StoresAgreeLonger.TestCase.settings = settings(max_examples=300, stateful_step_count=60, derandomize=False)
 
 
 TestStoresAgreeLonger = pytest.mark.nightly(pytest.mark.timeout(1800)(StoresAgreeLonger.TestCase))
