@@ -30,6 +30,20 @@ SHOWN = {
         "TooManyRestarts: more than 2 restarts within 10 s: child hopeless failed: ValueError: no chance; ",
     ],
     "fan_out.py": ["10,000 squares, 50 sums, ['first', 'secon']", "outcome: gone, 501 tasks ended"],
+    "scheduled.py": [
+        "first tick: done: look for news",
+        "by hand: done: weekly report",
+        "after the restart: done: look for news",
+        "news: paused, fired True, missed True",
+        "weekly: active, fired True, missed False",
+        "refused: invalid_schedule: '0 0 30 2 *'",
+    ],
+    "periodic.py": [
+        "25.1 °C at reading 5",
+        "'the siren is off'",
+        "outcome: gone",
+        "a tick ended early: the next tick came",
+    ],
     "debate.py": ["Bob argues for coffee, having heard 2\ntea wins with 2 of 3 votes"],
     "echo.py": ["You said: hello", "4. assistant: You said: and again"],
     "streaming.py": ["1 2 3 4 5"],
@@ -52,6 +66,10 @@ SHOWN = {
     ],
     "history.py": ["answer 2 to 'where is this?' with ['map.png']", "2 of 4 entries", "1 attachment", "summary: They"],
     "own_tool.py": ["connected\noutput: 3", "error: I count from 5 at most", "note: ok: 1", "closed"],
+    "langgraph_graph.py": [
+        "(looking up a teapot)\nasked: a teapot costs 80. Order it?\nOrdered a teapot.",
+        "You have ordered: a teapot\nYou have ordered: nothing",
+    ],
     "mcp_tools.py": ["tools: ['clock_add_hours']", "['3']"],
 }
 
