@@ -288,6 +288,7 @@ class AgentLoop(RuleBasedStateMachine):
         """A person decides about a call."""
         question = self.questions.pop(pick % len(self.questions))
         self.do(self.feed("decided", Answer(question_id=question, decision=decision)))
+        assert (question in self.finished) == (decision != "approved"), "made although it was not approved"
 
     @rule()
     def what_comes_out_of_its_order_is_refused(self) -> None:
@@ -347,4 +348,4 @@ TestAgentLoop = AgentLoop.TestCase
 def test_machines_for_long(machine: type[RuleBasedStateMachine]) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(machine, settings=settings(max_examples=3000, stateful_step_count=60))
+    run_state_machine_as_test(machine, settings=settings(max_examples=1000, stateful_step_count=50))
