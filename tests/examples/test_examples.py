@@ -64,6 +64,12 @@ SHOWN = {
         "the first one: superseded",
         "['hotels in Lima']",
     ],
+    "reactive_pipeline.py": [
+        "21 is fine; 35 is hot; 19 is fine",
+        "cellar: ValueError: the sensor is broken",
+        "5 readings: 4 done, 1 failed",
+        "left: 0 in flight, 0 streams",
+    ],
     "history.py": ["answer 2 to 'where is this?' with ['map.png']", "2 of 4 entries", "1 attachment", "summary: They"],
     "own_tool.py": ["connected\noutput: 3", "error: I count from 5 at most", "note: ok: 1", "closed"],
     "langgraph_graph.py": [

@@ -23,6 +23,7 @@ from holdfast.agents.adapters.reactive import Counts, Outcome, ReactiveBridge
 from holdfast.agents.adapters.reactive_intake import Intake
 from holdfast.agents.adapters.reactive_outlet import Outlet
 from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed
+from holdfast.runtime.interrupt import Interrupt, use
 from tests.reactive.watching import Watcher, accounted, gone
 
 THREADS = 8
@@ -288,6 +289,36 @@ def test_a_producer_is_held_back_for_a_bounded_time() -> None:
         gone(bridge)
 
     asyncio.run(main())
+
+
+class LetInLate(Intake):
+    """The loop lets a blocked producer in at the moment when that gives up."""
+
+    __slots__ = ()
+
+    def _leave(self, blocked: Any, as_: Any) -> bool:
+        self.take(2)
+        return super()._leave(blocked, as_)
+
+
+@pytest.mark.parametrize("way", ["time", "interrupt"])
+def test_a_producer_that_is_let_in_as_it_gives_up_goes_on(way: str) -> None:
+    intake = LetInLate(limit=1, overflow="block", block_s=0.01 if way == "time" else 30, wake=lambda: None, name="test")
+    intake.put(1)
+    interrupt = Interrupt(name="producer")
+
+    def push() -> None:
+        with use(interrupt if way == "interrupt" else None):
+            intake.put(2)
+
+    with running(push):
+        while way == "interrupt" and not intake.counts().blocked:
+            pass
+        interrupt.trigger("test")
+    counts = intake.counts()
+    assert (counts.in_flight, counts.dropped, counts.interrupted) == (2, 0, 0)
+    assert intake.error is None
+    assert not intake.exhausted
 
 
 # Clean-up from anywhere
