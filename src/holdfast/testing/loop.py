@@ -457,7 +457,8 @@ class ExploredLoop(VirtualLoop):
         self.recent: deque[Actor] = deque(maxlen=64)
         self.halted: Exception | None = None
         """Why the schedule cannot go on, although whoever runs now may have caught it."""
-        self.strands = Strands(self)
+        self.chosen: Step | None = None
+        """Who goes next, when a thread has chosen another than itself."""
         self._stepping = False
         self._stale = False
         self._state = 0
@@ -466,6 +467,7 @@ class ExploredLoop(VirtualLoop):
         self._by_task: dict[asyncio.Task[Any], Actor] = {}
         self._runnable: list[Step] = []
         self._running_actor = self._new_actor(None, None)
+        self.strands = Strands(self)
         self._clock: Step | None = None
         self._late_s = late_s
         if late_s > 0:
@@ -587,13 +589,8 @@ class ExploredLoop(VirtualLoop):
         runnable = self._runnable
         if not runnable and not self._pass_time():
             raise Deadlock
-        offered: Sequence[Step] = runnable
-        if self._clock is not None:
-            when = self._next_timer()
-            if when is not None and when <= runnable[0].since + self._late_s:
-                offered = [*runnable, self._clock]
-        width = len(offered)
-        at = 0 if width == 1 else self._choose(offered)
+        offered = runnable if self._clock is None else self._with_clock(runnable)
+        at = self._next_of(offered)
         if at == len(runnable):
             self._count(offered[at].actor)
             self._pass_time()
@@ -607,6 +604,19 @@ class ExploredLoop(VirtualLoop):
         self._stepping = False
         if self.halted is not None:
             raise self.halted
+
+    def _with_clock(self, runnable: list[Step]) -> list[Step]:
+        """What can run, and the clock, if none would be too late."""
+        assert self._clock is not None
+        when = self._next_timer()
+        return [*runnable, self._clock] if when is not None and when <= runnable[0].since + self._late_s else runnable
+
+    def _next_of(self, offered: Sequence[Step]) -> int:
+        """Which of these goes; a thread may have chosen already."""
+        chosen, self.chosen = self.chosen, None
+        if chosen is not None:
+            return next(at for at, step in enumerate(offered) if step is chosen)
+        return 0 if len(offered) == 1 else self._choose(offered)
 
     def _choose(self, offered: Sequence[Step]) -> int:
         at = self._pick(offered)
@@ -698,9 +708,9 @@ class ExploredLoop(VirtualLoop):
         """Cancel what is left and let it end in asyncio's order."""
         self._pick = _first
         self._clock = None
-        self.halted = None
+        self.halted = self.chosen = None
         super().unwind(steps)
-        self.halted = None
+        self.halted = self.chosen = None
         self.strands.unwind()
 
     def _refuse_thread(self) -> NoReturn:

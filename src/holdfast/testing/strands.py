@@ -26,7 +26,7 @@ import traceback
 from _thread import LockType, allocate_lock
 from asyncio import events
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -173,7 +173,9 @@ class Strands:
         """Where the loop's own thread waits for ever, when it does."""
         self._own: dict[str, Any] = {}
         self._context = Context()
-        self._loop_left = False  # the loop's thread is in the middle of a step
+        self._loop_left = False  # the loop's thread is in the middle of a step,
+        self._left_by = loop._running_actor  # of this actor,
+        self._may_go_on = False  # and does not block
         self._going_on: Step | None = None
 
     def start(self, strand: Strand) -> None:
@@ -218,7 +220,8 @@ class Strands:
                 loop.steps += 1  # nobody else could go
                 return
             self._let_go(strand)
-            self._hand_back(strand)
+            if not self._goes_on(strand):
+                self._hand_back(strand)
 
     def wait(
         self, ready: Callable[[], object], waiting: dict[Strand, None], what: object, timeout_s: float | None
@@ -266,6 +269,30 @@ class Strands:
             self.wait(bool, {}, f"{delay_s:g} s to pass", delay_s)
 
     # on a strand
+
+    def _goes_on(self, strand: Strand) -> bool:
+        """Choose who goes next as the loop's thread would, and whether it is this one: that saves two hand-overs."""
+        loop = self.loop
+        if loop.halted is not None:
+            return False
+        try:
+            if self._loop_left:
+                offered = self._offered()
+            else:
+                if loop._stale:
+                    loop._drop_cancelled()
+                offered = loop._runnable if loop._clock is None else loop._with_clock(loop._runnable)
+            step = offered[loop._next_of(offered)]
+            if step.actor is not strand.actor:
+                loop.chosen = step
+                return False
+            loop._take(_at(loop._runnable, step))
+            loop._count(strand.actor)
+        except Exception as error:
+            loop.halt(error)
+            return False
+        loop.recent.append(strand.actor)
+        return True
 
     def _hand_back(self, strand: Strand) -> None:
         carrier = strand.carrier
@@ -350,21 +377,18 @@ class Strands:
         if loop.halted is not None:
             raise loop.halted
         self._loop_left = True
+        self._may_go_on = may_go_on
+        self._left_by = loop._running_actor
         try:
             while True:
-                if loop._stale:
-                    loop._drop_cancelled()
-                offered = [step for step in runnable if step.actor.strand is not None]
+                offered = self._offered()
                 if not offered:
                     return False
-                if may_go_on:
-                    offered.insert(0, self._own_step())
-                at = loop._choose(offered) if len(offered) > 1 else 0
-                if may_go_on and at == 0:
+                at = loop._next_of(offered)
+                strand = offered[at].actor.strand
+                if strand is None:
                     return False
-                step = loop._take(runnable.index(offered[at]))
-                strand = step.actor.strand
-                assert strand is not None
+                step = loop._take(_at(runnable, offered[at]))
                 loop._count(step.actor)
                 loop.recent.append(step.actor)
                 self._resume(strand)
@@ -375,11 +399,21 @@ class Strands:
         finally:
             self._loop_left = False
 
+    def _offered(self) -> list[Step]:
+        """Who can go in the middle of a step of the loop."""
+        loop = self.loop
+        if loop._stale:
+            loop._drop_cancelled()
+        offered = [step for step in loop._runnable if step.actor.strand is not None]
+        if offered and self._may_go_on:
+            offered.insert(0, self._own_step())
+        return offered
+
     def _own_step(self) -> Step:
         loop = self.loop
         if self._going_on is None:
-            self._going_on = loop._new_step(0.0, _nothing, (), self._context, loop._running_actor)
-        self._going_on.actor = loop._running_actor
+            self._going_on = loop._new_step(0.0, _nothing, (), self._context, self._left_by)
+        self._going_on.actor = self._left_by
         self._going_on.born = loop.steps
         self._going_on.since = loop._now
         return self._going_on
@@ -415,6 +449,10 @@ class Strands:
         self.all.clear()
         self._own.clear()
         self._going_on = None
+
+
+def _at(steps: Sequence[Step], wanted: Step) -> int:
+    return next(at for at, step in enumerate(steps) if step is wanted)
 
 
 def _nothing() -> None:
