@@ -131,7 +131,7 @@ def test_the_first_error_stops_the_others_and_says_which_item_it_was() -> None:
 
         with pytest.raises(KeyError) as caught:
             await run.map(one, range(100), concurrency=4, name="look up")
-        assert caught.value.__notes__ == ["in item 3 of look up"]
+        assert caught.value.__notes__ == ["in look up 3"]
         return "ok"
 
     assert virtual(work) == "ok"
@@ -161,7 +161,7 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
     async def work(run: Run) -> str:
         with pytest.raises(RunFailed, match="child picky 2 failed: ValueError: not that") as caught:
             await run.map(picky, ["a", "bad", "c"])
-        assert caught.value.__notes__ == ["in item 2 of picky"]
+        assert caught.value.__notes__ == ["in picky 2"]
         with pytest.raises(RunInterrupted, match="deadline of 9 s"):
             await run.map(picky, ["a"], timeout_s=9)
         with pytest.raises(UnknownAgent):
@@ -176,7 +176,7 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
         async with Host(agents=[agent(name="main")(work)], store="memory://", clock=VirtualClock()) as host:
             assert await host.session("s").ask("go") == "ok"
             causes = [e.cause.reason for e in await log_of(host) if isinstance(e, ChildFinished) and e.cause]
-            assert causes[:2] == ["item 2 did not complete: child picky 2 failed: ValueError: not that"] * 2
+            assert causes[:2] == ["picky 2 did not complete: child picky 2 failed: ValueError: not that"] * 2
 
     run_virtual(main())
 
@@ -192,7 +192,7 @@ def test_the_deadline_of_an_item_is_applied_to_tasks_and_threads() -> None:
 
     async def work(run: Run) -> str:
         for one in (waiting, blocking):
-            with pytest.raises(TimeoutError, match=r"1 did not end within 0\.05 s"):
+            with pytest.raises(TimeoutError, match=r"it did not end within 0\.05 s"):
                 await run.map(one, [1], timeout_s=0.05, name="it")
         return "ok"
 

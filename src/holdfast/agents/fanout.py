@@ -1,38 +1,35 @@
-"""`Run.map`: the same work for many items, so many at a time.
+"""`Run.map` and `Run.parallel`: the same work for many items, or several functions, so many at a time.
 
-Invariants
-- At most ``concurrency`` items are in work. The next one is taken from its source only when there is room for it, so
-  what waits costs nothing, however many there are.
-- An item's number in the source is its place in the journal, in whatever order they end.
-- Whoever begins many in a row waits while the log is behind, and lets the loop's other tasks go in between.
+Functions go through `holdfast.agents.lanes`, agents through `holdfast.agents.branches`; both bound what is at work, and
+take the next one only when there is room for it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Sequence, Sized
 from contextlib import aclosing, nullcontext
+from inspect import CO_COROUTINE
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent
-from holdfast.agents.branches import BEGIN_AT_ONCE, Branches
+from holdfast.agents.branches import Branches
 from holdfast.agents.call import check_said
 from holdfast.agents.children import ChildTask, past_end
-from holdfast.agents.journal import Branch
-from holdfast.agents.lookout import Lookout
+from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.lanes import END, Lanes, Source
 from holdfast.agents.placing import name_of, placed, placement_of
 from holdfast.errors import Interrupted, RunFailed, RunInterrupted
 from holdfast.protocol.stopping import Cause
+from holdfast.runtime import current_scope
 
 if TYPE_CHECKING:
     from holdfast.agents.run import Run
     from holdfast.protocol.events import ChildFinished
     from holdfast.runtime import Scope
 
-__all__ = ["run_map"]
-
-_END = object()
+__all__ = ["run_map", "run_parallel"]
 
 
 async def run_map(
@@ -46,137 +43,97 @@ async def run_map(
 ) -> list[Any]:
     """See `Run.map`."""
     async with aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext():
-        source = _Source(items)
+        source = Source(items)
         if isinstance(work, Agent):
             return await _Asked(run, work, source, concurrency, name or work.name, timeout_s).results()
-        return await _Called(run, work, source, concurrency, name or name_of(work), timeout_s).results()
+        if isinstance(items, Sized):
+            concurrency = max(1, min(concurrency, len(items)))
+        return await _call_each(run, work, source, concurrency, name or name_of(work), timeout_s)
 
 
-class _Source:
-    """The items, one at a time."""
+async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[Any]:
+    """See `Run.parallel`."""
+    if not branches:
+        return []
+    parent = current_branch.get() or run._branch
+    paths = [parent.next_id() for _ in branches]
+    async with run._around().child("parallel") as scope:
+        lanes = Lanes(
+            run,
+            scope,
+            label=lambda number: f"{name_of(branches[number % len(branches)])} {number + 1}",
+            source=Source(branches),
+            begin=functools.partial(_begun, scope),
+            place=lambda number: Branch(paths[number]),
+            room=len(branches),
+        )
+        return await lanes.done()
 
-    __slots__ = ("_ahead", "_plain")
 
-    def __init__(self, items: Iterable[Any] | AsyncIterable[Any]) -> None:
-        self._ahead: AsyncIterator[Any] | None = None
-        if isinstance(items, AsyncIterable):
-            self._ahead = aiter(items)
-        else:
-            self._plain = iter(items)
-
-    async def next(self) -> Any:
-        """The next item, or `_END`."""
-        if self._ahead is None:
-            return next(self._plain, _END)
-        return await anext(self._ahead, _END)
-
-
-class _Called:
+async def _call_each(
+    run: Run, work: Callable[[Any], Any], source: Source, concurrency: int, name: str, timeout_s: float | None
+) -> list[Any]:
     """A function for each item."""
-
-    def __init__(
-        self,
-        run: Run,
-        work: Callable[[Any], Any],
-        source: _Source,
-        concurrency: int,
-        label: str,
-        timeout_s: float | None,
-    ) -> None:
-        self._run = run
-        self._work = work
-        self._source = source
-        self._where = placement_of(work)
-        self._timeout_s = timeout_s
-        self._label = label
-        self._path = run._next_id()
-        self._results: list[Any] = []
-        self._broken = False  # an item raised: no more begin
-        self._lookout = Lookout(run._lines)
-        self._scope = run._around().child(label)
-        if self._where == "thread":
+    path = run._next_id()
+    async with run._around().child(name) as scope:
+        begin: Callable[[Any], Coroutine[Any, Any, Any]] = work
+        if placement_of(work) != "loop":
             # More would only wait for threads, in front of the calls of the principal's other runs.
-            concurrency = min(concurrency, self._scope._threads.max_threads)
-        self._concurrency = concurrency
+            concurrency = min(concurrency, scope._threads.max_threads)
+            begin = functools.partial(_in_thread, scope, work, name)
+        if timeout_s is not None:
+            begin = functools.partial(_in_time, scope, begin, name, timeout_s)
+        lanes = Lanes(
+            run,
+            scope,
+            label=lambda number: f"{name} {number + 1}",
+            source=source,
+            begin=begin,
+            place=lambda number: Branch(f"{path}.{number + 1}"),
+            room=concurrency,
+        )
+        return await lanes.done()
 
-    async def results(self) -> list[Any]:
-        """Do all of it."""
-        lookout, recorder = self._lookout, self._run._recorder
-        try:
-            async with self._scope:
-                while True:
-                    while lookout.busy >= self._concurrency:
-                        await lookout.wait()
-                    if self._broken:
-                        break
-                    item = await self._source.next()
-                    if item is _END:
-                        break
-                    if recorder.behind:
-                        await recorder.room()
-                    self._begin(item)
-                    if len(self._results) % BEGIN_AT_ONCE == 0:
-                        await asyncio.sleep(0)
-                while lookout.busy:
-                    await lookout.wait()
-        finally:
-            lookout.give_up()
-        return self._results
 
-    def _begin(self, item: Any) -> None:
-        number = len(self._results)
-        self._results.append(None)
-        branch = Branch(f"{self._path}.{number + 1}")
-        label = f"{self._label} {number + 1}"
-        self._lookout.began()
-        if self._timeout_s is not None:
-            one = functools.partial(self._in_time, number, item, label)
-            self._scope.spawn(placed(one, branch, "loop", self._lookout.ended), name=label)
-        elif self._where == "loop":
-            one = functools.partial(self._async, number, item)
-            self._scope.spawn(placed(one, branch, "loop", self._lookout.ended), name=label)
-        else:
-            ended = functools.partial(self._run._soon, self._lookout.ended)
-            plain = functools.partial(self._sync, number, item)
-            self._scope.spawn(placed(plain, branch, "thread", ended), on="thread", name=label)
+def _begun(scope: Scope, work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
+    """The coroutine of a function, which may be sync."""
+    if type(work) is FunctionType and work.__code__.co_flags & CO_COROUTINE:
+        begun: Coroutine[Any, Any, Any] = work()
+        return begun
+    if placement_of(work) == "loop":
+        begun = work()
+        return begun
+    return _in_thread(scope, lambda _: work(), name_of(work), None)
 
-    async def _async(self, number: int, item: Any) -> None:
-        try:
-            self._results[number] = await self._work(item)
-        except Exception as error:
-            self._note(error, number)
-            raise
 
-    def _sync(self, number: int, item: Any) -> None:
-        try:
-            self._results[number] = self._work(item)
-        except Exception as error:
-            self._note(error, number)
-            raise
+async def _in_thread(scope: Scope, work: Callable[[Any], Any], name: str, item: Any) -> Any:
+    """Call a function in a thread, and wait for it."""
+    branch = current_branch.get()
+    assert branch is not None
+    inner = (current_scope() or scope).spawn(
+        placed(functools.partial(work, item), branch, "thread"), on="thread", name=name
+    )
+    return await inner
 
-    async def _in_time(self, number: int, item: Any, label: str) -> None:
-        scope: Scope = self._scope.child(label, deadline_s=self._timeout_s)
-        try:
-            async with scope:
-                if self._where == "loop":
-                    await scope.spawn(self._async(number, item), name=label)
-                else:
-                    await scope.spawn(functools.partial(self._sync, number, item), on="thread", name=label)
-        except Interrupted as interrupted:
-            if interrupted.cause.kind == "deadline" and not self._scope.interrupt.triggered:
-                raise TimeoutError(f"{label} did not end within {self._timeout_s:g} s") from None
-            raise
 
-    def _note(self, error: Exception, number: int) -> None:
-        self._broken = True
-        error.add_note(f"in item {number + 1} of {self._label}")
+async def _in_time(
+    scope: Scope, begin: Callable[[Any], Coroutine[Any, Any, Any]], name: str, timeout_s: float, item: Any
+) -> Any:
+    """Let it end in time, or end it."""
+    try:
+        async with scope.child(name, deadline_s=timeout_s):
+            return await begin(item)
+    except Interrupted as interrupted:
+        if interrupted.cause.kind == "deadline" and not scope.interrupt.triggered:
+            raise TimeoutError(f"{name} did not end within {timeout_s:g} s") from None
+        raise
 
 
 class _Asked:
     """An agent for each item."""
 
     def __init__(
-        self, run: Run, agent: Agent, source: _Source, concurrency: int, label: str, timeout_s: float | None
+        self, run: Run, agent: Agent, source: Source, concurrency: int, label: str, timeout_s: float | None
     ) -> None:
         self._run = run
         self._agent = agent
@@ -203,7 +160,7 @@ class _Asked:
                 await branches.changed()
                 continue
             item = await self._source.next()
-            if item is _END:
+            if item is END:
                 break
             await self._begin(item)
         while branches.busy:
@@ -232,6 +189,6 @@ class _Asked:
         elif finished.error is not None and self._error is None:
             self._error = (RunFailed if finished.status == "failed" else RunInterrupted)(finished.error)
             self._error.__cause__ = problem
-            self._error.add_note(f"in item {number} of {self._label}")
-            reason = f"item {number} did not complete: {finished.error}"
+            self._error.add_note(f"in {self._label} {number}")
+            reason = f"{self._label} {number} did not complete: {finished.error}"
             self._branches.stop_all(Cause(kind="stop", reason=reason, origin=self._label, at=self._run.now()))

@@ -18,7 +18,7 @@ from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
 from holdfast.agents.call import Call, Emission, check_said
 from holdfast.agents.calls import Wanted, approved, make_call, written
 from holdfast.agents.children import ChildTask, check_chain, past_end, run_child
-from holdfast.agents.fanout import run_map
+from holdfast.agents.fanout import run_map, run_parallel
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
 from holdfast.agents.placing import Placement, name_of, placed, placement_of
 from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
@@ -428,7 +428,6 @@ class Run:
             on: default: ``loop`` for async functions, else ``thread``.
         """
         self._check_open()
-        parent = current_branch.get() or self._branch
         where: Placement = on or placement_of(work)
         label = name or name_of(work)
         bound = functools.partial(work, *args)
@@ -437,7 +436,7 @@ class Run:
         self._lines.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
         try:
             handle: Handle[Any] = self.scope.spawn(
-                placed(bound, Branch(parent.next_id()), where, ended), on=where, name=label
+                placed(bound, Branch(self._next_id()), where, ended), on=where, name=label
             )
         except BaseException:
             self._lines.remove(counted)
@@ -453,31 +452,7 @@ class Run:
     async def parallel(self, *branches: Callable[[], Any]) -> list[Any]:
         """Run branches at the same time; results in order. The first error stops the others and is raised."""
         self._check_open()
-        parent = current_branch.get() or self._branch
-        numbered = [Branch(parent.next_id()) for _ in branches]
-        busy = len(branches)
-
-        def ended() -> None:
-            nonlocal busy
-            busy -= 1
-            if busy > 0:  # the last one's place is this line's again
-                self._lines.remove()
-
-        if branches:
-            self._lines.add(busy - 1)
-        try:
-            async with self._around().child("parallel") as scope:
-                handles: list[Handle[Any]] = []
-                for number, (work, branch) in enumerate(zip(branches, numbered, strict=True), 1):
-                    where = placement_of(work)
-                    done = ended if where == "loop" else functools.partial(self._soon, ended)
-                    label = f"{name_of(work)} {number}"
-                    handles.append(scope.spawn(placed(work, branch, where, done), on=where, name=label))
-                return [await handle for handle in handles]
-        finally:
-            left, busy = busy, 0
-            if left > 1:
-                self._lines.remove(left - 1)
+        return await run_parallel(self, branches)
 
     async def delegate(self, agent: AgentLike | str, text: str, *, timeout_s: float | None = None) -> str:
         """Run a child agent inside this run and return its answer.
@@ -569,7 +544,7 @@ class Run:
         self._check_open()
         check_said(text, "suspend()")
         written(self, text, "the words of the question")
-        question_id = (current_branch.get() or self._branch).next_id()
+        question_id = self._next_id()
         known = self._journal.answer(question_id)
         if known is not None:
             return known
