@@ -35,6 +35,7 @@ PARTS = (
     "models",
     "http",
     "explorer",
+    "langgraph",
     "reactive",
 )
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
