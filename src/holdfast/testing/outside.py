@@ -50,11 +50,12 @@ def garbage_left() -> Iterator[None]:
     """Keep the garbage collector out."""
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
-    gc.freeze()  # what was there before need not be looked at between schedules
+    if not frozen:  # else the most is frozen already, and what comes on top could never be told apart and let go
+        gc.freeze()  # what was there before need not be looked at between schedules
     try:
         yield
     finally:
-        if not frozen:  # else whoever froze that wants it so, and the two cannot be told apart
+        if not frozen:
             gc.unfreeze()
         if enabled:
             gc.enable()
