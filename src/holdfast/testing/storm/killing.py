@@ -27,6 +27,7 @@ from holdfast.testing.storm.people import People
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import read_stamps
+from holdfast.testing.storm.timed import Timed
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
 __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
@@ -57,6 +58,7 @@ class _KillStorm:
         self.load = load
         self.admin = admin
         self.people = People(admin, chance)
+        self.timed = Timed(admin)
         self.storm = server.storm
         self.chance = chance
 
@@ -123,8 +125,8 @@ class _KillStorm:
         await self.load.complete()
         progress("coming to rest")
         await self.load.rest()
-        wrong = await self.people.settle()
-        self.recorder.note(PeopleSettled, checked=self.people.checked, wrong=tuple(wrong))
+        wrong = [*await self.people.settle(), *await self.timed.settle()]
+        self.recorder.note(PeopleSettled, checked=self.people.checked + self.timed.checked, wrong=tuple(wrong))
         await note_processes(self.recorder, self.storm)
         await self.figures("quiet")
         progress("reading everything back")
@@ -168,6 +170,10 @@ class _KillStorm:
             "park": self.people.ask,
             "edit_history": self.people.edit,
             "add_attachment": self.people.attach,
+            "put_schedule": self.timed.change,
+            "pause_schedule": self.timed.change,
+            "delete_schedule": self.timed.change,
+            "fire_schedule": self.timed.tick,
         }
         act = acts.get(verb, self.load.act)
         while True:

@@ -1,0 +1,97 @@
+"""What a storm does by the clock: schedules that tick all the time, and others that come, pause and go.
+
+The sessions of those that tick get messages from them alone, so in the end each has as many messages as its schedule
+has fired: `settle` looks whether that is so. They stand outside a storm's history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from holdfast import ids
+from holdfast.client import Client
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.protocol.messages import SessionView
+from holdfast.testing.storm.agent import REPLAYABLE
+from holdfast.testing.storm.plan import Plan, encode_plan
+
+__all__ = ["Timed"]
+
+_TICKING = 3
+_EVERY_S = 1.0
+_REST_S = 20.0
+_POLL_S = 0.1
+
+
+class Timed:
+    """Some schedules of one principal. Of one loop.
+
+    Parameters:
+        client: the principal's.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._keys = [f"timed-{number}-{ids.schedule_id()[-6:]}" for number in range(_TICKING)]
+        self._put: set[str] = set()
+        self.checked = 0
+
+    async def tick(self) -> None:
+        """Let all tick that are to; those that do go on."""
+        for key in self._keys:
+            await self._client.schedule(
+                key, self._text(key), every_s=_EVERY_S, schedule_id=key, agent=REPLAYABLE, miss="burst"
+            )
+            self._put.add(key)
+
+    async def change(self) -> None:
+        """Make a schedule, pause it, let it go on, and delete it."""
+        name = ids.schedule_id()
+        schedule = await self._client.schedule("never", self._text(name), every_s=1e6, schedule_id=name)
+        await schedule.pause()
+        await schedule.resume()
+        await schedule.delete()
+
+    @staticmethod
+    def _text(name: str) -> str:
+        return encode_plan(Plan(name=name, pieces=("say",), span_s=0.0))
+
+    async def settle(self) -> list[str]:
+        """Pause what ticks, wait until its sessions are at rest, and return what is not as it must be."""
+        wrong: list[str] = []
+        deadline = system_clock.monotonic() + _REST_S
+        for key in self._put:
+            self.checked += 1
+            try:
+                fired = (await self._client.find_schedule(key).pause()).fired
+                while (view := await self._at_rest(key)) is None:
+                    if system_clock.monotonic() > deadline:
+                        raise NotFound("its session does not come to rest")
+                    await asyncio.sleep(_POLL_S)
+                accepted = await self._accepted(view)
+            except HoldfastError as error:
+                wrong.append(f"schedule {key}: {error.message}")
+                continue
+            if accepted != fired:
+                wrong.append(f"schedule {key} has fired {fired} times, and its session has {accepted} messages")
+        return wrong
+
+    async def _at_rest(self, key: str) -> SessionView | None:
+        try:
+            view = await self._client.session(key).info()
+        except NotFound:
+            view = None
+        if view is None:  # it never fired
+            return SessionView(key=key, principal="", number=0, agent="", state="idle", seq=0, waiting=0)
+        return view if view.run_id is None and not view.waiting else None
+
+    async def _accepted(self, view: SessionView) -> int:
+        """How many messages the session has accepted."""
+        accepted = 0
+        if view.seq:
+            async for event in self._client.session(view.key).events():
+                accepted += event.kind == "message.accepted"
+                if getattr(event, "seq", 0) >= view.seq:
+                    break
+        return accepted
