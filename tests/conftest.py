@@ -32,6 +32,7 @@ def is_here(address: Any) -> bool:
         return False
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are processors, as most tests mostly wait; bounded, as each has its own memory."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 7) + 1

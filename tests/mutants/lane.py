@@ -88,7 +88,8 @@ class Copy:
             "HOLDFAST_MUTANTS_TEST_S": str(TEST_S),
         }
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "tests.mutants.witness"]
-        command += ["-p", "no:cacheprovider", f"--timeout={TEST_S:g}", *(["-x"] if stop_at_first else []), *tests]
+        command += [*(word for name in ("cacheprovider", "xdist", "frontrun") for word in ("-p", f"no:{name}"))]
+        command += [f"--timeout={TEST_S:g}", *(["-x"] if stop_at_first else []), *tests]
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command, cwd=self.root, env=environment, stdout=output, stderr=output, start_new_session=True
