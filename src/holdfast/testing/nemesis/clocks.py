@@ -36,7 +36,7 @@ async def clock_jumps(episode: Episode) -> None:
         await episode.goes_on(f"the clock was set {clock_s / 3600:+g} h off")
     if not episode.ask.agents:
         await _question_is_open(episode)
-    for clock_s in (-5 * 3600.0, 5 * 3600.0, 0.0):
+    for clock_s in (-5 * 3600.0, 0.0):
         await _restart(episode, clock_s)
 
 

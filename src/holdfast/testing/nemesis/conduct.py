@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
 from holdfast.testing.checker import Report, judge
 from holdfast.testing.history import FailpointHit, HostKilled
 from holdfast.testing.nemesis.episode import Ask, Tally, open_episode
@@ -101,8 +102,11 @@ async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, 
             if fault.disk:
                 how = episode.disk.how
             await episode.begin()
-            await fault.inject(episode)
-            await episode.finish()
+            try:
+                await fault.inject(episode)
+                await episode.finish()
+            except HoldfastError as error:
+                episode.tally.found.append(f"it broke off: {error.code}: {error.message}")
     report = judge(recorder.records)
     return _outcome(fault, how, episode.tally, report, system_clock.monotonic() - began), recorder
 

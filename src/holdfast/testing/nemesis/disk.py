@@ -21,8 +21,7 @@ from holdfast.errors import NotSupported
 
 __all__ = ["Disk", "LimitedDisk", "SmallDisk", "open_disk"]
 
-_SIZE_BYTES = 48 << 20
-_NAME = "storm.db"
+_SIZE_BYTES = 64 << 20
 
 _KEEPER = """\
 import ctypes, os, shutil, sys

@@ -15,7 +15,9 @@ __all__ = ["disk_full", "disk_read_only", "disk_slow"]
 
 _ROUNDS = 2
 _REFUSED_WITHIN_S = 10.0
-_SLOW_S = 0.15
+_SLOW_S = 0.1
+_PADDING = " " * 65_536
+"""So that the room that the store had taken before is used up soon."""
 
 
 class _Refusals:
@@ -25,7 +27,6 @@ class _Refusals:
         self._episode = episode
         self._code = code
         self._status = status
-        self._session = episode.admin.session(f"refused-{ids.message_id()}")
         self._refused: list[tuple[str, str]] = []
 
     async def meet(self) -> None:
@@ -33,9 +34,9 @@ class _Refusals:
         tally = self._episode.tally
         end = system_clock.monotonic() + _REFUSED_WITHIN_S
         while system_clock.monotonic() < end:
-            key, content = ids.message_id(), self._episode.content("say")
+            key, content = ids.message_id(), self._episode.content("say") + _PADDING
             try:
-                await self._session.send(content, idempotency_key=key, agent=None)
+                await self._episode.admin.session(f"refused-{key}").send(content, idempotency_key=key, agent=None)
             except HoldfastError as error:
                 self._refused.append((key, content))
                 told = f"{error.code} ({error.status}): {error}"
@@ -49,8 +50,9 @@ class _Refusals:
         """Send again what was refused: none of it is known, all of it is taken now."""
         tally = self._episode.tally
         for key, content in self._refused:
+            session = self._episode.admin.session(f"refused-{key}")
             try:
-                receipt = await self._session.send(content, idempotency_key=key, agent=None)
+                receipt = await session.send(content, idempotency_key=key, agent=None)
             except HoldfastError as error:
                 tally.check(False, f"what was refused cannot be sent again: {error.code}: {error.message}")
             else:

@@ -21,7 +21,7 @@ import msgspec
 from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, ServerUnreachable, WaitExpired
+from holdfast.errors import HoldfastError, ServerUnreachable, StorageError, WaitExpired
 from holdfast.settings import Settings
 from holdfast.testing.history import Opened, Source, StatisticsRead
 from holdfast.testing.nemesis.disk import Disk, open_disk
@@ -53,6 +53,7 @@ main()
 _SEES: tuple[Source, ...] = ("clients", "stamps", "processes", "drain", "host", "principals")
 _SEES_OF_OTHERS: tuple[Source, ...] = ("clients", "drain", "host", "principals")
 _GOES_ON_S = 10.0
+_RESENDS = 20
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +124,7 @@ class Episode:
         self.chance = random.Random(ask.seed)
         self.levers = Levers()
         self._effects: Counter[str] = Counter()
+        self._alone: list[str] = []
 
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,6 +182,39 @@ class Episode:
         if self.ask.agents:
             return f"{self.ask.say} [{name}]"
         return encode_plan(Plan(name=name, pieces=pieces, span_s=span_s))
+
+    async def send_alone(self, count: int) -> None:
+        """Send to so many new sessions, each only one message, until it is accepted: nothing else wakes them."""
+        for _ in range(count):
+            key = ids.message_id()
+            self._alone.append(key)
+            session, content = self.admin.session(key), self.content("say", span_s=0.0)
+            for _ in range(_RESENDS):
+                try:
+                    await session.send(content, idempotency_key=key, agent=None)
+                    break
+                except StorageError:
+                    continue
+
+    async def nobody_is_left(self, after: str) -> None:
+        """Each message that was sent alone is settled."""
+        deadline = system_clock.monotonic() + _GOES_ON_S
+        alone, self._alone = self._alone, []
+        for key in alone:
+            while True:
+                try:
+                    view = await self.admin.session(key).info()
+                except HoldfastError as error:
+                    told = error.code
+                else:
+                    told = f"{view.state} with {view.waiting} waiting"
+                    if view.run_id is None and not view.waiting:
+                        told = ""
+                        break
+                if system_clock.monotonic() > deadline:
+                    break
+                await asyncio.sleep(0.05)
+            self.tally.check(not told, f"a session whose one message was sent during {after} is {told}")
 
     async def goes_on(self, after: str) -> None:
         """A new session's message is answered, without a restart, soon after a fault."""

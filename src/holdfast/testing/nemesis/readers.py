@@ -17,9 +17,10 @@ STALL_S = 1.0
 """A reader that takes nothing is let go after this time, in this episode."""
 
 _OF_EACH_KIND = 6
-_POURS = 4
+_POURS = 3
 _CAUGHT_UP_S = 20.0
 _POLL_S = 0.05
+_EMPTIED_S = 5.0
 _BITE_BYTES = 512
 
 
@@ -46,10 +47,15 @@ async def hostile_readers(episode: Episode) -> None:
     session = episode.admin.session(f"poured-{ids.message_id()}")
     await session.send(episode.content("say"), agent=None)
     honest = _HonestReader(episode, session.key)
-    acts = (_never_reads, _byte_by_byte, _breaks_off, _half_closes)
+    acts = (_byte_by_byte, _breaks_off, _half_closes)
+    over = asyncio.Event()
     tasks = [asyncio.create_task(honest.read(), name="honest reader")]
     tasks += [
         asyncio.create_task(act(episode, session.key), name=act.__name__) for act in acts for _ in range(_OF_EACH_KIND)
+    ]
+    stalled = [
+        asyncio.create_task(_never_reads(episode, session.key, over), name="reader that never reads")
+        for _ in range(_OF_EACH_KIND)
     ]
     try:
         for _ in range(_POURS):
@@ -62,14 +68,18 @@ async def hostile_readers(episode: Episode) -> None:
         end = system_clock.monotonic() + _CAUGHT_UP_S
         while len(honest.seen) < newest and system_clock.monotonic() < end:  # noqa: ASYNC110 - what it sees is no event of ours
             await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(2 * STALL_S)
+        over.set()
+        for let_go in await asyncio.gather(*stalled):
+            tally.check(let_go, "a reader that never reads is not let go")
         tally.check(
             honest.seen == list(range(1, newest + 1)) and not honest.gaps,
             f"an honest reader beside slow ones saw {len(honest.seen)} of {newest} events and {honest.gaps} gaps",
         )
     finally:
-        for task in tasks:
+        for task in (*tasks, *stalled):
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, *stalled, return_exceptions=True)
     await episode.goes_on("slow and vanishing readers")
 
 
@@ -81,12 +91,19 @@ async def _connected(episode: Episode, key: str, kind: str) -> Line:
     return line
 
 
-async def _never_reads(episode: Episode, key: str) -> None:
+async def _never_reads(episode: Episode, key: str, over: asyncio.Event) -> bool:
+    """Whether the server has let it go by the time when all is over."""
     line = await _connected(episode, key, "never reads")
     try:
-        await asyncio.get_running_loop().create_future()
+        await over.wait()
+        async with asyncio.timeout(_EMPTIED_S):
+            while await line.take(1 << 16):
+                pass
+    except TimeoutError:
+        return False
     finally:
         line.drop()
+    return True
 
 
 async def _byte_by_byte(episode: Episode, key: str) -> None:

@@ -34,7 +34,7 @@ _home: ContextVar[str | None] = ContextVar("holdfast_storm_home", default=None)
 
 _STUCK_S = 0.9
 _LISTENS = 10
-_POURED = 256
+_POURED = 128
 _CUP = "a cup of water " * 512
 _WAIT_S = 3.0
 

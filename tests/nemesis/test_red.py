@@ -1,0 +1,121 @@
+"""Each fault finds what it is there to find: a product that was made worse on purpose does not pass."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import pytest
+
+from holdfast import failpoints
+from holdfast.testing.nemesis import FAULTS, Ask, Outcome, episode, torment
+from holdfast.testing.nemesis.conduct import run_kills
+from holdfast.testing.storm import killing
+
+SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=13)
+
+
+class Worse(NamedTuple):
+    """A fault, what makes the product worse, and what must be found."""
+
+    fault: str
+    code: str
+    found: str
+
+
+LOSES_WRITES = """
+from holdfast.storage import sqlite
+def commit(self, real=sqlite._WritingConnection.commit):
+    try:
+        real(self)
+    except Exception:
+        self.roll_back()
+sqlite._WritingConnection.commit = commit
+"""
+TELLS_NOTHING = """
+from holdfast.storage import sqlite
+sqlite.translate = lambda error, path: error
+"""
+GIVES_UP_SLOW_COMMITS = """
+import time
+from holdfast.storage import sqlite
+begun = [0.0]
+def begin(self, verbs, real=sqlite._WritingConnection.begin):
+    begun[0] = time.monotonic()
+    real(self, verbs)
+def commit(self, real=sqlite._WritingConnection.commit):
+    self.roll_back() if time.monotonic() - begun[0] > 0.09 and "open" not in self._verbs else real(self)
+sqlite._WritingConnection.begin, sqlite._WritingConnection.commit = begin, commit
+"""
+WAITS_FOR_THE_CLOCK = """
+from holdfast.storage import verbs
+verbs._SET_BACK_S = 1e12
+"""
+FORGETS_LOST_SENDS = """
+from holdfast.host.dispatch import Dispatch
+async def look_after(self, request):
+    if request.run_id is not None:
+        self.release(request.principal)
+Dispatch._look_after = look_after
+"""
+SHOWS_TWICE = """
+from holdfast.host.actor import SessionActor
+def publish(self, events):
+    if events and not self.log.closed:
+        self.log.publish(events)
+SessionActor.publish = publish
+"""
+WAITS_FOR_READERS = """
+from holdfast.server.exchange import Exchange
+async def put(self, message):
+    await self.send(message)
+Exchange.put = put
+"""
+KEEPS_SOCKETS = """
+import os
+from holdfast.server.joining import JoiningProtocol
+def made(self, transport, real=JoiningProtocol.connection_made):
+    os.dup(transport.get_extra_info("socket").fileno())
+    real(self, transport)
+JoiningProtocol.connection_made = made
+"""
+
+WORSE = (
+    Worse("disk-full", LOSES_WRITES, "no send was refused"),
+    Worse("disk-full", TELLS_NOTHING, "a send was refused with internal_error"),
+    Worse("read-only", TELLS_NOTHING, "a send was refused with internal_error"),
+    Worse("disk-slow", GIVES_UP_SLOW_COMMITS, "P"),
+    Worse("clock", WAITS_FOR_THE_CLOCK, "after the clock was set -3 h off"),
+    Worse("signals", FORGETS_LOST_SENDS, "P"),
+    Worse("signals", SHOWS_TWICE, "P7"),
+    Worse("readers", WAITS_FOR_READERS, "a reader that never reads is not let go"),
+    Worse("connections", KEEPS_SOCKETS, "of descriptors after"),
+)
+
+
+def quietly(text: str) -> None:
+    """Progress that nobody wants to see."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("worse", WORSE, ids=lambda worse: f"{worse.fault}: {worse.found}")
+def test_a_worse_product_is_found(worse: Worse, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episode, "_PROGRAM", worse.code + episode._PROGRAM)
+
+    async def work() -> Outcome:
+        async with asyncio.timeout(100):
+            return (await torment(FAULTS[worse.fault], SHORT, quietly))[0]
+
+    outcome = asyncio.run(work())
+    assert not outcome.passed
+    assert [found for found in outcome.found if worse.found in found]
+
+
+@pytest.mark.nightly
+def test_a_failpoint_that_nobody_passes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(killing, "_HIT_S", 1.0)
+    monkeypatch.setattr(failpoints, "_names", set(failpoints.names()))
+    name = failpoints.register("sqlite.never.before_write")
+    outcome, _ = asyncio.run(run_kills(SHORT, quietly, points=(name,)))
+    assert outcome.found == (f"failpoint {name} was never hit",)
+    assert not outcome.passed
