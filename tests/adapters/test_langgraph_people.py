@@ -235,7 +235,7 @@ def test_after_a_kill_the_graph_goes_on_behind_its_question_and_repeats_no_node(
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"up\n"
-        asyncio.run(asyncio.wait_for(until_asked(store), 10))
+        asyncio.run(asyncio.wait_for(until_asked(store), 60))
         program.send_signal(signal.SIGKILL)
 
     async def test() -> None:
@@ -496,3 +496,44 @@ def asking() -> StateGraph[Any, Any, Any, Any]:
     builder.add_node("node", node)
     builder.add_edge(START, "node")
     return builder
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_calls_inside_of_parallel_subgraphs_are_made_once(crash: bool) -> None:
+    called: list[str] = []
+
+    async def inner_node(state: One) -> dict[str, Any]:
+        run = current_run()
+        await run.call(called.append, state["name"], idempotent=True)
+        await run.call(called.append, f"{state['name']} again", idempotent=True)
+        return {"answers": [f"{state['name']}={interrupt(state['name'])}" if state["name"] != "c" else "c"]}
+
+    class Inner(One):
+        answers: Annotated[list[str], operator.add]
+
+    inner = StateGraph(Inner)
+    inner.add_node("inner", inner_node)
+    inner.add_edge(START, "inner")
+    builder = StateGraph(Asked)
+    builder.add_node("sub", inner.compile())
+    builder.add_conditional_edges(START, lambda state: [Send("sub", {"name": name}) for name in "abc"], ["sub"])
+    agent = graph_agent(builder, name="g", input="text", answer=joined, idempotent=True)
+
+    async def test() -> None:
+        async with hosted(agent) as host:
+            session = host.session("s")
+            sent = await session.send("hi")
+            questions = await asked(session, 2)
+            events = [e for e in await log(session) if not e.kind.startswith(("message.", "run."))]
+            if not crash:
+                for question in questions:
+                    await session.answer(question.question_id, question.text.upper())
+                assert (await session.wait(sent.message_id)).text == "a=A b=B c"
+        assert sent.run_id is not None
+        if crash:  # before the state was written down: the nodes begin anew
+            cut = next(n for n, event in enumerate(events) if isinstance(event, StepFinished))
+            async with hosted(agent, store=await crashed("g", sent.run_id, events[:cut])) as host:
+                await asked(host.session("s"), 2)
+        assert sorted(called) == sorted([f"{name}{more}" for name in "abc" for more in ("", " again")])
+
+    run(test())

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 
 from holdfast.protocol import model as ours
+from holdfast.protocol.events import encode_json, plain
 from holdfast.protocol.messages import Entry, Message, Usage
 from holdfast.protocol.model import conversation
 
-__all__ = ["asked", "messages_of", "reasoning_of", "text_of", "usage_of"]
+__all__ = ["as_json", "asked", "messages_of", "readable", "reasoning_of", "text_of", "usage_of"]
 
 
 def asked(messages: Sequence[Message]) -> list[BaseMessage]:
@@ -67,3 +69,19 @@ def usage_of(message: AIMessage) -> Usage:
     """What the message's request used, as far as its piece says so."""
     used = message.usage_metadata
     return Usage() if used is None else Usage(input_tokens=used["input_tokens"], output_tokens=used["output_tokens"])
+
+
+def as_json(value: Any) -> str:
+    """The value as JSON, or its text where it has none."""
+    try:
+        return encode_json(value).decode()
+    except (TypeError, ValueError, RecursionError):
+        return plain(str(value))
+
+
+def readable(value: Any) -> Any:
+    """The value as JSON holds it, or its text."""
+    try:
+        return msgspec.json.decode(encode_json(value))
+    except (TypeError, ValueError, RecursionError):
+        return plain(str(value))

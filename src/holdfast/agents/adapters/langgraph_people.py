@@ -6,11 +6,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from holdfast.agents.adapters.langgraph_messages import as_json, readable
+from holdfast.agents.calls import written
 from holdfast.agents.journal import Branch, current_branch
 from holdfast.errors import ConfigurationError
-from holdfast.protocol.events import encode_json, plain
+from holdfast.protocol.events import plain
 from holdfast.protocol.messages import Answer, Question
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
         return [question]
     if actions := _actions(value):
         return [_approval(action) for action in actions]
-    return [Question(question_id="", kind="question", text=plain(value if isinstance(value, str) else _json(value)))]
+    return [Question(question_id="", kind="question", text=plain(value if isinstance(value, str) else as_json(value)))]
 
 
 def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
@@ -75,7 +75,7 @@ def _approval(action: Mapping[str, Any]) -> Question:
         kind="approval",
         text=str(action.get("description") or f"May {name} be called?"),
         tool=name,
-        arguments=arguments if isinstance(arguments, str) else _readable(arguments),
+        arguments=readable(arguments),
     )
 
 
@@ -91,22 +91,6 @@ def _reply(answer: Answer) -> dict[str, Any]:
     return {"type": "response", "args": answer.text or (_EXPIRED if answer.decision == "expired" else "denied")}
 
 
-def _readable(value: Any) -> Any:
-    """The value as JSON holds it, or its text."""
-    text = _json(value)
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        return plain(text)
-
-
-def _json(value: Any) -> str:
-    try:
-        return encode_json(value).decode()
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
-
-
 async def ask_all(run: Run, questions: Sequence[Question]) -> list[Answer]:
     """Ask people, one question after the other, and wait for every answer; those of an earlier attempt are taken from
     the journal.
@@ -116,6 +100,7 @@ async def ask_all(run: Run, questions: Sequence[Question]) -> list[Answer]:
     with run._deadlines_held():
         for question in questions:
             if run._journal.answer(question.question_id) is None:
+                written(run, [question.text, question.arguments], "the words of the question")
                 await run._surroundings.suspend(question)
         ids = [question.question_id for question in questions]
         if len(ids) == 1:

@@ -25,7 +25,7 @@ from langgraph.errors import EmptyInputError, GraphRecursionError, InvalidUpdate
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Command
 
-from holdfast.agents.adapters.langgraph_messages import asked, messages_of, text_of
+from holdfast.agents.adapters.langgraph_messages import as_json, asked, messages_of, text_of
 from holdfast.agents.adapters.langgraph_people import ask_all, questions_of, resume_of
 from holdfast.agents.adapters.langgraph_speech import Nodes, Speech
 from holdfast.agents.adapters.langgraph_state import Kept, RunSaver, fingerprint, pack, unpack
@@ -39,7 +39,6 @@ from holdfast.protocol.events import (
     StepStarted,
     ToolFinished,
     ToolStarted,
-    encode_json,
     plain,
 )
 from holdfast.protocol.messages import Question
@@ -79,6 +78,7 @@ class GraphRun:
         self._output: Any = None
         self._stretch = 0
         self._kept = ""
+        self._inside: dict[str, int] = {}
 
     async def work(self) -> None:
         """Bring the graph to its end. Raises `RunFailed`, `ConfigurationError`, `LimitExceeded`, what a node raised."""
@@ -136,6 +136,7 @@ class GraphRun:
             return None
         await self._speech.again(state["said"])
         self._kept = state["graph"]
+        self._inside = state["inside"]
         if state["ended"]:
             return False
         kept = unpack(self._kept, self._agent.name)
@@ -152,8 +153,8 @@ class GraphRun:
         """The graph's input, over the state that the session has of it."""
         run, agent = self._run, self._agent
         history = await run.history()
-        self._before = fingerprint(history)
         if agent.takes_messages:
+            self._before = fingerprint(history)
             return self._messages(history)
         kept, _, _ = self._last_kept(history)
         if kept is not None:
@@ -238,7 +239,7 @@ class GraphRun:
     async def _stream(self, given: Any, config: Any, nodes: Nodes) -> bool:
         agent, speech = self._agent, self._speech
         stopped = False
-        token = current_branch.set(_NodeBranch(self._id))
+        token = current_branch.set(_NodeBranch(self._id, self._inside))
         try:
             parts = self._graph.astream(
                 given,
@@ -325,7 +326,7 @@ class GraphRun:
             kept = self._saver.rows(inside=not ended, deltas=self._deltas)
             kept.before = self._before
             self._kept = pack(kept, agent.name, limit_bytes=agent.state_limit_bytes)
-        state = {"graph": self._kept, "said": speech.said, "ended": ended}
+        state = {"graph": self._kept, "said": speech.said, "inside": self._inside, "ended": ended}
         usage = speech.take_usage()
         run._write(StepFinished(run_id=self._id, step=self._stretch, usage=usage, state=state, at=run.now()))
 
@@ -360,10 +361,7 @@ def _shown(output: Any) -> str:
         return next((text_of(m) for m in reversed(messages) if isinstance(m, AIMessage)), "")
     if output is None or isinstance(output, str):
         return output or ""
-    try:
-        return encode_json(output).decode()
-    except (TypeError, ValueError, RecursionError):
-        return str(output)
+    return as_json(output)
 
 
 def _numbered(question: Question, question_id: str) -> Question:
@@ -377,26 +375,33 @@ def _numbered(question: Question, question_id: str) -> Question:
 
 
 class _NodeBranch(Branch):
-    """Numbers the calls of each node's execution for themselves, the same in every attempt."""
+    """Numbers the calls of each node's execution for themselves, the same in every attempt.
 
-    __slots__ = ("_of_node",)
+    Parameters:
+        inside: numbers of the tasks that subgraphs run in, in the order in which they were first seen to call.
+    """
 
-    def __init__(self, path: str) -> None:
+    __slots__ = ("_inside", "_of_node")
+
+    def __init__(self, path: str, inside: dict[str, int]) -> None:
         super().__init__(path)
+        self._inside = inside
         self._of_node: dict[str, Iterator[int]] = {}
 
     def next_id(self) -> str:
         """See `Branch.next_id`."""
-        where = _node_of(var_child_runnable_config.get())
+        where = self._node_of(var_child_runnable_config.get())
         return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
 
-
-def _node_of(config: Mapping[str, Any] | None) -> str:
-    """The superstep and the node that the code runs in; the same in every attempt of it."""
-    metadata = (config or {}).get("metadata") or {}
-    if "langgraph_node" not in metadata:
-        return "outside"
-    levels = str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1]
-    path = [str(part) for part in metadata.get("langgraph_path", ()) if isinstance(part, (str, int))]
-    where = [*levels, str(metadata.get("langgraph_step")), str(metadata["langgraph_node"]), *path[1:]]
-    return "/".join(where).replace(".", "-")
+    def _node_of(self, config: Mapping[str, Any] | None) -> str:
+        """The superstep and the node that the code runs in."""
+        metadata = (config or {}).get("metadata") or {}
+        if "langgraph_node" not in metadata:
+            return "outside"
+        where: list[object] = []
+        for level in str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1]:
+            name, _, task = level.partition(":")
+            where.append(f"{name}-{self._inside.setdefault(task, len(self._inside) + 1)}")
+        where += [metadata.get("langgraph_step"), metadata["langgraph_node"]]
+        where += [part for part in metadata.get("langgraph_path", ())[1:] if isinstance(part, (str, int))]
+        return "/".join(map(str, where)).replace(".", "-")

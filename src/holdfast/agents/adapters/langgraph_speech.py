@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, ToolMessage
 
-from holdfast.agents.adapters.langgraph_messages import reasoning_of, text_of, usage_of
-from holdfast.agents.results import told_briefly
-from holdfast.protocol.events import ReasoningDelta, ToolFinished, ToolOutput, ToolStarted, encode_json, plain
+from holdfast.agents.adapters.langgraph_messages import as_json, readable, reasoning_of, text_of, usage_of
+from holdfast.agents.results import cut, told_briefly
+from holdfast.protocol.events import ReasoningDelta, ToolFinished, ToolOutput, ToolStarted, plain
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.transcript import STEP_BREAK
 
@@ -154,19 +154,21 @@ class Speech:
                 continue
             self._numbers += 1
             call_id = self._calls[theirs] = f"{self._run.run_id}.call-{self._numbers}"
-            started = self._started(call_id, call["name"], call["args"])
+            arguments = readable(call["args"])
+            started = self._started(call_id, call["name"], arguments)
             self._note_text()
             self._run._write(started)
             self._run._journal.begun(started)
-            self._said.append([call_id, call["name"], call["args"], theirs])
+            self._said.append([call_id, call["name"], arguments, theirs])
 
     def _result(self, message: ToolMessage) -> None:
         call_id = self._calls.get(message.tool_call_id)
         if call_id is None:
             return  # of a call that was made elsewhere
         status: Literal["ok", "error"] = "error" if message.status == "error" else "ok"
-        self._run._write(self._finished(call_id, status, plain(text_of(message))))
-        self._said.append([call_id, status, plain(text_of(message))])
+        text = cut(text_of(message), self._run._limits.result_limit_bytes)
+        self._run._write(self._finished(call_id, status, text))
+        self._said.append([call_id, status, text])
 
     def _started(self, call_id: str, name: str, arguments: Any) -> ToolStarted:
         # Idempotent by itself: what its node does is within the call of the graph, which says what it is.
@@ -220,7 +222,7 @@ class Nodes:
     async def output(self, part: Any) -> None:
         """What a node wrote to its stream."""
         run = self._run
-        text = part if isinstance(part, str) else _json(part)
+        text = part if isinstance(part, str) else as_json(part)
         run._write(ToolOutput(run_id=run.root_id, call_id=self._call_id, text=plain(text), at=run.now()))
         await run._recorder.room()
 
@@ -232,10 +234,3 @@ class Nodes:
     def _end(self, task: str, status: Literal["ok", "error", "interrupted"], error: str | None) -> None:
         run = self._run
         run._write(ToolFinished(run_id=run.root_id, call_id=self._ids[task], status=status, error=error, at=run.now()))
-
-
-def _json(value: Any) -> str:
-    try:
-        return encode_json(value).decode()
-    except (TypeError, ValueError, RecursionError):
-        return str(value)
