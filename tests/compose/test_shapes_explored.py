@@ -72,3 +72,12 @@ def test_a_failure_at_any_step_of_any_branch_ends_or_restarts_what_it_should(nam
                     explore(play, schedules=2, seed=step)
                 elif times == 1 or step == 1:
                     run_virtual(play())
+
+
+@pytest.mark.parametrize("name", ["all", "sequence"])
+def test_a_branch_that_ends_at_the_moment_of_the_interrupt_has_ended_or_was_interrupted_but_not_both(name: str) -> None:
+    async def interrupt(one: Any) -> None:
+        await asyncio.sleep(STEP_S * 2.5)  # when the first one is done
+        await one.session("s").interrupt("enough")
+
+    explore(scenario(name, interrupt), schedules=40)
