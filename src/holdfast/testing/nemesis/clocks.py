@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from holdfast import ids
+from holdfast.client import RemoteSchedule
+from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, ServerUnreachable
 from holdfast.testing.nemesis.episode import Episode
 
@@ -17,6 +19,8 @@ _JUMPS_S = (3 * 3600.0, -3 * 3600.0, 26 * 3600.0, -26 * 3600.0, 0.0)
 _QUIET_S = 0.3
 _MOST_WAIT_S = 0.6
 _IN_TIME_S = 8.0
+_EVERY_S = 1.0
+_POLL_S = 0.05
 
 
 async def clock_jumps(episode: Episode) -> None:
@@ -24,6 +28,9 @@ async def clock_jumps(episode: Episode) -> None:
     first = episode.content("say")
     session = episode.admin.session(f"known-{ids.message_id()}")
     sent = await session.send(first, idempotency_key="known", agent=None)
+    planned = await episode.admin.session(f"planned-{ids.message_id()}").schedule(
+        episode.content("say"), every_s=_EVERY_S, miss="skip"
+    )
     for clock_s in _JUMPS_S:
         episode.progress(f"the clock is {clock_s / 3600:+g} h off")
         await _collects_in_time(episode, clock_s)
@@ -33,7 +40,9 @@ async def clock_jumps(episode: Episode) -> None:
             again.disposition == "duplicate" and again.message_id == sent.message_id,
             f"a repeated message was not known any more with the clock {clock_s / 3600:+g} h off",
         )
+        await _fires(episode, planned, clock_s)
         await episode.goes_on(f"the clock was set {clock_s / 3600:+g} h off")
+    await planned.delete()
     if not episode.ask.agents:
         await _question_is_open(episode)
     for clock_s in (-5 * 3600.0, 0.0):
@@ -57,6 +66,21 @@ async def _collects_in_time(episode: Episode, clock_s: float) -> None:
             f"a message that was to wait {_MOST_WAIT_S:g} s is {state} {_IN_TIME_S:g} s after the clock was set "
             f"{clock_s / 3600:+g} h off",
         )
+
+
+async def _fires(episode: Episode, planned: RemoteSchedule, clock_s: float) -> None:
+    """A schedule goes on with its period when the clock was set."""
+    before = (await planned.info()).fired
+    end = system_clock.monotonic() + _IN_TIME_S
+    after = before
+    while after == before and system_clock.monotonic() < end:
+        await asyncio.sleep(_POLL_S)
+        after = (await planned.info()).fired
+    episode.tally.check(
+        after > before,
+        f"a schedule of every {_EVERY_S:g} s is silent for {_IN_TIME_S:g} s after the clock was set "
+        f"{clock_s / 3600:+g} h off",
+    )
 
 
 async def _state_within(episode: Episode, key: str, message_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -102,11 +103,11 @@ async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, 
             if fault.disk:
                 how = episode.disk.how
             await episode.begin()
-            try:
-                await fault.inject(episode)
-                await episode.finish()
-            except HoldfastError as error:
-                episode.tally.found.append(f"it broke off: {error.code}: {error.message}")
+            for act in (partial(fault.inject, episode), episode.finish):
+                try:
+                    await act()
+                except HoldfastError as error:
+                    episode.tally.found.append(f"it broke off: {error.code}: {error.message}")
     report = judge(recorder.records)
     return _outcome(fault, how, episode.tally, report, system_clock.monotonic() - began), recorder
 
