@@ -258,6 +258,7 @@ def test_a_schedule_whose_session_was_deleted_is_told_and_goes_on_counting() -> 
         ({"every_s": 5.0, "text": "a\0b"}, InvalidRequest),
         ({"every_s": 5.0, "text": "\ud800"}, InvalidRequest),
         ({"every_s": 5.0, "text": None}, InvalidRequest),
+        ({"every_s": 5.0, "text": "x" * 100_001}, InvalidRequest),
     ],
 )
 def test_what_cannot_be_a_schedule_is_refused_and_nothing_is_stored(

@@ -2,6 +2,7 @@
 
 from holdfast.host.host import Host
 from holdfast.host.readers import LogReader
+from holdfast.host.schedules import Schedule
 from holdfast.host.session import Session
 from holdfast.host.statistics import COUNTS, PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
 
@@ -15,5 +16,6 @@ __all__ = [
     "LogReader",
     "PromiseCount",
     "Recovery",
+    "Schedule",
     "Session",
 ]

@@ -51,6 +51,8 @@ BATCH = 256
 TRIES = 3
 """Times that a run by hand is tried while others change the schedule."""
 ID_LENGTH = 200
+TEXT_LENGTH = 100_000
+"""Of a schedule's message: many are in memory together."""
 
 
 class Schedules:
@@ -175,9 +177,9 @@ class Schedules:
         counts = host.incidents.counts
         counts["ticks_missed"] += fired.missed
         match fired.outcome:
-            case "fired" | "duplicate":
+            case "fired":
                 counts["ticks_fired"] += 1
-            case "missed" | "changed" | "waits":
+            case "duplicate" | "missed" | "set_back" | "changed" | "waits":
                 pass
             case outcome:
                 counts["ticks_refused"] += 1
@@ -214,6 +216,10 @@ class Schedules:
         if not isinstance(text, str):
             raise InvalidRequest("what a schedule says is text (str)")
         check_text(text)
+        if len(text) > TEXT_LENGTH:
+            raise InvalidRequest(
+                f"the text of a schedule has at most {TEXT_LENGTH:,} characters", hint="name a file in it, or send less"
+            )
         if "\0" in text:
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the text")
         if not any(policy == spec.overlap for _, policy in DECISIONS):

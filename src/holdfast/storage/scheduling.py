@@ -135,7 +135,7 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
     if tick_at is None:
         if progress == row.progress:
             return Fired(outcome="waits", schedule=schedule_view(row))
-        outcome = "missed" if missed else "waits"
+        outcome = "missed" if missed else "set_back"
         last = Firing(outcome="missed", tick_at=row.progress.tick_at, at=at) if missed else row.last
         row = _changed(row, progress=progress, last=last, updated_at=at)
         tables.save_schedule(row)
@@ -180,9 +180,9 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
     """Accept the message. Raises what `verbs.send` raises, and `UnknownAgent`; then nothing was changed."""
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
+    session = tables.find(send.principal, send.key)
     agent = send.agent
     if agent is None:
-        session = tables.find(send.principal, send.key)
         agent = send.default_agent if session is None else session.agent
     if agent not in request.agents:
         there = ", ".join(sorted(request.agents))
@@ -190,4 +190,7 @@ def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str)
             f"this host has no agent {agent!r}, which the schedule {row.schedule_id!r} is for",
             hint=f"it has: {there}; put the schedule again with one of them, or delete it",
         )
+    idle = session is None or (session.run_id is None and not session.waiting)
+    if send.policy == "reject" and send.run_id is None and idle:  # it is the host that has no room: it waits for that
+        send = _replace(send, policy="queue")
     return verbs.send(tables, send)

@@ -119,9 +119,10 @@ async def what_refuses_a_tick_is_counted_and_the_schedule_goes_on(make_store: Ma
         busy = await _fire(on, 110.0)
         assert (busy.outcome, busy.sent, busy.problem) == ("busy", None, None), "that passes by itself"
         await on.commit(claim)
-        assert (await _fire(on, 120.0, room=False)).outcome == "busy"
-        fired = await _fire(on, 130.0)
-        assert fired.outcome == "fired"
+        waiting = await _fire(on, 120.0, room=False)
+        assert waiting.outcome == "fired", "it is the host that has no room, not the session"
+        assert waiting.sent is not None and waiting.sent.disposition == "queued"
+        assert (await _fire(on, 130.0)).outcome == "busy"
         unknown = await _fire(on, 110.0, "stranger")
         assert unknown.outcome == "unknown_agent"
         assert unknown.problem is not None and "nobody" in unknown.problem
@@ -269,7 +270,7 @@ async def a_clock_that_was_set_back_is_looked_at(make_store: MakeStore) -> None:
         assert (await _fire(on, future)).outcome == "fired"
         assert await _ids(on, 105.0) == ["s"], "it was decided in a time that has not come yet"
         back = await _fire(on, 105.0)
-        assert (back.outcome, back.missed) == ("waits", 0)
+        assert (back.outcome, back.missed) == ("set_back", 0)
         assert (await _read(on))[1].next_at == 110.0
         assert await _ids(on, 105.0) == []
         assert (await _fire(on, 110.0)).outcome == "fired"
