@@ -1,0 +1,292 @@
+"""What the nemesis found once stays mended, its disks are what they say, and its command tells what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import sqlite3
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast import Host, Run, failpoints
+from holdfast.cli import storm as storm_command
+from holdfast.cli.exits import Exit
+from holdfast.cli.storm import Storm
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigurationError, HoldfastError, NotSupported, StoreFull, StoreReadOnly
+from holdfast.storage import SqliteStore
+from holdfast.storage.port import Send
+from holdfast.testing.nemesis import FAULTS, Ask, Outcome, chosen
+from holdfast.testing.nemesis.disk import LimitedDisk, SmallDisk, open_disk
+from holdfast.testing.nemesis.page import page
+
+HOURS_S = 3600.0
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await work
+
+    asyncio.run(bounded())
+
+
+class SetClock:
+    """The system's clock, set so far off."""
+
+    off_s = 0.0
+
+    def now(self) -> float:
+        return system_clock.now() + self.off_s
+
+    def monotonic(self) -> float:
+        return system_clock.monotonic()
+
+
+async def echo(run: Run) -> None:
+    await run.emit(run.text)
+
+
+# ── found: a clock that is set back ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["while it runs", "between two starts"])
+def test_a_batch_that_collects_is_taken_in_time_when_the_clock_is_set_back(restarted: bool, tmp_path: Path) -> None:
+    async def work() -> None:
+        clock = SetClock()
+        where = f"sqlite:///{tmp_path / 'own.db'}"
+        host = Host(echo, store=where, clock=clock)
+        await host.start()
+        session = host.session("s")
+        receipt = await session.send("hello", policy="collect", quiet_s=0.05, max_wait_s=0.1)
+        if restarted:
+            await host.close()
+            host = Host(echo, store=where, clock=clock)
+        clock.off_s = -10 * HOURS_S
+        if restarted:
+            await host.start()
+        assert (await host.session("s").wait(receipt.message_id, timeout_s=15)).state == "completed"
+        await host.close()
+
+    run(work())
+
+
+# ── found: a disk that is full in other words ────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def a_send(number: int) -> Send:
+    return Send(
+        principal="p",
+        key=f"k{number}",
+        agent=None,
+        default_agent="demo",
+        message_id=f"m{number}",
+        content="x" * 5000,
+        policy="queue",
+        at=1.0,
+        run_id=None,
+    )
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk_and_writing_goes_on_once_it_is_gone(tmp_path: Path) -> None:
+    async def work() -> None:
+        store = SqliteStore(str(tmp_path / "own.db"))
+        await store.open(node_id="n", at=1.0)
+        try:
+            await store.send(a_send(1))
+            with files_up_to((tmp_path / "own.db-wal").stat().st_size):
+                with pytest.raises(StoreFull) as caught:
+                    await store.send(a_send(2))
+                assert os.strerror(errno.EFBIG) in caught.value.message
+                assert caught.value.hint
+                assert caught.value.status == 507
+            await store.send(a_send(2))
+            assert await store.find_session("p", "k2") is not None
+        finally:
+            await store.close()
+
+    run(work())
+
+
+# ── the disks ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_small_disk_is_full_and_read_only_by_the_kernel(tmp_path: Path) -> None:
+    async def work() -> None:
+        seed, place = tmp_path / "seed.db", tmp_path / "disk"
+        seed.write_bytes(b"a seed")
+        place.mkdir()
+        try:
+            disk = await SmallDisk.open(place, seed)
+        except NotSupported as error:
+            pytest.skip(error.message)
+        try:
+            inside = Path(f"/proc/{disk.keeper}/root{place}")
+            assert (inside / "seed.db").read_bytes() == b"a seed"
+            assert list(place.iterdir()) == []
+            await disk.fill(0)
+            with pytest.raises(OSError, match="No space left"):
+                (inside / "more").write_bytes(bytes(8192))
+            await disk.free(0)
+            (inside / "more").write_bytes(bytes(8192))
+            await disk.set_read_only(True)
+            with pytest.raises(OSError, match="Read-only"):
+                (inside / "more").write_bytes(b"")
+            await disk.set_read_only(False)
+        finally:
+            await disk.close()
+
+    run(work())
+
+
+def test_a_machine_without_namespaces_gets_a_limited_disk_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(folder: Path, seed: Path) -> SmallDisk:
+        raise NotSupported("not here")
+
+    async def work() -> None:
+        seed, place = tmp_path / "seed.db", tmp_path / "disk"
+        seed.write_bytes(b"a seed")
+        place.mkdir()
+        disk = await open_disk(place, seed, small=True)
+        assert isinstance(disk, LimitedDisk)
+        assert "not here" in disk.how
+        await disk.set_read_only(True)
+        if os.geteuid() != 0:
+            with pytest.raises(PermissionError):
+                disk.path.write_bytes(b"")
+        await disk.close()
+        disk.path.write_bytes(b"")
+
+    monkeypatch.setattr(SmallDisk, "open", refuse)
+    run(work())
+
+
+# ── failpoints that are attended ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_attends_the_failpoints_sees_each_and_what_they_raise_is_the_stores_error(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def passed(name: str) -> None:
+        seen.append(name)
+        if name == "sqlite.send.before_write" and len(seen) < 4:
+            error = sqlite3.OperationalError("now")
+            error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+            raise error
+
+    async def work() -> None:
+        store = SqliteStore(str(tmp_path / "own.db"))
+        await store.open(node_id="n", at=1.0)
+        try:
+            with failpoints.attend(passed):
+                assert failpoints.armed() == "*"
+                with pytest.raises(StoreReadOnly):
+                    await store.send(a_send(1))
+                seen.extend(["-"] * 4)
+                await store.send(a_send(1))
+            assert failpoints.armed() is None
+        finally:
+            await store.close()
+
+    run(work())
+    points = [name.rpartition(".")[2] for name in seen if name.startswith("sqlite.send")]
+    assert points == ["before_write", "before_write", "between_writes", "before_commit", "after_commit"]
+
+
+# ── the command and its page ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def an_outcome(**changes: Any) -> Outcome:
+    fine = Outcome(
+        fault="clock",
+        title="The clock | is set.",
+        injected={"clock": 3},
+        observations=10,
+        checked=2,
+        broken=0,
+        found=(),
+        seconds=1.0,
+    )
+    return msgspec.structs.replace(fine, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed"),
+    [
+        ({}, True),
+        ({"injected": {"clock": 0}}, False),
+        ({"broken": 1, "found": ("P5: gone",)}, False),
+        ({"observations": 0}, False),
+    ],
+)
+def test_a_fault_passes_if_it_was_injected_and_seen_and_broke_nothing(changes: dict[str, Any], passed: bool) -> None:
+    assert an_outcome(**changes).passed is passed
+
+
+def test_the_page_tells_what_was_never_injected_and_what_was_found() -> None:
+    text = page([an_outcome(), an_outcome(injected={"clock": 0}, broken=1, found=("P5: gone",))], "the command")
+    assert "the command" in text
+    assert "never injected: clock" in text
+    assert "P5: gone" in text
+
+
+def test_faults_are_chosen_by_name_each_once() -> None:
+    assert chosen("all") == ("kill", *FAULTS)
+    assert chosen("clock, clock,kill") == ("clock", "kill")
+    with pytest.raises(ConfigurationError, match="'flood'"):
+        chosen("clock,flood")
+
+
+def test_the_command_fails_when_a_promise_was_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = [an_outcome()]
+
+    async def run_faults(names: object, ask: Ask, progress: object) -> list[tuple[Outcome, object]]:
+        if ask.connections == 7:
+            raise HoldfastError("the server does not start")
+        return [(outcome, None) for outcome in outcomes]
+
+    monkeypatch.setattr("holdfast.testing.nemesis.run_faults", run_faults)
+    asked = Storm(nemesis="clock", as_json=True, seed=1)
+    assert storm_command.storm(asked) == Exit.OK
+    assert msgspec.json.decode(capsys.readouterr().out)["faults"][0]["injected"] == {"clock": 3}
+    outcomes.append(an_outcome(broken=2, found=("P5: gone",)))
+    assert storm_command.storm(msgspec.structs.replace(asked, as_json=False)) == Exit.FAILED
+    assert "BROKEN 2" in capsys.readouterr().out
+    assert storm_command.storm(msgspec.structs.replace(asked, connections=7)) == Exit.REFUSED
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Storm(nemesis="flood"),
+        Storm(nemesis="all", url="http://127.0.0.1:1"),
+        Storm(nemesis="all", kill_every_s=1.0),
+        Storm(nemesis="all", check="x"),
+        Storm(agents=("a:b",)),
+        Storm(write_docs=True),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_a_usage_error(asked: Storm) -> None:
+    assert storm_command.storm(asked) == Exit.USAGE
