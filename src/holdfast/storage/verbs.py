@@ -88,7 +88,7 @@ __all__ = [
 ]
 
 
-_SET_BACK_S = 1e12
+_SET_BACK_S = 1.0
 """A message that was accepted so much later than now was accepted before the clock was set back."""
 
 
