@@ -32,6 +32,7 @@ PARTS = (
     "store",
     "host",
     "loop",
+    "compose",
     "models",
     "http",
     "explorer",

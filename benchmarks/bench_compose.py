@@ -6,8 +6,9 @@ Run it: ``python -m benchmarks.bench_compose``.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import uvloop
@@ -25,6 +26,14 @@ MANY = 10_000
 async def _noop() -> None: ...
 
 
+async def _waits() -> None:
+    await asyncio.sleep(0)
+
+
+async def _waits_of(item: int) -> None:
+    await asyncio.sleep(0)
+
+
 async def _noop_of(item: int) -> None: ...
 
 
@@ -32,10 +41,10 @@ async def _noop_of(item: int) -> None: ...
 async def _nothing(run: Run) -> None: ...
 
 
-async def _group() -> None:
+async def _group(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(BRANCHES):
-            group.create_task(_noop())
+            group.create_task(work())
 
 
 async def _best_s(work: Callable[[], Awaitable[Any]], rounds: int) -> float:
@@ -55,6 +64,8 @@ def _measured(found: dict[str, float]) -> Agent:
         found["functions"] = await _best_s(lambda: run.parallel(*[_noop] * BRANCHES), ROUNDS)
         found["map"] = await _best_s(lambda: run.map(_noop_of, range(BRANCHES), concurrency=BRANCHES), ROUNDS)
         found["map 100"] = await _best_s(lambda: run.map(_noop_of, range(BRANCHES), concurrency=100), ROUNDS)
+        found["waits"] = await _best_s(lambda: run.parallel(*[_waits] * BRANCHES), ROUNDS)
+        found["map waits"] = await _best_s(lambda: run.map(_waits_of, range(BRANCHES), concurrency=100), ROUNDS)
         found["many"] = await _best_s(lambda: run.map(_noop_of, range(MANY), concurrency=100), 3)
         found["agents"] = await _best_s(lambda: run.delegate(shape, "go"), ROUNDS // 3)
 
@@ -63,7 +74,8 @@ def _measured(found: dict[str, float]) -> Agent:
 
 async def _costs(loop: str) -> list[Row]:
     found: dict[str, float] = {}
-    bare = await _best_s(_group, ROUNDS)
+    bare = await _best_s(lambda: _group(_noop), ROUNDS)
+    bare_waits = await _best_s(lambda: _group(_waits), ROUNDS)
     async with Host(_measured(found), store="memory://", settings=Settings(run_s=600)) as host:
         await host.session("s").ask("go")
     each = 1e6 / BRANCHES
@@ -75,6 +87,17 @@ async def _costs(loop: str) -> list[Row]:
         ),
         ratio_row(f"run.map of {BRANCHES:,} no-ops, all at once, {loop}", found["map"] / bare, at_most=2),
         ratio_row(f"run.map of {BRANCHES:,} no-ops, 100 at a time, {loop}", found["map 100"] / bare, at_most=2),
+        Row(
+            name=f"run.parallel of {BRANCHES:,} that wait once against the group, {loop}",
+            value=found["waits"] / bare_waits,
+            unit="x",
+            note="each has a task of its own that the scope owns",
+        ),
+        Row(
+            name=f"run.map of {BRANCHES:,} that wait once, 100 at a time, {loop}",
+            value=found["map waits"] / bare_waits,
+            unit="x",
+        ),
         Row(
             name=f"item of run.map, {MANY:,} items, 100 at a time, {loop}", value=found["many"] / MANY * 1e6, unit="us"
         ),
@@ -91,6 +114,8 @@ async def _costs(loop: str) -> list[Row]:
 def rows() -> list[Row]:
     """All figures."""
     found = asyncio.run(_costs("asyncio"))
+    gc.collect()
+    gc.freeze()  # what the first host left is not looked through again and again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found += runner.run(_costs("uvloop"))
     return found

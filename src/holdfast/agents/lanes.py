@@ -127,7 +127,7 @@ class Lanes:
     def _start(self) -> None:
         self._lookout.began()
         own: list[Handle[None]] = []
-        own.append(self._scope.spawn(self._lane(own), name=self._label(len(self._results))))
+        own.append(self._scope.spawn(self._lane(own), name=self._scope.name))
 
     def _grow(self) -> None:
         """One that has begun waits: others go on with the rest."""
@@ -155,10 +155,12 @@ class Lanes:
         source, results, recorder = self._source, self._results, self._run._recorder
         task = asyncio.current_task()
         assert task is not None
+        taken = 0
         while self._open:
             if recorder.behind:
                 await recorder.room()
-            elif len(results) % _AT_ONCE == _AT_ONCE - 1:
+            elif taken == _AT_ONCE:
+                taken = 0
                 await asyncio.sleep(0)
             if not self._open:
                 return
@@ -167,6 +169,7 @@ class Lanes:
                 return
             number = len(results)
             results.append(None)
+            taken += 1
             coroutine = self._begin(item)
             context = contextvars.copy_context()
             try:
