@@ -12,6 +12,7 @@ import pytest
 from holdfast import Tool, ToolFailed, tool
 from holdfast.agents import Call
 from holdfast.agents.results import cut, shown
+from holdfast.agents.schema import check_schema
 from holdfast.agents.tool import as_tool, wants_call
 from holdfast.errors import ConfigurationError, InvalidArguments
 
@@ -179,3 +180,21 @@ def test_a_long_text_keeps_its_beginning_and_end() -> None:
         circle: list[Any] = []
         circle.append(circle)
         shown(circle, limit_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "fits"),
+    [
+        ({"properties": {"a": True}}, {"a": 1}, True),
+        ({"properties": {"a": False}}, {"a": 1}, False),
+        ({"properties": {"a": False}}, {}, True),
+        ({"items": False}, [1], False),
+        ({"items": True}, [1], True),
+    ],
+)
+def test_a_schema_that_is_only_true_or_false_allows_anything_or_nothing(schema: Any, value: Any, fits: bool) -> None:
+    if fits:
+        check_schema(value, schema)
+    else:
+        with pytest.raises(InvalidArguments, match="nothing may be given"):
+            check_schema(value, schema)

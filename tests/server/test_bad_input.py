@@ -106,7 +106,8 @@ def test_another_method_is_refused_with_those_that_are_allowed() -> None:
             ("GET", MESSAGES, "POST"),
             ("POST", "/v1/sessions/alice", "GET, DELETE"),
             ("POST", "/healthz", "GET"),
-            ("DELETE", "/", "GET"),
+            ("DELETE", "/", "GET, POST"),
+            ("OPTIONS", "/", "GET, POST"),
         ):
             answer = await server.http.request(method, path)
             refused(answer, 405, "method_not_allowed")

@@ -127,12 +127,16 @@ def _descriptions(doc: str) -> dict[str, str]:
     return {name: text for name, text in found.items() if text}
 
 
-def check_schema(value: Any, schema: Mapping[str, Any], where: str = "") -> None:
+def check_schema(value: Any, schema: Mapping[str, Any] | bool, where: str = "") -> None:
     """Raise `InvalidArguments` where the value breaks the plain rules of a foreign schema.
 
     It looks at types, required and unknown properties, enumerations and items; whoever owns the schema checks the rest.
     """
     at = f" at {where}" if where else ""
+    if isinstance(schema, bool):  # a schema of its own kind: anything, or nothing
+        if not schema:
+            raise InvalidArguments(f"nothing may be given{at}")
+        return
     allowed = schema.get("type")
     names = [allowed] if isinstance(allowed, str) else allowed if isinstance(allowed, list) else []
     known = [name for name in names if name in _TYPES]
@@ -150,7 +154,7 @@ def check_schema(value: Any, schema: Mapping[str, Any], where: str = "") -> None
                 check_schema(item, properties[name], f"{where}.{name}" if where else str(name))
             elif schema.get("additionalProperties") is False:
                 raise InvalidArguments(f"there is no parameter {name!r}{at}")
-    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+    elif isinstance(value, list) and isinstance(schema.get("items"), (dict, bool)):
         for number, item in enumerate(value):
             check_schema(item, schema["items"], f"{where}[{number}]")
 

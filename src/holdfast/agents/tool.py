@@ -184,9 +184,7 @@ def wants_call(work: Callable[..., Any]) -> bool:
 
 
 def _summary(doc: str) -> str:
-    return re.split(r"^(?:Parameters|Args|Arguments|Returns|Raises|Yields):\s*$", doc, maxsplit=1, flags=re.M)[
-        0
-    ].strip()
+    return _SECTION.split(doc, maxsplit=1)[0].strip()
 
 
 class Home(Protocol):

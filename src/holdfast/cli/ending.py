@@ -65,8 +65,8 @@ def drain(target: Target, *, deadline_s: float | None) -> Exit:
         else:
             say(
                 f"drained after {report['elapsed_s']:.1f} s: {counted(report['finished'], 'run')} finished, "
-                f"{len(report['parked'])} go on at the next start, {len(report['interrupted'])} were interrupted, "
-                f"{report['waiting']} sessions have messages waiting"
+                f"{len(report['parked'])} to go on at the next start, {len(report['interrupted'])} interrupted; "
+                f"messages wait in {counted(report['waiting'], 'session')}"
             )
             for orphan in report["orphans"]:
                 say(f"left: {orphan}")

@@ -251,6 +251,8 @@ def _arguments(arguments: Any) -> str:
         return ""
     if not isinstance(arguments, dict):
         return f" {_short(_text(arguments))}"
+    if arguments.keys() == {"args"} and isinstance(arguments["args"], list):  # a plain function's, without names
+        return " " + _short(", ".join(map(_text, arguments["args"])))
     if len(arguments) == 1:
         return f" {_short(_text(next(iter(arguments.values()))))}"
     return " " + _short(", ".join(f"{name}={_text(value)}" for name, value in arguments.items()))

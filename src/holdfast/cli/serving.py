@@ -7,13 +7,14 @@ import importlib
 import os
 import shlex
 import shutil
+import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import counted, note, say, say_error, say_json
@@ -163,17 +164,17 @@ def _public(thing: object) -> list[str]:
     return [name for name in vars(thing) if not name.startswith("_")][:20]
 
 
-def _run(work: object) -> DrainReport:
+def _run(work: Coroutine[Any, Any, DrainReport]) -> DrainReport:
     factory = None
     if sys.platform == "linux":
         import uvloop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(work)  # type: ignore[arg-type]
+        return runner.run(work)
 
 
-async def _serve(host: Host, listener: object, settings: Settings, *, as_json: bool) -> DrainReport:
+async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_json: bool) -> DrainReport:
     from holdfast.server import serve as serving
 
     def ready(running: Running) -> None:
@@ -201,7 +202,7 @@ async def _serve(host: Host, listener: object, settings: Settings, *, as_json: b
             else:
                 note(text)
 
-    return await serving(host, listener, ready=ready, note=at_step)  # type: ignore[arg-type]
+    return await serving(host, listener, ready=ready, note=at_step)
 
 
 def _say_ready(running: Running, settings: Settings) -> None:
@@ -256,11 +257,13 @@ def _recovered(recovery: Recovery) -> list[str]:
     """What a start found left by a crash, in lines."""
     lines = []
     if recovery.restarted:
-        lines.append(f"recovered: {len(recovery.restarted)} go on: {', '.join(recovery.restarted[:5])}")
+        names = ", ".join(recovery.restarted[:5])
+        lines.append(f"recovered: {counted(len(recovery.restarted), 'run')} to go on: {names}")
     if recovery.interrupted:
-        lines.append(f"recovered: {len(recovery.interrupted)} were interrupted: {', '.join(recovery.interrupted[:5])}")
+        names = ", ".join(recovery.interrupted[:5])
+        lines.append(f"recovered: {counted(len(recovery.interrupted), 'run')} interrupted: {names}")
     if recovery.waiting:
-        lines.append(f"recovered: {recovery.waiting} messages wait and run now")
+        lines.append(f"recovered: {counted(recovery.waiting, 'message')} in line, to run now")
     return lines
 
 
@@ -270,11 +273,11 @@ def _say_report(report: DrainReport, *, as_json: bool) -> None:
         return
     parts = [f"{counted(report.finished, 'run')} finished"]
     if report.parked:
-        parts.append(f"{len(report.parked)} go on at the next start")
+        parts.append(f"{len(report.parked)} to go on at the next start")
     if report.interrupted:
-        parts.append(f"{len(report.interrupted)} were interrupted")
+        parts.append(f"{len(report.interrupted)} interrupted")
     if report.waiting:
-        parts.append(f"{report.waiting} sessions have messages waiting")
+        parts.append(f"messages wait in {counted(report.waiting, 'session')}")
     note(f"ended after {report.elapsed_s:.1f} s: {', '.join(parts)}")
     for orphan in report.orphans:
         note(f"  left: {orphan}")

@@ -150,29 +150,32 @@ def _cut(entries: Sequence[Entry], keep: int) -> int:
     return places[-keep] if keep <= len(places) else 0
 
 
+_UNCHANGED = "give what export() gave, without changes by hand"
+
+
 def check_import(export: SessionExport) -> list[Entry]:
     """The entries of an export, as they may be stored. Raises `InvalidRequest` for a history that is not whole."""
     if not isinstance(export, SessionExport):
-        raise InvalidRequest("an import takes a SessionExport, as export() gives it")
+        raise InvalidRequest("an import takes a SessionExport", hint="give what export() gave")
     open_calls: set[str] = set()
     seen: set[str] = set()
     try:
         entries = msgspec.convert(msgspec.to_builtins(export.entries), tuple[Entry, ...])
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidRequest(f"the entries are not as export() gives them: {error}") from None
+        raise InvalidRequest(f"the entries are not as export() gives them: {error}", hint=_UNCHANGED) from None
     for number, entry in enumerate(entries, 1):
         if entry.role == "tool_call":
             if not entry.call_id or entry.call_id in seen:
-                raise InvalidRequest(f"entry {number} is a call without an id of its own")
+                raise InvalidRequest(f"entry {number} is a call without an id of its own", hint=_UNCHANGED)
             seen.add(entry.call_id)
             open_calls.add(entry.call_id)
         elif entry.role == "tool_result":
             if entry.call_id not in open_calls:
-                raise InvalidRequest(f"entry {number} is a result without its call before it")
+                raise InvalidRequest(f"entry {number} is a result without its call before it", hint=_UNCHANGED)
             open_calls.discard(entry.call_id)
     if open_calls:
-        raise InvalidRequest(f"{len(open_calls)} calls have no result")
+        raise InvalidRequest(f"{len(open_calls)} calls have no result", hint=_UNCHANGED)
     named = {attachment.digest for entry in entries for attachment in entry.attachments}
     if missing := named - export.attachments.keys():
-        raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}")
+        raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}", hint=_UNCHANGED)
     return [msgspec.structs.replace(entry, n=0, kept="") for entry in entries]  # what agents keep is never taken in

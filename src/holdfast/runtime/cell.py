@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import gc
+import io
 import marshal
 import os
 import pickle
@@ -182,7 +183,8 @@ class _Cell:
     def run(self) -> NoReturn:
         """Take calls until there is none."""
         for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+            assert isinstance(stream, io.TextIOWrapper)  # a process of its own has its own
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
         signal.signal(signal.SIGTERM, self._asked)
         while True:
             kind, payload = self._receive()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -329,7 +329,8 @@ class App:
     async def _refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         if error.status_code == 405:
-            return _json(_not_allowed(request.method, {"GET": None}))
+            there = [one.method for one in SHELL.operations if one.path == request.url.path]
+            return _json(_not_allowed(request.method, there))
         return _json(error_answer(UnknownRoute(f"there is nothing at {request.url.path[:200]}")))
 
     async def _failed(self, request: Request, error: Exception) -> Response:
@@ -358,7 +359,7 @@ def _json(answer: Answer) -> Response:
     return response
 
 
-def _not_allowed(method: str, methods: Mapping[str, object]) -> Answer:
+def _not_allowed(method: str, methods: Iterable[str]) -> Answer:
     allowed = ", ".join(methods)
     answer = error_answer(MethodNotAllowed(f"{method} is not for this address", hint=f"use {allowed}"))
     return answer._replace(headers=((b"allow", allowed.encode()),))

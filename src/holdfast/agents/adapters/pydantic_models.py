@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
     from pydantic_ai.models import Model as ProviderModel
     from pydantic_ai.models import StreamedResponse
+    from pydantic_ai.settings import ModelSettings
 
 __all__ = ["PydanticModel", "pydantic_model"]
 
@@ -294,12 +295,11 @@ def _build(name: str, spelled: str) -> ProviderModel:
 def _request(model: ProviderModel, request: ModelRequest, files: Mapping[str, bytes]) -> Any:
     from pydantic_ai.direct import model_request_stream
     from pydantic_ai.models import ModelRequestParameters
-    from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import ToolDefinition
 
     from holdfast.agents.adapters.pydantic_messages import to_provider
 
-    settings: dict[str, Any] = dict(request.settings)
+    settings = cast("ModelSettings", dict(request.settings))
     if "max_retries" not in model.unsupported_settings:
         settings["max_retries"] = 0
     tools = [
@@ -309,7 +309,7 @@ def _request(model: ProviderModel, request: ModelRequest, files: Mapping[str, by
     return model_request_stream(
         model,
         to_provider(request, files),
-        model_settings=ModelSettings(**settings),  # type: ignore[typeddict-item]
+        model_settings=settings,
         model_request_parameters=ModelRequestParameters(function_tools=tools),
     )
 
