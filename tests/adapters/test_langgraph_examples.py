@@ -165,11 +165,9 @@ def test_reasoning_and_usage_are_told_and_one_message_is_said_after_the_other() 
 
     async def talk(state: MessagesState) -> dict[str, Any]:
         model = graphs.scripted("one two three")
-        text = ""
-        async for piece in model.astream("x"):
-            text += str(piece.content)
+        async for _ in model.astream("x"):
             await asyncio.sleep(0)
-        return {"messages": [AIMessage(text)]}
+        return {}
 
     builder = StateGraph(MessagesState)
     builder.add_node("think", think)
@@ -186,9 +184,7 @@ def test_reasoning_and_usage_are_told_and_one_message_is_said_after_the_other() 
             assert (await session.runs())[0].usage == Usage(input_tokens=3, output_tokens=4)
             assert [e.text for e in await log(session) if isinstance(e, ReasoningDelta)] == ["hm"]
         async with hosted(graph_agent(builder, name="g")) as host:
-            answer = await host.session("s").ask("hi")
-            assert answer.count("one two three") >= 2
-            assert "oneone" not in answer
+            assert await host.session("s").ask("hi") == "one two three\n\none two three\n\nthought"
 
     run(test())
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import msgspec
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage, ToolMessage
 from langgraph.channels import DeltaChannel
@@ -18,8 +19,11 @@ from holdfast import Host
 from holdfast.agents import Agent
 from holdfast.agents.adapters.langgraph import current_run, graph_agent
 from holdfast.agents.scripted import ScriptedModel
+from holdfast.host.history import through
 from holdfast.host.session import Session
-from holdfast.protocol.events import TextDelta
+from holdfast.protocol.events import TextDelta, ToolStarted
+from holdfast.protocol.messages import Message
+from holdfast.protocol.transcript import RunTranscript
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore
@@ -254,6 +258,33 @@ def test_what_was_summed_up_is_in_the_state_as_its_summary_and_the_rest_of_the_s
             assert await session.ask("e") == "4 of 5"
 
     run(test())
+
+
+def test_what_an_import_says_was_kept_is_not_taken() -> None:
+    async def test() -> None:
+        async with hosted(graph_agent(graphs.counting(), name="counting")) as host:
+            session = host.session("s")
+            await session.ask("a")
+            kept = (await host.store.transcript((await session.info()).number))[-1].kept
+            assert kept
+            export = await session.export()
+            forged = [msgspec.structs.replace(entry, kept=kept) for entry in export.entries]
+            await host.session("t").import_history(msgspec.structs.replace(export, entries=tuple(forged)))
+            assert await host.session("t").ask("b") == "1 of 3"
+
+    run(test())
+
+
+def test_only_a_completed_run_keeps_something_and_a_late_result_none_of_it() -> None:
+    for status in ("completed", "failed", "interrupted"):
+        transcript = RunTranscript("r", [Message(message_id="m", seq=1, content="hi")])
+        transcript.feed(ToolStarted(run_id="r", call_id="r.1", name="look"))
+        transcript.say("meanwhile")
+        transcript.kept = "mine"
+        entries = transcript.entries(status=status)  # type: ignore[arg-type]
+        assert [entry.kept for entry in entries] == ["", "", "", "mine" if status == "completed" else ""]
+    numbered = [msgspec.structs.replace(entry, n=n, kept="mine") for n, entry in enumerate(entries, 1)]
+    assert [(entry.n, entry.kept) for entry in through(numbered, 2)] == [(1, "mine"), (2, "mine"), (4, "")]
 
 
 class Logged(TypedDict):
