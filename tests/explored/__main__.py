@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,37 +46,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _told(one: Covered) -> str:
-    speed = one.schedules / one.elapsed_s if one.elapsed_s else 0.0
+    speed = one.schedules / one.cpu_s if one.cpu_s else 0.0
     end = "all there are" if one.exhausted else f"{one.distinct:,} different"
-    return f"{one.schedules:,} schedules ({end}), {one.states:,} states, {speed:,.0f} schedules/s"
+    return (
+        f"{one.schedules:,} schedules ({end}), {one.states:,} states, {speed:,.0f} schedules a second of one processor"
+    )
 
 
 def _page(found: Found, schedules: int) -> Iterator[str]:
     day = datetime.fromtimestamp(system_clock.now(), UTC).date().isoformat()
     everything = [one for _, covered in found for one in covered]
-    yield "# The core, explored"
-    yield ""
-    yield (
-        "Each part of the core has small models. Every schedule of a model must keep the promise beside it; the "
-        "[explorer](../explanation/explorer.md) runs all schedules there are, or very many. A model counts only "
-        "because it turns red when one of the named faults is put into the product: the tests do that each time."
-    )
-    yield ""
     yield (
         f"Measured on {day} with Holdfast {holdfast.__version__}, Python {platform.python_version()} on "
-        f"{platform.system()}, {os.cpu_count()} processors, one of them used: "
-        f"{sum(one.schedules for one in everything):,} schedules in "
-        f"{sum(one.elapsed_s for one in everything):,.0f} s."
-    )
-    yield ""
-    yield "```text"
-    yield "python -m tests.explored --write-docs"
-    yield "```"
-    yield ""
-    yield (
-        f"An item that does not end gets {schedules:,} schedules in all: two thirds at random, a third by random "
-        "priorities, half of them with ordinary tasks and half with eager ones. *States* are told apart by how many "
-        "steps each task and thread has taken: a lower bound."
+        f"{platform.system()}: {sum(one.schedules for one in everything):,} schedules in "
+        f"{sum(one.cpu_s for one in everything):,.0f} s of one processor. "
+        f"Each part that does not end got {schedules:,} in all."
     )
     for item in ITEMS:
         models = [(model, covered) for model, covered in found if model.item == item]
@@ -86,12 +69,12 @@ def _page(found: Found, schedules: int) -> Iterator[str]:
         yield ""
         yield f"## {item[0].upper()}{item[1:]}"
         yield ""
-        yield "| model | promise | schedules, ordinary tasks | eager tasks | states | faults it sees |"
-        yield "|---|---|---|---|---|---|"
+        yield "| model | promise | schedules, ordinary tasks | eager tasks | states | faults that it sees |"
+        yield "|---|---|---:|---:|---:|---|"
         for model, covered in models:
             counts = " | ".join(f"{'all ' if one.exhausted else ''}{one.schedules:,}" for one in covered)
             states = f"{max(one.states for one in covered):,}"
-            faults = "; ".join(fault.name for fault in model.faults) or "those of the first row"
+            faults = "; ".join(fault.name for fault in model.faults) or "the same"
             yield f"| {model.name} | {model.promise} | {counts} | {states} | {faults} |"
 
 

@@ -17,7 +17,7 @@ ITEM = "interrupt"
 
 
 async def tasks_wait() -> None:
-    """Two tasks wait, one sleeps on a child, one comes late; two trigger at once."""
+    """A task waits, one sleeps on a child, and both may be late; two trigger at once."""
     parent = Interrupt(name="parent")
     child = parent.child(name="child")
     seen: list[Cause] = []
@@ -37,10 +37,10 @@ async def tasks_wait() -> None:
         first.append(parent.trigger("enough"))
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        for work in (wait, sleep, trigger, trigger, wait):
+        for work in (wait, sleep, trigger, trigger):
             group.create_task(work())
     assert sorted(first) == [False, True], "not exactly one was first"
-    assert len(seen) == 3, "a waiter was not woken"
+    assert len(seen) == 2, "a waiter was not woken"
     assert parent.statistics().waiting_tasks == child.statistics().waiting_tasks == 0
 
 
@@ -188,6 +188,7 @@ MODELS = (
         promise="P1: one trigger reaches every waiter; exactly one caller is first",
         scenario=tasks_wait,
         faults=(only_one_waiter_is_woken, a_look_and_a_park_are_two_steps, the_last_cause_wins),
+        ends=7_000,
     ),
     Model(
         item=ITEM,

@@ -290,6 +290,7 @@ MODELS = (
         promise="P3: the same from foreign threads, also of threads",
         scenario=spawn_from_threads,
         faults=(the_gate_is_no_lock, a_thread_is_started_before_it_is_entered),
+        share=0.5,
     ),
     Model(
         item=ITEM,

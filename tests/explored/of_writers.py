@@ -277,6 +277,6 @@ MODELS = (
         promise="P4, P5: one run at a time, nothing lost, with the writer and readers in their threads",
         scenario=a_store_in_a_file,
         faults=(a_session_that_is_busy_starts_another_run,),
-        share=0.1,
+        share=0.03,
     ),
 )

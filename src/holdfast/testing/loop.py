@@ -590,7 +590,7 @@ class ExploredLoop(VirtualLoop):
         if not runnable and not self._pass_time():
             raise Deadlock
         offered = runnable if self._clock is None else self._with_clock(runnable)
-        at = self._next_of(offered)
+        at = 0 if len(offered) == 1 else self._next_of(offered)
         if at == len(runnable):
             self._count(offered[at].actor)
             self._pass_time()
@@ -613,12 +613,12 @@ class ExploredLoop(VirtualLoop):
 
     def _next_of(self, offered: Sequence[Step]) -> int:
         """Which of these goes; a thread may have chosen already."""
-        chosen, self.chosen = self.chosen, None
+        chosen = self.chosen
         if chosen is not None:
+            self.chosen = None
             return next(at for at, step in enumerate(offered) if step is chosen)
-        return 0 if len(offered) == 1 else self._choose(offered)
-
-    def _choose(self, offered: Sequence[Step]) -> int:
+        if len(offered) == 1:
+            return 0
         at = self._pick(offered)
         self.choices.append(at)
         self.widths.append(len(offered))
