@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.mutants import of_agents, of_hosts, of_reports, of_runtime, of_schedules, of_shapes, of_stores, of_tools
+from tests.mutants import (
+    of_agents,
+    of_hosts,
+    of_reports,
+    of_runtime,
+    of_schedules,
+    of_shapes,
+    of_stores,
+    of_streams,
+    of_tools,
+)
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -15,5 +25,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_agents.MUTANTS,
     *of_shapes.MUTANTS,
     *of_schedules.MUTANTS,
+    *of_streams.MUTANTS,
     *of_tools.MUTANTS,
 )

@@ -422,7 +422,7 @@ def test_a_source_that_raises_when_it_is_disposed_is_told_to_the_loop() -> None:
 
 def test_a_full_buffer_on_the_loops_own_thread_is_an_error_and_never_blocks_it() -> None:
     async def main() -> None:
-        async with ReactiveBridge(buffer=10) as bridge:
+        async with ReactiveBridge(buffer=10, block_s=0.2) as bridge:
             limits: tuple[tuple[Overflow, str], ...] = (("block", "which is not blocked"), ("fail", "with 10 items"))
             for overflow, words in limits:
                 with pytest.raises(QueueFull, match=words) as caught:
@@ -678,26 +678,38 @@ def test_a_drain_finishes_what_came_in_and_interrupts_what_takes_too_long() -> N
 def test_work_that_ignores_its_interrupt_is_named_and_what_it_returns_does_not_count() -> None:
     async def main() -> None:
         watcher = Watcher()
+        begun: list[str] = []
         go = threading.Event()
+        over = asyncio.get_running_loop().create_future()
 
         def stubborn(item: int) -> int:
+            begun.append("stubborn")
             go.wait(20)
+            return item
+
+        async def deaf(item: int) -> int:
+            begun.append("deaf")
+            while not over.done():
+                try:
+                    await asyncio.shield(over)
+                except asyncio.CancelledError:
+                    pass
             return item
 
         bridge = ReactiveBridge(grace_s=0.01).open()
         bridge.scope.kill_after_s = 0.01
-        reactivex.of(1).pipe(bridge.each(stubborn)).subscribe(watcher)
-        await soon(
-            lambda: any(member.kind == "thread" for scope in bridge.scope.children() for member in scope.members())
-        )
+        for work in (stubborn, deaf):
+            reactivex.of(1).pipe(bridge.each(work)).subscribe(watcher)
+        await soon(lambda: len(begun) == 2)
         receipt = await bridge.aclose()
         assert receipt.outcome == "quarantined"
-        assert [left.name for left in receipt.abandoned] == ["stubborn"]
+        assert {"reactive deaf 0", "stubborn"} <= {left.name for left in receipt.abandoned}
         gone(bridge)
         go.set()
+        over.set_result(None)
         await asyncio.sleep(0.01)
         gone(bridge)
-        assert bridge.statistics().interrupted == 1
+        assert (bridge.statistics().interrupted, bridge.statistics().done) == (2, 0)
         assert watcher.values == []
 
     run(main)

@@ -169,11 +169,17 @@ def test_branches_of_items_have_calls_of_their_own_and_none_is_made_again_in_a_l
 
 
 def test_an_item_that_asks_a_person_lets_the_others_go_on() -> None:
+    begun: list[str] = []
+    resting: list[bool] = []
+
     @agent(name="asking", replayable=True)
     async def parent(run: Run) -> str:
         async def item(word: str) -> str:
             if word == "ask":
                 return (await run.suspend("may I?")).text
+            begun.append(word)
+            await asyncio.sleep(0.3)
+            resting.append(run._lines._busy == 0)
             return word
 
         async with ReactiveBridge(run, ordered=True) as bridge:
@@ -189,5 +195,7 @@ def test_an_item_that_asks_a_person_lets_the_others_go_on() -> None:
                 questions = list(await session.questions())
         await session.answer(questions[0].question_id, "yes")
         assert (await session.wait(receipt.message_id)).text == "a yes b"
+        assert sorted(begun) == ["a", "b"]
+        assert resting == [False, False]  # the run is not put aside while an item is at work
 
     talk(parent, scenario=scenario)

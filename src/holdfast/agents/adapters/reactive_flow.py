@@ -284,7 +284,7 @@ class ItemFlow(Flow):
             if room > 0:
                 self._begin(scope, intake.take(room))
             if not self._finished:
-                if self._working == 0 and not self._held and intake.exhausted:
+                if self._working == 0 and intake.exhausted:
                     return None
                 await self._rest()
 

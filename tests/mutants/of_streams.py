@@ -1,0 +1,174 @@
+"""Faults of the reactive bridge: tasks that nobody owns, and streams that break their rules."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+FLOW = "agents/adapters/reactive_flow.py"
+INTAKE = "agents/adapters/reactive_intake.py"
+OUTLET = "agents/adapters/reactive_outlet.py"
+BRIDGE = "agents/adapters/reactive.py"
+TESTS = "tests/reactive"
+
+MUTANTS = (
+    Mutant(
+        name="a disposed stream works on",
+        of="R2 P1",
+        breaks="the subscription is gone, its tasks run on",
+        file=FLOW,
+        old="""
+            scope.interrupt.trigger("the subscription was disposed", kind="stop")
+        self._wake()
+""",
+        new="""
+            pass
+        self._wake()
+""",
+        tests=(f"{TESTS}/test_operator.py::test_disposing_interrupts_with_a_cause_and_emits_nothing_more",),
+    ),
+    Mutant(
+        name="a stream that was stopped before it began is forgotten",
+        of="R2 P8",
+        breaks="what arrives while the bridge is cleaned up is never accounted for, and its observer never told",
+        file=BRIDGE,
+        old="            flow.settle(flow.cut_off(self.scope.interrupt.cause))",
+        new="            pass",
+        tests=(f"{TESTS}/test_explored.py",),
+    ),
+    Mutant(
+        name="items in flight are not settled",
+        of="R2 P8",
+        breaks="items whose task was stopped before its first step stay in flight for ever",
+        file=INTAKE,
+        old="""
+            self._counts["interrupted"] += self._counts["in_flight"]
+            self._counts["in_flight"] = 0
+""",
+        new="""
+            pass
+""",
+        tests=(f"{TESTS}/test_explored.py",),
+    ),
+    Mutant(
+        name="an item is tracked without the lock",
+        of="R2 P10",
+        breaks="threads that push, the loop that takes and the clean-up lose or double items",
+        file=INTAKE,
+        old="""
+        taken: list[Any] = []
+        let_in: list[_Blocked] = []
+        with self._lock:
+""",
+        new="""
+        taken: list[Any] = []
+        let_in: list[_Blocked] = []
+        if True:
+""",
+        tests=(f"{TESTS}/test_threads.py::test_an_item_is_in_one_place_however_threads_meet_at_the_intake",),
+    ),
+    Mutant(
+        name="the source is not left",
+        of="R2 P8",
+        breaks="a source goes on pushing into a stream that has ended, and keeps all of it alive",
+        file=FLOW,
+        old="            self._source.dispose()",
+        new="            pass",
+        tests=(f"{TESTS}/test_marbles.py::test_nothing_is_told_after_the_disposal_and_the_source_is_left",),
+    ),
+    Mutant(
+        name="a blocked thread is left behind",
+        of="R2 P9",
+        breaks="a thread that waits for room waits on when its stream has ended",
+        file=INTAKE,
+        old="""
+            self._line.clear()
+        self._release(let_in)
+""",
+        new="""
+            self._line.clear()
+""",
+        tests=(f"{TESTS}/test_threads.py::test_a_blocked_producer_is_let_go_when_its_stream_ends",),
+    ),
+    Mutant(
+        name="the loop is blocked by its own stream",
+        of="P9",
+        breaks="a full buffer stops the loop's own thread, which alone could make room",
+        file=INTAKE,
+        old='self._overflow == "block" and asyncio._get_running_loop() is None',
+        new='self._overflow == "block"',
+        tests=(
+            f"{TESTS}/test_operator.py::test_a_full_buffer_on_the_loops_own_thread_is_an_error_and_never_blocks_it",
+        ),
+    ),
+    Mutant(
+        name="one item more at a time",
+        of="P9",
+        breaks="more items are worked on at a time than asked for",
+        file=FLOW,
+        old="min(self._shape.concurrency - self._working,",
+        new="min(self._shape.concurrency + 1 - self._working,",
+        tests=(f"{TESTS}/test_operator.py::test_no_more_items_are_worked_on_at_a_time_than_asked_for",),
+    ),
+    Mutant(
+        name="the end is told too early",
+        of="R2 P3",
+        breaks="an observer hears that the stream has failed while its tasks are still at work",
+        file=FLOW,
+        old="""
+                through = True
+                self.stop_source()
+""",
+        new="""
+                through = True
+                self._outlet.end(error)
+                self.stop_source()
+""",
+        tests=(
+            f"{TESTS}/test_operator.py"
+            "::test_an_error_of_the_work_ends_the_stream_interrupts_the_others_and_disposes_the_source",
+        ),
+    ),
+    Mutant(
+        name="a survivor's result counts",
+        of="P3",
+        breaks="work that was given up still changes the account of its stream",
+        file=FLOW,
+        old="        if self._settled:\n            return  # a survivor",
+        new="        if not self._scope:\n            pass  # a survivor",
+        tests=(
+            f"{TESTS}/test_operator.py"
+            "::test_work_that_ignores_its_interrupt_is_named_and_what_it_returns_does_not_count",
+        ),
+    ),
+    Mutant(
+        name="notifications overlap",
+        of="R2 P7",
+        breaks="an observer on a pool is told two things at the same time, or something after the end",
+        file=OUTLET,
+        old="""
+            self._end = (error,)
+            start = not self._active
+""",
+        new="""
+            self._end = (error,)
+            start = True
+""",
+        tests=(f"{TESTS}/test_threads.py::test_notifications_never_overlap_and_the_last_one_is_the_last",),
+    ),
+    Mutant(
+        name="messages are left behind",
+        of="R2 P1",
+        breaks="the stream that asked is gone, its runs and its waiting messages go on",
+        file="agents/adapters/reactive_sessions.py",
+        old="""
+                if scope.interrupt.triggered:
+                    await self._take_back(session, item, key, receipt, scope)
+""",
+        new="""
+                pass
+""",
+        tests=(f"{TESTS}/test_sessions.py",),
+    ),
+)
