@@ -5,7 +5,8 @@ that is there, then a few times more, and what is there is counted after each: o
 list, dict, set and deque holds. What has grown **every** time is told, and nothing else.
 
 That finds what is kept by us, by the code under test and by the libraries between. It does not find what grows only now
-and then, nor what C code takes for itself; a cache that takes a new entry with every run grows, too, until it is full.
+and then, nor what C code takes for itself. Caches of the standard library and what pytest's fixtures note are let pass;
+the cache of another library that takes a new entry with every run is told, though it will be full one day.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import gc
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 __all__ = ["grown"]
@@ -24,7 +26,7 @@ _WARM_UP = 3
 _TOLD = 5
 _Census = tuple[dict[str, int], dict[int, int]]
 _CONTAINERS = (list, dict, set, deque)
-_PLAIN = frozenset(sys.stdlib_module_names)
+_PLAIN = frozenset(sys.stdlib_module_names) | {"_pytest", "pytest"}
 
 
 def grown(work: Callable[[], object], *, repeat: int) -> list[str]:
@@ -46,8 +48,8 @@ def grown(work: Callable[[], object], *, repeat: int) -> list[str]:
         for one, more in _growing([held for _, held in censuses]).items()
         if (home := _home_of(one)) is not None
     ]
-    telling = {name: more for name, more in classes.items() if name.partition(".")[0] not in _PLAIN} or classes
-    return (homes + [f"about {more:,} more {name} each time" for name, more in telling.items()])[:_TOLD]
+    told = [f"about {more:,} more {name} each time" for name, more in classes.items() if not _is_plain(name)]
+    return (homes + told)[:_TOLD]
 
 
 def _do(work: Callable[[], object]) -> None:
@@ -81,36 +83,37 @@ def _growing(counts: list[dict[Any, int]]) -> dict[Any, int]:
     return dict(sorted(growing.items(), key=lambda one: -one[1]))
 
 
+def _is_plain(name: str) -> bool:
+    """Whether a dotted name is of the standard library or of pytest."""
+    return name.partition(".")[0] in _PLAIN
+
+
 def _home_of(number: int) -> str | None:
-    """Where a container is kept, for people; None if it is not there any more."""
+    """Where a container is kept, for people; None for one that does not tell."""
     found = next((one for one in gc.get_objects() if id(one) == number), None)
     if found is None:
         return None
     kind = type(found).__name__
-    for name, owner in _names_of(found, gc.get_referrers(found)):
-        return f"the {kind} {owner}.{name}"
+    for owner, name in _names_of(found):
+        if isinstance(owner, ModuleType):
+            return None if _is_plain(owner.__name__) else f"the {kind} {owner.__name__}.{name}"
+        if type(owner).__module__.startswith("_pytest."):
+            return None
+        return f"the {kind} {type(owner).__qualname__}.{name}"
     return f"a {kind}" if not found else f"a {kind} of {type(next(iter(found))).__name__}"
 
 
-def _names_of(thing: object, holders: Iterable[object]) -> Iterable[tuple[str, str]]:
-    """The names under which modules and objects have it."""
-    for holder in holders:
-        if not isinstance(holder, dict):
-            names = [name for name in _slots(holder) if getattr(holder, name, None) is thing]
-            yield from ((name, type(holder).__qualname__) for name in names)
-            continue
-        names = [name for name, value in holder.items() if value is thing and isinstance(name, str)]
-        if "__name__" in holder and "__builtins__" in holder:
-            yield from ((name, str(holder["__name__"])) for name in names)
-        else:
-            owners = [one for one in gc.get_referrers(holder) if getattr(one, "__dict__", None) is holder]
-            yield from ((name, type(one).__qualname__) for name in names for one in owners)
+def _names_of(thing: object) -> Iterator[tuple[object, str]]:
+    """Modules and objects that have it, and under which name."""
+    for holder in gc.get_referrers(thing):
+        owners = gc.get_referrers(holder) if isinstance(holder, dict) else [holder]
+        for owner in owners:
+            attributes = getattr(owner, "__dict__", None)
+            if isinstance(attributes, dict):
+                yield from ((owner, str(name)) for name, value in attributes.items() if value is thing)
+            yield from ((owner, name) for name in _slots(owner) if getattr(owner, name, None) is thing)
 
 
-def _slots(holder: object) -> list[str]:
-    return [
-        name
-        for kind in type(holder).__mro__
-        for name in (vars(kind).get("__slots__") or ())
-        if isinstance(name, str) and not name.startswith("__")
-    ]
+def _slots(owner: object) -> list[str]:
+    slots = [vars(kind).get("__slots__") or () for kind in type(owner).__mro__]
+    return [name for names in slots for name in names if isinstance(name, str) and not name.startswith("__")]
