@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
-from holdfast import Host, Run, RunInterrupted, Settings, agent
+from holdfast import Host, Run, RunInterrupted, Settings, agent, parallel
 from holdfast.errors import MailboxFull, RunFailed, UnknownAgent
 from holdfast.protocol.events import ChildFinished, ChildStarted
 from holdfast.runtime import current_interrupt
@@ -379,3 +380,34 @@ def test_an_interrupt_ends_a_map_of_anything_and_the_source_is_closed() -> None:
             assert closed == [True]
 
     run_virtual(main())
+
+
+def test_a_parallel_of_many_sync_agents_leaves_the_other_runs_of_its_principal_their_turn() -> None:
+    order: list[str] = []
+
+    @agent
+    def blocking(run: Run) -> None:
+        time.sleep(0.002)
+
+    async def small(run: Run) -> None:
+        for _ in range(5):
+            await run.call(time.sleep, 0.001)
+
+    shape = parallel(*[blocking] * 400, name="big")
+
+    async def scenario() -> None:
+        async with Host(
+            agents=[shape, agent(name="small")(small)], store="memory://", settings=Settings(principal_threads=2)
+        ) as host:
+
+            async def ask(name: str) -> None:
+                await host.session(name, agent=name).ask("go")
+                order.append(name)
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(ask("big"))
+                await asyncio.sleep(0.05)
+                group.create_task(ask("small"))
+
+    real(scenario)
+    assert order == ["small", "big"]

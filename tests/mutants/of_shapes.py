@@ -137,4 +137,16 @@ MUTANTS = (
             "tests/compose/test_map.py::test_results_come_in_the_order_of_the_items_and_no_more_than_so_many_are_at_work",
         ),
     ),
+    Mutant(
+        name="one run takes all threads of its principal",
+        of="P13",
+        breaks="a run that fans out in threads holds up all other runs of the same user",
+        file="host/active.py",
+        old="            sharer=claim.lease.run_id,",
+        new="",
+        tests=(
+            "tests/compose/test_map.py"
+            "::test_a_parallel_of_many_sync_agents_leaves_the_other_runs_of_its_principal_their_turn",
+        ),
+    ),
 )

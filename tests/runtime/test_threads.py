@@ -220,3 +220,30 @@ def test_a_blocked_thread_does_not_hold_up_the_end_of_the_interpreter() -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
     assert ended.stdout == "over\n"
     assert ended.stderr == ""
+
+
+def test_sharers_take_turns_for_threads_and_keep_their_own_order() -> None:
+    pool = ThreadPool(max_threads=1)
+    begun: list[str] = []
+    busy, gate, over = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        busy.set()
+        gate.wait(10)
+
+    pool.submit(hold, on_done=lambda *_: None, sharer="first")
+    assert busy.wait(10)
+    for number in range(4):
+        pool.submit(begun.append, f"big {number}", on_done=lambda *_: None, sharer="big")
+    dropped = pool.submit(begun.append, "dropped", on_done=lambda *_: None, sharer="dropped")
+    for number in range(2):
+        pool.submit(begun.append, f"small {number}", on_done=lambda *_: None, sharer="small")
+    assert pool.statistics().queued == 7
+    assert dropped.cancel()
+    assert not dropped.cancel()
+    pool.submit(over.set, on_done=lambda *_: None, sharer="big")
+    gate.set()
+    assert over.wait(10)
+    assert begun == ["big 0", "small 0", "big 1", "small 1", "big 2", "big 3"]
+    assert pool.statistics().queued == 0
+    pool.close()

@@ -130,6 +130,7 @@ class ActiveRun:
             deadline_s=settings.run_s,
             threads=host.threads(claim.principal),
             owner=claim.principal,
+            sharer=claim.lease.run_id,
         )
         self.surroundings = RunSurroundings(host, self, steering=steering)
         self.run = Run(

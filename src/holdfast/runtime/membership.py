@@ -80,7 +80,7 @@ class Membership:
     """What a scope owns, and how it ends; the part of `Scope` that its members and its stop work with.
 
     Parameters:
-        name, grace_s, kill_after_s, deadline_s, threads, owner: as in `Scope`.
+        name, grace_s, kill_after_s, deadline_s, threads, owner, sharer: as in `Scope`.
         parent: the owner of this one.
         interrupt: tells the members to end.
     """
@@ -120,6 +120,7 @@ class Membership:
         "owner",
         "parent",
         "receipt",
+        "sharer",
     )
 
     def __init__(
@@ -133,6 +134,7 @@ class Membership:
         kill_after_s: float,
         threads: ThreadPool | None,
         owner: str,
+        sharer: str,
     ) -> None:
         self.name = name
         self.parent = parent
@@ -140,6 +142,7 @@ class Membership:
         self.grace_s = grace_s
         self.kill_after_s = kill_after_s
         self.owner = owner
+        self.sharer = sharer
         self.receipt: StopReceipt | None = None
         self.errors: list[BaseException] = []
         self._deadline_s = deadline_s

@@ -44,6 +44,7 @@ class ThreadHandle(Handle[T]):
             on_done=self._on_done,
             name=self.name,
             owner=scope.owner,
+            sharer=scope.sharer,
         )
         if self._done:
             self.call = None

@@ -66,6 +66,8 @@ class Scope(Membership):
         threads: the pool for ``on="thread"``; by default the parent's, or the one shared by the process.
         processes: starts programs; by default the parent's, or the one of this process.
         owner: the key under which abandoned threads are counted; by default the parent's.
+        sharer: who waits for a thread here; scopes of other sharers have their turns in between. By default the
+            parent's.
 
     A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members`, `add_closer` may be called from
     any thread or loop.
@@ -85,6 +87,7 @@ class Scope(Membership):
         threads: ThreadPool | None = None,
         processes: ProcessHost | None = None,
         owner: str | None = None,
+        sharer: str | None = None,
     ) -> None:
         nearest: Interrupt | None = None
         if detached:
@@ -113,6 +116,7 @@ class Scope(Membership):
             ),
             threads=threads if threads is not None else parent._pool if parent is not None else None,
             owner=owner if owner is not None else parent.owner if parent is not None else "",
+            sharer=sharer if sharer is not None else parent.sharer if parent is not None else "",
         )
         self.parent: Scope | None = parent
         self._processes: ProcessHost | None = (

@@ -3,6 +3,8 @@
 Invariants:
 
 - A call is in exactly one place: queued, running on one thread, finished, or abandoned.
+- Those who share the pool take turns: between two queued calls of one sharer each other one that waits has its call
+  begun. Calls of one sharer begin in their order.
 - ``running + abandoned`` threads are never more than ``max_threads + abandoned_limit``.
 - The lock is held for a few instructions only, never while user code runs, so it cannot deadlock with user locks.
 - Threads are daemons and unknown to ``concurrent.futures``: the interpreter never waits for them at exit.
@@ -52,7 +54,19 @@ class ThreadPoolStatistics:
 class Call:
     """One function call given to a pool. Its attributes may be read from any thread."""
 
-    __slots__ = ("abandoned", "context", "fn", "kwargs", "name", "on_done", "owner", "pool", "thread", "values")
+    __slots__ = (
+        "abandoned",
+        "context",
+        "fn",
+        "kwargs",
+        "name",
+        "on_done",
+        "owner",
+        "pool",
+        "sharer",
+        "thread",
+        "values",
+    )
 
     def __init__(
         self,
@@ -64,6 +78,7 @@ class Call:
         on_done: Callable[[Any, BaseException | None], object],
         name: str,
         owner: str,
+        sharer: str,
     ) -> None:
         self.pool = pool
         self.fn = fn
@@ -73,6 +88,7 @@ class Call:
         self.on_done = on_done
         self.name = name
         self.owner = owner
+        self.sharer = sharer
         self.thread: threading.Thread | None = None
         self.abandoned = False
 
@@ -114,7 +130,7 @@ class ThreadPool:
     """A capped pool of daemon threads.
 
     Parameters:
-        max_threads: calls that may run at the same time; further ones wait in order.
+        max_threads: calls that may run at the same time; further ones wait, and who made them takes turns.
         abandoned_limit: threads that may be given up and still be alive; at the limit new calls are refused.
         queue_limit: calls that may wait.
         name: prefix of the threads' names.
@@ -132,7 +148,8 @@ class ThreadPool:
         self.queue_limit = queue_limit
         self.name = name
         self._lock = threading.Lock()
-        self._queue: deque[Call] = deque()
+        self._queues: dict[str, deque[Call]] = {}  # by sharer, the one whose turn it is first; none is empty
+        self._queued = 0
         self._parked: list[_Parked] = []
         self._threads = 0
         self._running = 0
@@ -150,12 +167,13 @@ class ThreadPool:
         on_done: Callable[[Any, BaseException | None], object],
         name: str = "",
         owner: str = "",
+        sharer: str = "",
         kwargs: dict[str, Any] | None = None,
     ) -> Call:
         """Run ``fn(*values)`` on a thread, in ``context`` (default: a copy of the caller's).
 
         ``on_done(result, error)`` is called on that thread, once, unless the call was taken back; it must not raise.
-        ``owner`` groups abandoned threads for caps.
+        ``owner`` groups abandoned threads for caps. While calls wait for a thread, each ``sharer`` has its turn.
 
         Raises:
             LimitExceeded: too many calls wait, or too many threads are abandoned.
@@ -170,6 +188,7 @@ class ThreadPool:
             on_done,
             name or getattr(fn, "__qualname__", type(fn).__name__),
             owner,
+            sharer,
         )
         with self._lock:
             if self._closed:
@@ -179,7 +198,7 @@ class ThreadPool:
                     f"{self.abandoned_limit} threads of pool {self.name!r} were abandoned and still run",
                     hint="run what blocks in a process, or make it look at its interrupt",
                 )
-            if len(self._queue) >= self.queue_limit:
+            if self._queued >= self.queue_limit:
                 raise LimitExceeded(
                     f"{self.queue_limit} calls wait for a thread of pool {self.name!r}", hint="try again later"
                 )
@@ -194,12 +213,34 @@ class ThreadPool:
             parked.call = call
             parked.wake.release()
             return
-        self._queue.append(call)
+        self._queues.setdefault(call.sharer, deque()).append(call)
+        self._queued += 1
         try:
             self._staff()
         except BaseException:
-            self._queue.remove(call)
+            self._drop(call)
             raise
+
+    def _drop(self, call: Call) -> bool:
+        """Take a call out of its queue; False if it is in none. Holds the lock."""
+        queue = self._queues.get(call.sharer)
+        if queue is None or call not in queue:
+            return False
+        queue.remove(call)
+        if not queue:
+            del self._queues[call.sharer]
+        self._queued -= 1
+        return True
+
+    def _take(self) -> Call:
+        """The next call; its sharer's next turn comes after all others'. Holds the lock."""
+        sharer = next(iter(self._queues))
+        queue = self._queues.pop(sharer)
+        call = queue.popleft()
+        if queue:
+            self._queues[sharer] = queue
+        self._queued -= 1
+        return call
 
     def _begin(self, call: Call, thread: threading.Thread) -> None:
         call.thread = thread
@@ -207,7 +248,7 @@ class ThreadPool:
 
     def _staff(self) -> None:
         """Start a thread if a call waits and the cap allows it. Holds the lock."""
-        if self._queue and self._threads < self.max_threads:
+        if self._queued and self._threads < self.max_threads:
             self._serial += 1
             self._threads += 1
             thread = threading.Thread(target=self._serve, name=f"{self.name}-{self._serial}", daemon=True)
@@ -244,8 +285,8 @@ class ThreadPool:
     def _next(self, parked: _Parked) -> Call | None:
         """The next call for this thread, or None when the thread shall end."""
         with self._lock:
-            if self._queue:
-                call = self._queue.popleft()
+            if self._queued:
+                call = self._take()
                 self._begin(call, parked.thread)
                 return call
             if self._closed:
@@ -264,11 +305,7 @@ class ThreadPool:
 
     def _take_back(self, call: Call) -> bool:
         with self._lock:
-            try:
-                self._queue.remove(call)
-            except ValueError:
-                return False
-            return True
+            return self._drop(call)
 
     def _abandon(self, call: Call) -> bool:
         with self._lock:
@@ -295,7 +332,7 @@ class ThreadPool:
             return ThreadPoolStatistics(
                 running=self._running,
                 idle=len(self._parked),
-                queued=len(self._queue),
+                queued=self._queued,
                 abandoned=self._abandoned.total(),
                 abandoned_total=self._abandoned_total,
                 by_owner={owner: count for owner, count in self._abandoned.items() if count},
