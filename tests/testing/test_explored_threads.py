@@ -103,6 +103,32 @@ def test_a_loop_that_blocks_for_ever_is_told_with_its_stack() -> None:
     assert "waits for a lock that the loop has" in str(failure)
 
 
+def test_a_loop_that_blocks_for_a_lock_goes_on_when_it_is_free() -> None:
+    async def test() -> None:
+        lock = a_lock_of_ours()
+        held: list[str] = []
+
+        def hold(name: str) -> None:
+            with lock:
+                assert not held
+                held.append(name)
+                time.sleep(0.01)
+                held.remove(name)
+
+        threads_of_it = [start_thread(hold, name) for name in "ab"]
+        timer = asyncio.get_running_loop().create_task(asyncio.sleep(0.005))
+        with lock:
+            assert not held
+        if lock.acquire(timeout=0.005):
+            lock.release()
+        for one in (*threads_of_it, timer):
+            await one
+
+    for chooser in CHOOSERS:
+        explore(test, chooser=chooser, schedules=500)
+        explore(test, chooser=chooser, schedules=200, late_s=0.02, tasks="eager")
+
+
 def test_a_deadlock_that_the_test_catches_is_told_all_the_same() -> None:
     async def test() -> None:
         lock = a_lock_of_ours()

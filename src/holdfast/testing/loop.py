@@ -590,7 +590,7 @@ class ExploredLoop(VirtualLoop):
         if not runnable and not self._pass_time():
             raise Deadlock
         offered = runnable if self._clock is None else self._with_clock(runnable)
-        at = 0 if len(offered) == 1 else self._next_of(offered)
+        at = 0 if len(offered) == 1 and self.chosen is None else self._next_of(offered)
         if at == len(runnable):
             self._count(offered[at].actor)
             self._pass_time()
@@ -613,9 +613,8 @@ class ExploredLoop(VirtualLoop):
 
     def _next_of(self, offered: Sequence[Step]) -> int:
         """Which of these goes; a thread may have chosen already."""
-        chosen = self.chosen
+        chosen, self.chosen = self.chosen, None
         if chosen is not None:
-            self.chosen = None
             return next(at for at, step in enumerate(offered) if step is chosen)
         if len(offered) == 1:
             return 0

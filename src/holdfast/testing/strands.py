@@ -273,8 +273,8 @@ class Strands:
     def _goes_on(self, strand: Strand) -> bool:
         """Choose who goes next as the loop's thread would, and whether it is this one: that saves two hand-overs."""
         loop = self.loop
-        if loop.halted is not None:
-            return False
+        if loop.halted is not None or (self._loop_left and not self._may_go_on):
+            return False  # a loop that blocks looks for itself whether it can go on
         try:
             if self._loop_left:
                 offered = self._offered()
