@@ -281,7 +281,7 @@ def test_only_a_completed_run_keeps_something_and_a_late_result_none_of_it() -> 
         transcript.feed(ToolStarted(run_id="r", call_id="r.1", name="look"))
         transcript.say("meanwhile")
         transcript.kept = "mine"
-        entries = transcript.entries(status=status)  # type: ignore[arg-type]
+        entries = transcript.entries(status=status)
         assert [entry.kept for entry in entries] == ["", "", "", "mine" if status == "completed" else ""]
     numbered = [msgspec.structs.replace(entry, n=n, kept="mine") for n, entry in enumerate(entries, 1)]
     assert [(entry.n, entry.kept) for entry in through(numbered, 2)] == [(1, "mine"), (2, "mine"), (4, "")]

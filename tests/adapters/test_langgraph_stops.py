@@ -148,10 +148,13 @@ def test_a_saver_that_is_closed_takes_nothing_more() -> None:
     config: Any = {"configurable": {"thread_id": "t"}}
     graph.invoke({"messages": [("user", "a")]}, config)
     saved = saver.rows(inside=True)
+    listed = graph.copy(
+        {"checkpointer": saver.with_allowlist([("tests", "State")])}
+    )  # as LangGraph does if it is strict
     saver.close()
-    for _ in range(2):
+    for one in (graph, listed):
         with pytest.raises(RunClosed):
-            graph.invoke({"messages": [("user", "b")]}, config)
+            one.invoke({"messages": [("user", "b")]}, config)
     assert saver.rows(inside=True) == saved
 
 

@@ -47,7 +47,7 @@ class GraphAgent:
     """How a graph is run. Made by `graph_agent`, whose parameters say what each field is; calling it does a run's work.
 
     Parameters:
-        graph: compiled, without a checkpointer of its own.
+        graph: compiled. Each run works with a copy that has a checkpointer of the run's.
         takes_messages: its input is a list of messages under ``messages``.
         breaks: it may stop at breakpoints.
         inputs: the fields of its input, where it has fields.

@@ -20,7 +20,7 @@ class Opened(NamedTuple):
     """A graph that can be hosted.
 
     Parameters:
-        graph: compiled, without a checkpointer.
+        graph: compiled. Its checkpointer is not to be used.
         name: its own name.
         takes_messages: its input has a list of messages under ``messages``.
         breaks: it was compiled to stop before or after some of its nodes, or a graph inside of it was.
@@ -74,7 +74,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
         )
     name = graph.get_name()
     return Opened(
-        graph=graph.copy({"checkpointer": None}),
+        graph=graph,
         name="graph" if name == "LangGraph" else name,
         takes_messages=takes_messages,
         breaks=any(map(_breaks, (graph, *(inner for _, inner in graph.get_subgraphs(recurse=True))))),

@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,7 +72,8 @@ class GraphRun:
         self._run = run
         self._id = run._next_id()
         self._saver = RunSaver(run.session_key)
-        self._graph = agent.graph.copy({"checkpointer": self._saver})
+        self._graph = copy.copy(agent.graph)  # its own copy() forgets which classes its state may have
+        self._graph.checkpointer = self._saver
         self._deltas = [name for name, channel in self._graph.channels.items() if isinstance(channel, DeltaChannel)]
         self._speech = Speech(run, agent.speakers, silent=agent.answer is not None)
         self._before = b""

@@ -60,11 +60,11 @@ class RunSaver(InMemorySaver):
     def __init__(self, thread_id: str) -> None:
         super().__init__()
         self._thread_id = thread_id
-        self._closed = False
+        self._over: list[bool] = []  # one for all copies: LangGraph makes some
 
     def close(self) -> None:
         """From now on saving raises `RunClosed`. From any thread."""
-        self._closed = True
+        self._over.append(True)
 
     def put(
         self,
@@ -91,7 +91,7 @@ class RunSaver(InMemorySaver):
             raise _cannot_save(error) from error
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._over:
             raise RunClosed("the run has ended", hint="what its nodes give after its end does not count")
 
     def rows(self, *, inside: bool, deltas: Iterable[str] = ()) -> Kept:
