@@ -582,7 +582,7 @@ def test_clean_up_from_the_work_itself_does_not_wait_for_itself() -> None:
     async def main() -> None:
         watchers = [Watcher() for _ in range(3)]
         for number, watcher in enumerate(watchers):
-            bridge = ReactiveBridge().open()
+            bridge = ReactiveBridge(grace_s=2).open()
 
             async def on_loop(_: int, bridge: ReactiveBridge = bridge) -> None:
                 bridge.cleanup("enough")
@@ -598,6 +598,8 @@ def test_clean_up_from_the_work_itself_does_not_wait_for_itself() -> None:
             reactivex.of(1).pipe(bridge.each(work)).subscribe(watcher)
             await soon(lambda bridge=bridge: bridge.scope.closed)  # type: ignore[misc]
             gone(bridge)
+            assert bridge.scope.receipt is not None
+            assert bridge.scope.receipt.outcome == "gone"
             assert "enough" in str(watcher.error)
 
     run(main)

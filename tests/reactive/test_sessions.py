@@ -299,6 +299,18 @@ def test_disposing_ends_the_reader() -> None:
     hosting(scenario)
 
 
+def test_a_reader_that_is_disposed_before_it_began_never_reads() -> None:
+    async def scenario(host: Host, bridge: ReactiveBridge) -> None:
+        session = host.session("ann")
+        await session.ask("one")
+        watcher = Watcher()
+        bridge.events(session).subscribe(watcher).dispose()
+        await soon(lambda: not bridge.streams)
+        assert (watcher.values, watcher.ended, host.readers) == ([], False, 0)
+
+    hosting(scenario)
+
+
 def test_a_subscription_of_a_log_may_come_from_a_thread_and_be_told_on_a_scheduler() -> None:
     async def scenario(host: Host, bridge: ReactiveBridge) -> None:
         session = host.session("ann")
