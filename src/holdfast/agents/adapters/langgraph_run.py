@@ -15,22 +15,22 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from langchain_core.messages import AIMessage, BaseMessage, RemoveMessage
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.channels import BinaryOperatorAggregate, DeltaChannel
 from langgraph.errors import EmptyInputError, GraphRecursionError, InvalidUpdateError
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.types import Command
 
 from holdfast.agents.adapters.langgraph_messages import as_json, asked, messages_of, text_of
+from holdfast.agents.adapters.langgraph_numbers import NodeBranch
 from holdfast.agents.adapters.langgraph_people import ask_all, questions_of, resume_of
 from holdfast.agents.adapters.langgraph_speech import Nodes, Speech
 from holdfast.agents.adapters.langgraph_state import Kept, RunSaver, fingerprint, pack, unpack
-from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.journal import current_branch
 from holdfast.agents.results import told_briefly
 from holdfast.errors import ConfigurationError, RunFailed
 from holdfast.protocol.events import (
@@ -241,7 +241,7 @@ class GraphRun:
     async def _stream(self, given: Any, config: Any, nodes: Nodes) -> bool:
         agent, speech = self._agent, self._speech
         stopped = False
-        token = current_branch.set(_NodeBranch(self._id, self._inside))
+        token = current_branch.set(NodeBranch(self._id, self._inside))
         try:
             parts = self._graph.astream(
                 given,
@@ -374,36 +374,3 @@ def _numbered(question: Question, question_id: str) -> Question:
         tool=question.tool,
         arguments=question.arguments,
     )
-
-
-class _NodeBranch(Branch):
-    """Numbers the calls of each node's execution for themselves, the same in every attempt.
-
-    Parameters:
-        inside: numbers of the tasks that subgraphs run in, in the order in which they were first seen to call.
-    """
-
-    __slots__ = ("_inside", "_of_node")
-
-    def __init__(self, path: str, inside: dict[str, int]) -> None:
-        super().__init__(path)
-        self._inside = inside
-        self._of_node: dict[str, Iterator[int]] = {}
-
-    def next_id(self) -> str:
-        """See `Branch.next_id`."""
-        where = self._node_of(var_child_runnable_config.get())
-        return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
-
-    def _node_of(self, config: Mapping[str, Any] | None) -> str:
-        """The superstep and the node that the code runs in."""
-        metadata = (config or {}).get("metadata") or {}
-        if "langgraph_node" not in metadata:
-            return "outside"
-        where: list[object] = []
-        for level in str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1]:
-            name, _, task = level.partition(":")
-            where.append(f"{name}-{self._inside.setdefault(task, len(self._inside) + 1)}")
-        where += [metadata.get("langgraph_step"), metadata["langgraph_node"]]
-        where += [part for part in metadata.get("langgraph_path", ())[1:] if isinstance(part, (str, int))]
-        return "/".join(map(str, where)).replace(".", "-")

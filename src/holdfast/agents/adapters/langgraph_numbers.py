@@ -1,0 +1,50 @@
+"""Numbers the calls that a graph's nodes make, so that each has the same id whenever its node is run again.
+
+A node is run again from its beginning after a question of its own was answered, in this attempt or in a later one, and
+after a crash if its graph is idempotent; nodes beside each other call in any order.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from langchain_core.runnables.config import var_child_runnable_config
+
+from holdfast.agents.journal import Branch
+
+__all__ = ["NodeBranch"]
+
+
+class NodeBranch(Branch):
+    """Numbers the calls of each node's execution for themselves, the same in every attempt.
+
+    Parameters:
+        inside: numbers of the tasks that subgraphs run in, in the order in which they were first seen to call.
+    """
+
+    __slots__ = ("_inside", "_of_node")
+
+    def __init__(self, path: str, inside: dict[str, int]) -> None:
+        super().__init__(path)
+        self._inside = inside
+        self._of_node: dict[str, Iterator[int]] = {}
+
+    def next_id(self) -> str:
+        """See `Branch.next_id`."""
+        where = self._node_of(var_child_runnable_config.get())
+        return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
+
+    def _node_of(self, config: Mapping[str, Any] | None) -> str:
+        """The superstep and the node that the code runs in."""
+        metadata = (config or {}).get("metadata") or {}
+        if "langgraph_node" not in metadata:
+            return "outside"
+        where: list[object] = []
+        for level in str(metadata.get("langgraph_checkpoint_ns", "")).split("|")[:-1]:
+            name, _, task = level.partition(":")
+            where.append(f"{name}-{self._inside.setdefault(task, len(self._inside) + 1)}")
+        where += [metadata.get("langgraph_step"), metadata["langgraph_node"]]
+        where += [part for part in metadata.get("langgraph_path", ())[1:] if isinstance(part, (str, int))]
+        return "/".join(map(str, where)).replace(".", "-")
