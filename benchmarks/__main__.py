@@ -35,6 +35,7 @@ PARTS = (
     "compose",
     "models",
     "http",
+    "schedules",
     "explorer",
     "langgraph",
     "reactive",

@@ -155,7 +155,7 @@ PAUSES = st.lists(st.one_of(st.floats(0.0, 200.0), st.floats(-3000.0, 30_000.0),
 
 
 @given(CADENCES, PAUSES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_tick_is_fired_or_counted_once_and_in_order(cadence: Cadence, pauses: list[float]) -> None:
     progress, now, fired = begin(cadence, "s", NOW), NOW, 0
     known = every_tick(cadence, NOW)
