@@ -145,6 +145,7 @@ API_MODULES = (
     "holdfast.client",
     "holdfast.runtime",
     "holdfast.testing",
+    "holdfast.channels",
     "holdfast.protocol.interface",
     "holdfast.protocol.messages",
     "holdfast.protocol.events",
