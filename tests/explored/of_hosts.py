@@ -227,11 +227,10 @@ MODELS = (
             name=f"{policy} against a run, {ending}",
             promise="P4: one run at a time; P5: each message settled once; P11: a dead holder's run is ended",
             scenario=partial(each_policy, policy, ending),
-            faults=(
-                (a_session_that_is_busy_starts_another_run, what_waits_is_forgotten_when_a_run_ends)
-                if (policy, ending) == ("queue", "finishing")
-                else ()
-            ),
+            faults={
+                ("queue", "finishing"): (a_session_that_is_busy_starts_another_run,),
+                ("interrupt", "finishing"): (what_waits_is_forgotten_when_a_run_ends,),
+            }.get((policy, ending), ()),
         )
         for policy in get_args(Policy)
         for ending in get_args(Ending)

@@ -272,7 +272,7 @@ def test_a_store_in_a_file_runs_under_the_explorer(tmp_path: Path) -> None:
 
 
 def test_a_thread_that_waits_for_something_real_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.testing.strands._PATIENCE_S", 0.1)
+    monkeypatch.setattr("holdfast.testing.strands._PATIENCE_S", 1.0)
     real = threading.Lock()
 
     def wait() -> None:

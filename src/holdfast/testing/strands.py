@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lock", "RLock", "SimpleQueue", "Strand", "Strands", "Thread", "Unwound", "strands_here"]
 
-_PATIENCE_S: Final = 10.0
+_PATIENCE_S: Final = 30.0
 """How long, in real time, a strand may take from one switch point to the next."""
 _UNWINDING_TRIES: Final = 100
 _plain_start = pool_module._start_plain
