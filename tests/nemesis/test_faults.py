@@ -13,7 +13,6 @@ from holdfast.testing.nemesis.faults import Fault
 from holdfast.testing.nemesis.readers import STALL_S
 
 SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=11)
-POINTS = ("sqlite.send.after_commit", "sqlite.park.before_commit", "sqlite.steer.between_writes")
 
 
 def quietly(text: str) -> None:
@@ -55,19 +54,13 @@ def test_every_fault_in_turn_breaks_no_promise_and_each_was_injected() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_breaks_no_promise(name: str) -> None:
-    assert judged(run(FAULTS[name], Ask(sessions=8, span_s=0.8, connections=10_000, seed=12))) == ((), (), True)
+def test_ten_thousand_connections_leave_nothing_and_disturb_nobody() -> None:
+    asked = Ask(sessions=8, span_s=0.8, connections=10_000, seed=12)
+    assert judged(run(FAULTS["connections"], asked)) == ((), (), True)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_sigkill_at_every_failpoint_loses_nothing_and_each_was_hit() -> None:
     outcome, _ = asyncio.run(run_kills(SHORT, quietly))
-    assert judged(outcome) == ((), (), True)
-
-
-@pytest.mark.nightly
-def test_failpoints_of_people_are_reached() -> None:
-    outcome, _ = asyncio.run(run_kills(SHORT, quietly, points=POINTS))
     assert judged(outcome) == ((), (), True)

@@ -23,7 +23,8 @@ _GONE_S = 20.0
 _POLL_S = 0.05
 _SLOW_S = 2.0
 _MEMORY_SLACK_BYTES = 64 << 20
-_DESCRIPTOR_SLACK = 16
+_DESCRIPTOR_SLACK = 64
+_SETTLED_S = 0.5
 _KINDS = ("idle", "half a head", "half a body", "right after a send", "a stream never read")
 _SENDERS = 10
 _BYSTANDER_S = 1.0
@@ -59,9 +60,10 @@ async def connections(episode: Episode) -> None:
     bystander = _Bystander(episode)
     working = asyncio.create_task(bystander.works(), name="bystander")
     senders = [f"cut-{number}-{ids.message_id()[-6:]}" for number in range(_SENDERS)]
-    await _opened_and_dropped(episode, senders, min(batch, total))  # what is made once is there afterwards
+    opened = min(2 * len(_KINDS), total)
+    await _opened_and_dropped(episode, senders, opened)  # what is made once is there afterwards
+    await asyncio.sleep(_SETTLED_S)
     before = await _held(episode)
-    opened = min(batch, total)
     try:
         while opened < total:
             count = min(batch, total - opened)

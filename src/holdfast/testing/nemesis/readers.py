@@ -86,8 +86,12 @@ async def hostile_readers(episode: Episode) -> None:
 
 async def _connected(episode: Episode, key: str, kind: str) -> Line:
     line = Line(episode.settings.port, episode.admin_key)
-    await line.open(small=True)
-    await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])
+    try:
+        await line.open(small=True)
+        await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])
+    except BaseException:
+        line.drop()
+        raise
     episode.tally.injected[kind] += 1
     return line
 
@@ -120,16 +124,20 @@ async def _byte_by_byte(episode: Episode, key: str) -> None:
 async def _breaks_off(episode: Episode, key: str) -> None:
     while True:
         line = await _connected(episode, key, "broken off")
-        await line.take(_BITE_BYTES)
-        line.drop(reset=True)
+        try:
+            await line.take(_BITE_BYTES)
+        finally:
+            line.drop(reset=True)
         await asyncio.sleep(4 * _POLL_S)
 
 
 async def _half_closes(episode: Episode, key: str) -> None:
     while True:
         line = await _connected(episode, key, "half closed")
-        await line.take(_BITE_BYTES)
-        line.half_close()
-        await line.take(_BITE_BYTES)
-        await asyncio.sleep(4 * _POLL_S)
-        line.drop()
+        try:
+            await line.take(_BITE_BYTES)
+            line.half_close()
+            await line.take(_BITE_BYTES)
+            await asyncio.sleep(4 * _POLL_S)
+        finally:
+            line.drop()
