@@ -13,7 +13,7 @@ import reactivex
 from reactivex import Observable, Subject
 from reactivex import operators as ops
 from reactivex.disposable import Disposable
-from reactivex.scheduler import EventLoopScheduler, ImmediateScheduler
+from reactivex.scheduler import EventLoopScheduler, ImmediateScheduler, ThreadPoolScheduler
 
 from holdfast.agents import agent
 from holdfast.agents.adapters.reactive import Outcome, Overflow, ReactiveBridge
@@ -395,6 +395,22 @@ def test_an_observer_that_raises_ends_its_stream_and_the_loop_hears_of_it() -> N
             reactivex.throw(KeyError("nobody listens")).pipe(bridge.each(double)).subscribe()
         assert told == ["ValueError('observer')", "ValueError('observer')", "KeyError('nobody listens')"]
         ring.dispose()
+
+    run(main)
+
+
+def test_a_scheduler_that_takes_nothing_more_ends_the_stream_and_the_loop_hears_of_it() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        pool = ThreadPoolScheduler(1)
+        pool.executor.shutdown()
+        async with ReactiveBridge() as bridge:
+            watcher = Watcher()
+            reactivex.from_iterable(range(5)).pipe(bridge.each(double, scheduler=pool)).subscribe(watcher)
+        assert told == ["the scheduler of a reactive stream raised RuntimeError"]
+        assert (watcher.values, watcher.ended) == ([], False)
+        gone(bridge)
 
     run(main)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import frontrun  # type: ignore[import-untyped]
 import pytest
+import reactivex
 from reactivex import Observable, Subject
 from reactivex import operators as ops
 from reactivex.disposable import SerialDisposable
@@ -23,7 +24,8 @@ from holdfast.agents.adapters.reactive import Counts, Outcome, ReactiveBridge
 from holdfast.agents.adapters.reactive_intake import Intake
 from holdfast.agents.adapters.reactive_outlet import Outlet
 from holdfast.errors import Interrupted, RunInterrupted, ScopeClosed
-from holdfast.runtime.interrupt import Interrupt, use
+from holdfast.runtime import Interrupt, Scope
+from holdfast.runtime.interrupt import use
 from tests.reactive.watching import Watcher, accounted, gone
 
 THREADS = 8
@@ -247,8 +249,6 @@ def test_a_blocked_producer_is_let_go_when_its_stream_ends(way: str) -> None:
 
 def test_a_blocked_thread_of_a_scope_hears_its_own_interrupt() -> None:
     async def main() -> None:
-        from holdfast.runtime import Scope
-
         subject: Subject[int] = Subject()
         async with ReactiveBridge(concurrency=1, buffer=1) as bridge, asyncio.timeout(30):
             subscription = subject.pipe(bridge.each(for_ever)).subscribe(Watcher())
@@ -267,6 +267,25 @@ def test_a_blocked_thread_of_a_scope_hears_its_own_interrupt() -> None:
             assert (counts.in_flight, counts.waiting, counts.blocked, counts.interrupted) == (1, 1, 0, 1)
             subscription.dispose()
         gone(bridge)
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_is_interrupted_while_it_subscribes_leaves_no_stream() -> None:
+    async def main() -> None:
+        async with ReactiveBridge(concurrency=1, buffer=1) as bridge, asyncio.timeout(30):
+            watcher = Watcher()
+
+            def subscribe() -> None:
+                reactivex.from_iterable(range(10)).pipe(bridge.each(for_ever)).subscribe(watcher)
+
+            producers = Scope("producers", parent=None).open()
+            producers.spawn(subscribe, on="thread")
+            while not bridge.statistics().blocked:
+                await asyncio.sleep(0)
+            assert (await producers.stop("test")).outcome == "gone"
+        gone(bridge)
+        assert (watcher.values, watcher.ended) == ([], False)
 
     asyncio.run(main())
 

@@ -233,12 +233,15 @@ class ItemFlow(Flow):
         self._ahead = shape.concurrency + (shape.buffer if shape.ordered else 0)
 
     def listen(self, source: Observable[Any], scheduler: SchedulerBase | None) -> None:
-        """Subscribe the source. An error that it raises then ends the stream."""
+        """Subscribe the source. An error that it raises then ends the stream, as does an interrupt of this thread."""
         intake = self._intake
         try:
             self._source.disposable = source.subscribe(intake.put, intake.fail, intake.complete, scheduler=scheduler)
         except Exception as error:
             intake.fail(error)
+        except BaseException:
+            self.dispose()
+            raise
 
     def stop_source(self) -> None:
         """Take nothing in any more, and dispose the subscription of the source. From any thread; may be repeated."""

@@ -46,7 +46,7 @@ class Outlet:
         self._active = False
         self._taken: asyncio.Future[None] | None = None
         self.fault: Exception | None = None
-        """What the observer raised; it is told nothing more."""
+        """What the observer, or its scheduler, raised; it is told nothing more."""
 
     async def give(self, values: Sequence[Any]) -> None:
         """Tell the observer these, and wait until it has taken them. It may have been shut, or raised: see `fault`."""
@@ -95,8 +95,11 @@ class Outlet:
 
     def _schedule(self, scheduler: SchedulerBase) -> None:
         # What a scheduler starts is its own, a thread that it keeps for instance, and shared.
-        with detached():
-            scheduler.schedule(self._run)
+        try:
+            with detached():
+                scheduler.schedule(self._run)
+        except Exception as error:
+            self._failed(error, "the scheduler of a reactive stream")
 
     def _run(self, *_: Any) -> None:
         """Tell the observer all that there is. On the scheduler, or on the loop."""
@@ -130,16 +133,16 @@ class Outlet:
         except Exception as raised:
             self._failed(raised)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, who: str = "the observer of a reactive stream") -> None:
         """The observer raised: as after any callback that does, the loop's exception handler has it."""
         self.fault = error
-        self.shut()
-        context = {"message": f"the observer of a reactive stream raised {type(error).__name__}", "exception": error}
+        context = {"message": f"{who} raised {type(error).__name__}", "exception": error}
         if asyncio._get_running_loop() is self._loop:
             self._loop.call_exception_handler(context)
         else:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._loop.call_exception_handler, context)
+        self.shut()
 
     def _release(self, taken: asyncio.Future[None] | None) -> None:
         if taken is None:
