@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import psutil
 
 from holdfast.protocol.events import RunFinished
+from holdfast.protocol.messages import TreeNode
 from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime import check_interrupt, current_interrupt
 from holdfast.testing.agent_driver import AgentSubject, Bench, hosted, said, until, within
@@ -154,19 +155,15 @@ async def a_plain_step_that_does_not_listen_is_named_and_counts_no_more(subject:
             gate.set()
         await until(lambda: "returns" in events, "the step was to return")
         await bench.goes_on()
-        await until(lambda: not _threads_now(bench), "the tree still shows a thread that has ended")
+        await until(lambda: not _threads(bench.host.tree()), "the tree still shows a thread that has ended")
         told = [str(event) for event in await bench.log()]
         assert not any("too late" in one for one in told), "what the step returned after its run is in the log"
 
 
-def _threads(node: object) -> list[str]:
+def _threads(node: TreeNode) -> list[str]:
     """Names of the threads in a tree."""
-    own = [node.name] if getattr(node, "kind", "") == "thread" else []  # type: ignore[attr-defined]
-    return own + [name for child in getattr(node, "children", ()) for name in _threads(child)]
-
-
-def _threads_now(bench: Bench) -> list[str]:
-    return _threads(bench.host.tree())
+    own = [node.name] if node.kind == "thread" else []
+    return own + [name for child in node.children for name in _threads(child)]
 
 
 async def _program(subject: AgentSubject, step: Callable[[str], object], pids: list[int]) -> None:

@@ -59,6 +59,7 @@ def _is_number(host: object) -> bool:
 
 
 def _audit(event: str, values: tuple[Any, ...]) -> None:
+    __tracebackhide__ = True
     if not _refusals:
         return
     if event in ("socket.connect", "socket.sendto"):
@@ -164,6 +165,7 @@ def _guarded(owner: Any, name: str, blocks: _Blocks, instead: str, refused: list
     own = name in vars(owner)
 
     def guarded(*values: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
         if events._get_running_loop() is not None and blocks(*values, **options):
             error = BlockedLoop(
                 f"{owner.__name__}.{name} blocks the event loop it is called on; {instead}; or: {_IN_A_THREAD}"
