@@ -276,8 +276,12 @@ def test_a_thread_that_is_interrupted_while_it_subscribes_leaves_no_stream() -> 
         async with ReactiveBridge(concurrency=1, buffer=1) as bridge, asyncio.timeout(30):
             watcher = Watcher()
 
+            def source(observer: Any, _: Any) -> Any:
+                for item in range(10):
+                    observer.on_next(item)
+
             def subscribe() -> None:
-                reactivex.from_iterable(range(10)).pipe(bridge.each(for_ever)).subscribe(watcher)
+                reactivex.create(source).pipe(bridge.each(for_ever)).subscribe(watcher)
 
             producers = Scope("producers", parent=None).open()
             producers.spawn(subscribe, on="thread")
