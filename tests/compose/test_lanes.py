@@ -220,7 +220,7 @@ def test_one_that_will_not_end_is_named_with_the_place_where_it_is() -> None:
     run_virtual(main())
 
 
-def test_a_source_is_asked_by_one_at_a_time_whatever_the_schedule() -> None:
+def test_items_that_come_late_are_in_order_whatever_the_schedule() -> None:
     async def main() -> None:
         asking = 0
 

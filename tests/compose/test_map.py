@@ -411,3 +411,39 @@ def test_a_parallel_of_many_sync_agents_leaves_the_other_runs_of_its_principal_t
 
     real(scenario)
     assert order == ["small", "big"]
+
+
+@pytest.mark.parametrize("of_agents", [True, False])
+def test_an_item_that_fails_is_not_kept_waiting_for_the_next_one(of_agents: bool) -> None:
+    where: list[Any] = []
+
+    async def slowly() -> AsyncIterator[str]:
+        """Runs in one task from its first step to its last, as cancel scopes in it need."""
+        try:
+            async with asyncio.timeout(1e6):
+                for item in ("good", "bad"):
+                    where.append(asyncio.current_task())
+                    yield item
+                await asyncio.sleep(1e9)
+        finally:
+            where.append(asyncio.current_task())
+
+    @agent
+    async def picky(run: Run) -> str:
+        return await one(run.text)
+
+    async def one(item: str) -> str:
+        await asyncio.sleep(1)
+        if item == "bad":
+            raise ValueError("not that")
+        return item
+
+    async def work(run: Run) -> str:
+        began = run.now()
+        with pytest.raises(RunFailed if of_agents else ValueError, match="not that"):
+            await run.map(picky if of_agents else one, slowly())
+        assert len(where) == 3
+        assert len(set(where)) == 1
+        return str(run.now() - began < 10)
+
+    assert virtual(work) == "True"

@@ -113,8 +113,9 @@ MUTANTS = (
         of="P2",
         breaks="what one item set in a context variable another one reads",
         file="agents/lanes.py",
-        old="            context = contextvars.copy_context()",
-        new="            context = contextvars.copy_context() if number == 0 else context",
+        old="        context = contextvars.copy_context()",
+        new="        context = _SHARED",
+        also=(("_AT_ONCE = 32", "_AT_ONCE = 32\n_SHARED = contextvars.copy_context()"),),
         tests=("tests/compose/test_lanes.py::test_what_one_sets_the_next_does_not_see_whether_it_waits_or_not",),
     ),
     Mutant(
@@ -122,8 +123,8 @@ MUTANTS = (
         of="P2",
         breaks="an item that cancelled its task ends the one after it",
         file="agents/lanes.py",
-        old="            if task.cancelling():",
-        new="            if False:",
+        old="        return task is not None and task.cancelling() > 0",
+        new="        return False",
         tests=("tests/compose/test_lanes.py::test_one_that_cancels_its_own_task_and_goes_on_does_not_touch_the_next",),
     ),
     Mutant(
@@ -131,8 +132,8 @@ MUTANTS = (
         of="P9",
         breaks="ten thousand items open ten thousand connections",
         file="agents/lanes.py",
-        old="            if not self._open or self._lookout.busy >= self._room:",
-        new="            if not self._open:",
+        old="            if self._over or self._lookout.busy >= self._room or isinstance(self._items, AsyncIterable):",
+        new="            if self._over or isinstance(self._items, AsyncIterable):",
         tests=(
             "tests/compose/test_map.py::test_results_come_in_the_order_of_the_items_and_no_more_than_so_many_are_at_work",
         ),

@@ -37,14 +37,22 @@ class Branches(Generic[K]):
     Parameters:
         run: the children's parent.
         on_end: is told of each child that has ended: its key, how it ended, and the error that it raised, if it did.
+        on_closed: called before that, when nothing of a child is left: for a task that waits for something else.
     """
 
-    __slots__ = ("_begun", "_ended", "_lookout", "_on_end", "_open", "run", "scope")
+    __slots__ = ("_begun", "_ended", "_lookout", "_on_closed", "_on_end", "_open", "run", "scope")
 
-    def __init__(self, run: Run, on_end: Callable[[K, ChildFinished, BaseException | None], object]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        on_end: Callable[[K, ChildFinished, BaseException | None], object],
+        *,
+        on_closed: Callable[[Child], object] | None = None,
+    ) -> None:
         self.run = run
         self.scope = run._around().child("branches")
         self._on_end = on_end
+        self._on_closed = on_closed
         self._open: dict[Child, K] = {}
         self._ended: list[Child] = []
         self._lookout = Lookout(run._lines)
@@ -66,7 +74,7 @@ class Branches(Generic[K]):
         finally:
             self._lookout.give_up()
             self._ended = list(self._open)
-            self._tell()
+            self.tell()
 
     async def begin(self, task: ChildTask, key: K) -> Child:
         """Begin a child, known by a key. Inside of `driven` only.
@@ -93,7 +101,7 @@ class Branches(Generic[K]):
         """
         if not self._ended:
             await self._lookout.wait(until)
-        self._tell()
+        self.tell()
 
     def stop(self, child: Child, cause: Cause) -> None:
         """Interrupt one child; it ends within its scope's time for a stop."""
@@ -109,8 +117,11 @@ class Branches(Generic[K]):
         if child in self._open:
             self._ended.append(child)
             self._lookout.ended()
+            if self._on_closed is not None:
+                self._on_closed(child)
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Tell of all that have ended by now."""
         ended, self._ended = self._ended, []
         for child in ended:
             self._on_end(self._open.pop(child), *child.ended())

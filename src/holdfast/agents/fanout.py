@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agents.agent import Agent
 from holdfast.agents.branches import Branches
 from holdfast.agents.call import check_said
-from holdfast.agents.children import ChildTask, past_end
+from holdfast.agents.children import Child, ChildTask, past_end
 from holdfast.agents.journal import Branch, current_branch
-from holdfast.agents.lanes import END, Lanes, Source
+from holdfast.agents.lanes import Lanes
 from holdfast.agents.placing import name_of, placed, placement_of
 from holdfast.errors import Interrupted, RunFailed, RunInterrupted
 from holdfast.protocol.stopping import Cause
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from holdfast.runtime import Scope
 
 __all__ = ["run_map", "run_parallel"]
+
+_END = object()
 
 
 async def run_map(
@@ -43,12 +45,11 @@ async def run_map(
 ) -> list[Any]:
     """See `Run.map`."""
     async with aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext():
-        source = Source(items)
         if isinstance(work, Agent):
-            return await _Asked(run, work, source, concurrency, name or work.name, timeout_s).results()
+            return await _Asked(run, work, items, concurrency, name or work.name, timeout_s).results()
         if isinstance(items, Sized):
             concurrency = max(1, min(concurrency, len(items)))
-        return await _call_each(run, work, source, concurrency, name or name_of(work), timeout_s)
+        return await _call_each(run, work, items, concurrency, name or name_of(work), timeout_s)
 
 
 async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -62,7 +63,7 @@ async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[
             run,
             scope,
             label=lambda number: f"{name_of(branches[number % len(branches)])} {number + 1}",
-            source=Source(branches),
+            items=branches,
             begin=functools.partial(_begun, scope),
             place=lambda number: Branch(paths[number]),
             room=len(branches),
@@ -71,7 +72,12 @@ async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[
 
 
 async def _call_each(
-    run: Run, work: Callable[[Any], Any], source: Source, concurrency: int, name: str, timeout_s: float | None
+    run: Run,
+    work: Callable[[Any], Any],
+    items: Iterable[Any] | AsyncIterable[Any],
+    concurrency: int,
+    name: str,
+    timeout_s: float | None,
 ) -> list[Any]:
     """A function for each item."""
     path = run._next_id()
@@ -87,7 +93,7 @@ async def _call_each(
             run,
             scope,
             label=lambda number: f"{name} {number + 1}",
-            source=source,
+            items=items,
             begin=begin,
             place=lambda number: Branch(f"{path}.{number + 1}"),
             room=concurrency,
@@ -133,18 +139,26 @@ class _Asked:
     """An agent for each item."""
 
     def __init__(
-        self, run: Run, agent: Agent, source: Source, concurrency: int, label: str, timeout_s: float | None
+        self,
+        run: Run,
+        agent: Agent,
+        items: Iterable[Any] | AsyncIterable[Any],
+        concurrency: int,
+        label: str,
+        timeout_s: float | None,
     ) -> None:
         self._run = run
         self._agent = agent
-        self._source = source
+        self._ahead = aiter(items) if isinstance(items, AsyncIterable) else None
+        self._plain = iter(()) if isinstance(items, AsyncIterable) else iter(items)
+        self._asking: Scope | None = None  # around the wait for the next item
         self._concurrency = concurrency
         self._label = label
         self._timeout_s = timeout_s
         self._path = run._next_id()
         self._results: list[str] = []
         self._error: RunFailed | RunInterrupted | None = None
-        self._branches = Branches(run, self._take)
+        self._branches = Branches(run, self._take, on_closed=self._closed)
 
     async def results(self) -> list[str]:
         """Ask all of them."""
@@ -159,12 +173,33 @@ class _Asked:
             if branches.busy >= self._concurrency:
                 await branches.changed()
                 continue
-            item = await self._source.next()
-            if item is END:
+            item = await self._next()
+            if item is _END:
                 break
             await self._begin(item)
         while branches.busy:
             await branches.changed()
+
+    async def _next(self) -> Any:
+        """The next item, or `_END`: there is none, or one that was begun does not complete."""
+        if self._ahead is None:
+            return next(self._plain, _END)
+        self._asking = self._branches.scope.child("items")
+        try:
+            async with self._asking:
+                return await anext(self._ahead, _END)
+        except Interrupted:
+            self._branches.tell()
+            if self._error is None:
+                raise
+            return _END
+        finally:
+            self._asking = None
+
+    def _closed(self, child: Child) -> None:
+        """Nothing is left of a child; where it failed, the next item is not waited for."""
+        if self._asking is not None and child.scope.ended_by != "members":
+            self._asking.interrupt.trigger("an item did not complete", kind="stop")
 
     async def _begin(self, item: Any) -> None:
         check_said(item, f"an item of {self._label}")

@@ -7,7 +7,7 @@ tasks, and what waits has one to itself: `asyncio.timeout`, task groups and scop
 Invariants
 - Coroutines begin in the order of their source; the next one is taken when there is room for it, and not before.
 - At most ``room`` lanes are there, so at most so many coroutines have begun and not ended.
-- The source is asked by one lane at a time. A source that is to be awaited is awaited by a lane, in the lane's context.
+- A source that is to be awaited is awaited by one task, the one that made all this; each of its items has a lane.
 - Who takes many in a row waits while the log is behind, and lets the loop's other tasks go in between.
 - The number of a coroutine is its place in the source, and in the journal.
 - Nothing passes from one coroutine of a lane to the next: no context variable, and no cancellation of the task.
@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterable
+import functools
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import Branch, current_branch
@@ -28,50 +29,13 @@ if TYPE_CHECKING:
     from holdfast.agents.run import Run
     from holdfast.runtime import Handle, Scope
 
-__all__ = ["END", "Lanes", "Source"]
+__all__ = ["Lanes"]
 
-END = object()
-"""What a source gives when it has nothing more."""
-
+_END = object()
 _AT_ONCE = 32
 """So many begin before the loop's other tasks have their turn."""
 _GROWTH = 2
 """So many lanes begin for one that has to wait, so that a thousand that wait have all begun after ten ticks."""
-
-
-class Source:
-    """Items, one at a time.
-
-    Parameters:
-        items: any number of them.
-    """
-
-    __slots__ = ("_ahead", "_plain", "busy", "over")
-
-    def __init__(self, items: Iterable[Any] | AsyncIterable[Any]) -> None:
-        self._ahead: AsyncIterator[Any] | None = None
-        self.busy = False
-        """Somebody waits for it."""
-        self.over = False
-        """It has nothing more."""
-        if isinstance(items, AsyncIterable):
-            self._ahead = aiter(items)
-        else:
-            self._plain = iter(items)
-
-    async def next(self) -> Any:
-        """The next item, or `END`."""
-        if self._ahead is None:
-            item = next(self._plain, END)
-        else:
-            self.busy = True
-            try:
-                item = await anext(self._ahead, END)
-            finally:
-                self.busy = False
-        if item is END:
-            self.over = True
-        return item
 
 
 class Lanes:
@@ -81,13 +45,25 @@ class Lanes:
         run: whose lines and log these are.
         scope: owns the lanes; open until `done` has returned.
         label: what the coroutine with this number (from 0) is called.
-        source: gives the items.
+        items: what there is to do.
         begin: makes the coroutine for an item.
         place: the branch with this number (from 0): where a coroutine counts its calls.
         room: how many may be at work.
     """
 
-    __slots__ = ("_begin", "_broken", "_label", "_lookout", "_place", "_results", "_room", "_run", "_scope", "_source")
+    __slots__ = (
+        "_begin",
+        "_items",
+        "_label",
+        "_lookout",
+        "_over",
+        "_place",
+        "_plain",
+        "_results",
+        "_room",
+        "_run",
+        "_scope",
+    )
 
     def __init__(
         self,
@@ -95,7 +71,7 @@ class Lanes:
         scope: Scope,
         *,
         label: Callable[[int], str],
-        source: Source,
+        items: Iterable[Any] | AsyncIterable[Any],
         begin: Callable[[Any], Coroutine[Any, Any, Any]],
         place: Callable[[int], Branch],
         room: int,
@@ -103,96 +79,116 @@ class Lanes:
         self._run = run
         self._scope = scope
         self._label = label
-        self._source = source
+        self._items = items
+        self._plain: Iterator[Any] = iter(()) if isinstance(items, AsyncIterable) else iter(items)
         self._begin = begin
         self._place = place
         self._room = room
         self._lookout = Lookout(run._lines)
         self._results: list[Any] = []
-        self._broken = False
+        self._over = False  # no more are taken: there are none, or one has raised
 
     async def done(self) -> list[Any]:
-        """Do all of it; the results in the order of the source.
+        """Do all of it; the results in the order of the items.
 
         The first error interrupts the scope, which raises it.
         """
         try:
-            self._start()
+            if isinstance(self._items, AsyncIterable):
+                await self._feed(aiter(self._items))
+            else:
+                self._start(self._one_after_another)
             while self._lookout.busy:
                 await self._lookout.wait()
         finally:
             self._lookout.give_up()
         return self._results
 
-    def _start(self) -> None:
+    async def _feed(self, source: AsyncIterator[Any]) -> None:
+        lookout, recorder = self._lookout, self._run._recorder
+        while True:
+            while lookout.busy >= self._room:
+                await lookout.wait()
+            if recorder.behind:
+                await recorder.room()
+            item = await anext(source, _END) if self._goes_on() else _END
+            if item is _END or not self._goes_on():
+                return
+            self._start(functools.partial(self._one, item, self._take()))
+
+    def _goes_on(self) -> bool:
+        return not self._over
+
+    def _take(self) -> int:
+        """The number of the item that was taken now."""
+        self._results.append(None)
+        return len(self._results) - 1
+
+    def _start(self, work: Callable[[list[Handle[None]]], Coroutine[Any, Any, object]]) -> None:
         self._lookout.began()
-        own: list[Handle[None]] = []
-        own.append(self._scope.spawn(self._lane(own), name=self._scope.name))
+        own: list[Handle[None]] = []  # the lane itself, once it is there
+        own.append(self._scope.spawn(self._lane(work, own), name=self._scope.name))
 
     def _grow(self) -> None:
         """One that has begun waits: others go on with the rest."""
         for _ in range(_GROWTH):
-            if not self._open or self._lookout.busy >= self._room:
+            if self._over or self._lookout.busy >= self._room or isinstance(self._items, AsyncIterable):
                 return
-            self._start()
+            self._start(self._one_after_another)
 
-    @property
-    def _open(self) -> bool:
-        """Whether one more may be taken, now."""
-        return not (self._source.over or self._source.busy or self._broken)
-
-    async def _lane(self, own: list[Handle[None]]) -> None:
+    async def _lane(
+        self, work: Callable[[list[Handle[None]]], Coroutine[Any, Any, object]], own: list[Handle[None]]
+    ) -> None:
         try:
-            await self._one_after_another(own)
+            await work(own)
         except asyncio.CancelledError:
-            self._broken = True
+            self._over = True
             self._scope.interrupt.trigger(f"{own[0].name if own else 'one'} was cancelled", kind="stop")
             raise
         finally:
             self._lookout.ended()
 
     async def _one_after_another(self, own: list[Handle[None]]) -> None:
-        source, results, recorder = self._source, self._results, self._run._recorder
-        task = asyncio.current_task()
-        assert task is not None
+        recorder = self._run._recorder
         taken = 0
-        while self._open:
+        while not self._over:
             if recorder.behind:
                 await recorder.room()
             elif taken == _AT_ONCE:
                 taken = 0
                 await asyncio.sleep(0)
-            if not self._open:
+            item = next(self._plain, _END) if self._goes_on() else _END
+            if item is _END:
+                self._over = True
                 return
-            item = await source.next()
-            if item is END or self._broken:
-                return
-            number = len(results)
-            results.append(None)
             taken += 1
-            coroutine = self._begin(item)
-            context = contextvars.copy_context()
+            if await self._one(item, self._take(), own):
+                if not self._scope.interrupt.triggered:
+                    self._start(self._one_after_another)
+                return
+
+    async def _one(self, item: Any, number: int, own: list[Handle[None]]) -> bool:
+        """Do one of them; whether it cancelled the task that it ran in, which must not be the next one's concern."""
+        coroutine = self._begin(item)
+        context = contextvars.copy_context()
+        try:
             try:
-                try:
-                    waits = context.run(_first_step, coroutine, self._place(number))
-                except StopIteration as done:
-                    results[number] = done.value
-                else:
-                    self._grow()
-                    for handle in own:
-                        handle.name = self._label(number)
-                    results[number] = await _Rest(context, coroutine, waits)
-            except BaseException as error:
-                self._broken = True
+                waits = context.run(_first_step, coroutine, self._place(number))
+            except StopIteration as done:
+                self._results[number] = done.value
+            else:
+                self._grow()
                 for handle in own:
                     handle.name = self._label(number)
-                self._tell(error, self._label(number))
-                raise
-            if task.cancelling():
-                # It cancelled the task that it ran in; that is not the next one's concern.
-                if not self._scope.interrupt.triggered:
-                    self._start()
-                return
+                self._results[number] = await _Rest(context, coroutine, waits)
+        except BaseException as error:
+            self._over = True
+            for handle in own:
+                handle.name = self._label(number)
+            self._tell(error, self._label(number))
+            raise
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
 
     def _tell(self, error: BaseException, label: str) -> None:
         """One has raised. What a scope takes for the end of a single member ends all of them here."""
