@@ -32,13 +32,14 @@ from holdfast.storage import MemoryStore
 from holdfast.storage.port import Store
 
 QUICK = Settings(grace_s=0.5, kill_after_s=0.5)
+PATIENT = Settings(grace_s=10, kill_after_s=10)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
-    """Run a test on a loop of its own, for ten seconds at most."""
+    """Run a test on a loop of its own, for half a minute at most."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await test
 
     asyncio.run(bounded())

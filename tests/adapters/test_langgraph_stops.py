@@ -23,7 +23,7 @@ from holdfast.host.session import Session
 from holdfast.protocol.events import ToolFinished
 from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime import check_interrupt, current_interrupt
-from tests.adapters.graphs import hosted, log, run, said
+from tests.adapters.graphs import PATIENT, hosted, log, run, said
 
 SLEEPER = (sys.executable, "-S", "-c", "import time; time.sleep(1000)")
 
@@ -62,7 +62,7 @@ def test_a_plain_node_that_listens_is_gone_with_its_thread(inside: bool) -> None
             ended.set()
 
     async def test() -> None:
-        async with hosted(graph_agent(one_node(node, inside=inside), name="g")) as host:
+        async with hosted(graph_agent(one_node(node, inside=inside), name="g"), settings=PATIENT) as host:
             session = host.session("s")
             sent = await session.send("wait")
             receipt = await interrupted(session, begun)
@@ -179,11 +179,11 @@ def test_the_programs_of_a_node_die_with_it(shape: str) -> None:
 
     async def test() -> None:
         builder = one_node(node if shape == "async" else plain, inside=shape == "inside")
-        async with hosted(graph_agent(builder, name="g")) as host:
+        async with hosted(graph_agent(builder, name="g"), settings=PATIENT) as host:
             session = host.session("s")
             await session.send("wait")
             receipt = await interrupted(session, begun)
-            assert receipt.survivors == ()
+            assert (receipt.outcome, receipt.survivors) == ("gone", ()), receipt
             assert not any(psutil.pid_exists(pid) and alive(pid) for pid in pids)
 
     run(test())
@@ -237,11 +237,11 @@ def test_every_parallel_node_is_stopped_and_told() -> None:
     )
 
     async def test() -> None:
-        async with hosted(graph_agent(builder, name="g")) as host:
+        async with hosted(graph_agent(builder, name="g"), settings=PATIENT) as host:
             session = host.session("s")
             await session.send("go")
             receipt = await interrupted(session, all_begun)
-            assert receipt.outcome == "gone"
+            assert receipt.outcome == "gone", receipt
             assert sorted(stopped) == sorted(begun) == ["node 0", "node 1", "plain 0", "plain 1"]
             ended = [event.status for event in await log(session) if isinstance(event, ToolFinished)]
             assert ended == ["interrupted"] * 5
@@ -265,7 +265,7 @@ def test_tasks_of_an_entrypoint_are_stopped() -> None:
         return str(await plain(1))
 
     async def test() -> None:
-        async with hosted(graph_agent(workflow, name="workflow")) as host:
+        async with hosted(graph_agent(workflow, name="workflow"), settings=PATIENT) as host:
             session = host.session("s")
             await session.send("go")
             assert (await interrupted(session, begun)).outcome == "gone"
