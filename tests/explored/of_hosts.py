@@ -230,7 +230,7 @@ MODELS = (
             faults={
                 ("queue", "finishing"): (a_session_that_is_busy_starts_another_run,),
                 ("interrupt", "finishing"): (what_waits_is_forgotten_when_a_run_ends,),
-            }.get((policy, ending), ()),
+            }.get((str(policy), str(ending)), ()),
         )
         for policy in get_args(Policy)
         for ending in get_args(Ending)
