@@ -75,15 +75,21 @@ def test_a_thread_that_a_stop_gave_up_is_shown_until_it_has_ended_and_to_its_pri
     within(work)
 
 
-def test_a_thread_that_a_call_gave_up_is_shown_in_its_run_while_that_goes_on() -> None:
+def test_a_thread_that_a_part_of_a_run_gave_up_is_shown_while_the_run_goes_on() -> None:
     gate = threading.Event()
+    begun = threading.Event()
     seen: list[tuple[str, str]] = []
 
+    def stuck() -> None:
+        begun.set()
+        gate.wait(10)
+
     async def agent(run: Run) -> str:
-        try:
-            await run.call(gate.wait, 10.0, name="stuck", timeout_s=0.01)
-        except TimeoutError:
-            seen.extend(abandoned(host.tree()))
+        part = run.scope.child("part").open()
+        _ = part.spawn(stuck, on="thread", name="stuck")
+        await until(begun.is_set)
+        await part.stop("enough", grace_s=0.0, kill_after_s=0.0)
+        seen.extend(abandoned(host.tree()))
         return "late"
 
     host = Host(agent, store="memory://", settings=QUICK)
