@@ -38,8 +38,9 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 7) + 1
 
 
-def pytest_collection_finish() -> None:
-    """What is there now stays: the many collections of garbage in the tests need not look at it again and again."""
+@pytest.fixture(autouse=True, scope="module")
+def imported_once() -> None:
+    """What is there before a file's tests stays: the many collections of garbage need not look at it each time."""
     gc.collect()
     gc.freeze()
 
