@@ -184,16 +184,16 @@ def test_the_programs_of_a_node_die_with_it(shape: str) -> None:
             await session.send("wait")
             receipt = await interrupted(session, begun)
             assert (receipt.outcome, receipt.survivors) == ("gone", ()), receipt
-            assert not any(psutil.pid_exists(pid) and alive(pid) for pid in pids)
+            assert [(pid, state) for pid in pids if (state := state_of(pid)) not in ("gone", "zombie")] == []
 
     run(test())
 
 
-def alive(pid: int) -> bool:
+def state_of(pid: int) -> str:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return str(psutil.Process(pid).status())
     except psutil.NoSuchProcess:
-        return False
+        return "gone"
 
 
 class Named(TypedDict):
