@@ -187,6 +187,7 @@ class Load:
                 assert done.outcome == "busy"
             else:
                 fired += 1
+                assert done.sent is not None
                 claim = done.sent.claim
                 self.note("timed", done.sent.events)
                 self.note_schedule("ticks", fired)

@@ -12,7 +12,7 @@ from holdfast.host.schedules import Schedule
 from holdfast.protocol.messages import Policy, Receipt
 from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.server.exchange import Answer, Exchange, encode
-from holdfast.server.native import ALL, LIMIT, LIST_LIMIT, Body, Name, Native
+from holdfast.server.native import ALL, LIST_LIMIT, Body, Name, Native
 from holdfast.server.operations import Query, Table
 
 __all__ = ["TABLE"]

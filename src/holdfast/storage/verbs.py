@@ -88,6 +88,8 @@ __all__ = [
 ]
 
 
+_ASKED = frozenset(("user", "stop"))
+"""Kinds of interrupt that take place also where the store could not record them."""
 _SET_BACK_S = 1.0
 """A message that was accepted so much later than now was accepted before the clock was set back."""
 
@@ -299,6 +301,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
             raise InvalidRequest("an event's JSON must be one line")
 
     at = commit.at
+    unrecorded = _unrecorded_stop(row, commit)
     status = _final_state(row, commit.status)
     cause = commit.cause if status == "completed" else commit.cause or row.cause
     text = plain(commit.text)
@@ -310,6 +313,8 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     commit_seq = row.next_seq
     for kind, body in commit.events:
         log.add_raw(kind, body)
+    if unrecorded is not None:
+        stop_run(row, log, unrecorded, at)
     if rolled_back:
         log.add(RunRolledBack(at=at, run_id=lease.run_id, not_undone=commit.not_undone))
     log.add(
@@ -394,6 +399,16 @@ def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed
         waiting=len(row.waiting),
         not_before=due_at(row),
     )
+
+
+def _unrecorded_stop(row: SessionRow, commit: RunCommit) -> Cause | None:
+    """What somebody stopped the run for, if the store could not take that when it was asked for."""
+    cause = commit.cause
+    while cause is not None and cause.parent is not None:
+        cause = cause.parent
+    if commit.status != "interrupted" or row.cause is not None or cause is None or cause.kind not in _ASKED:
+        return None
+    return cause
 
 
 def _final_state(
