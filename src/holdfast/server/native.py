@@ -184,9 +184,7 @@ _drain_body = msgspec.json.Decoder(DrainBody)
 _key_body = msgspec.json.Decoder(KeyBody)
 
 _WAIT = Query("wait", "number", "Wait this long for it, in seconds.", least=0)
-LIMIT = Query(
-    "limit", "integer", f"At most this many, 100 by default, {LIST_LIMIT} at most.", least=1, most=LIST_LIMIT
-)
+LIMIT = Query("limit", "integer", f"At most this many, 100 by default, {LIST_LIMIT} at most.", least=1, most=LIST_LIMIT)
 _PAGE = (
     Query("after", "integer", "Only entries with a greater `n`.", least=0, most=_MOST),
     Query("limit", "integer", f"At most this many, {LIST_LIMIT} by default and at most.", least=1, most=LIST_LIMIT),
