@@ -177,6 +177,24 @@ def test_a_send_that_is_cut_off_is_taken_back_too() -> None:
     hosting(scenario)
 
 
+class Hesitant(Slow):
+    """A session that takes its time with the first message before it stores it."""
+
+    async def send(self, content: str, **options: Any) -> Any:
+        await asyncio.sleep(0.05 if content == "0" else 0)
+        return await self.session.send(content, **options)
+
+
+def test_a_message_that_is_sent_slowly_is_not_overtaken() -> None:
+    async def scenario(host: Host, bridge: ReactiveBridge) -> None:
+        hesitant: Any = Hesitant(host.session("ann"))
+        words = reactivex.from_iterable([str(n) for n in range(5)])
+        receipts = await bridge.collect(words.pipe(bridge.send(hesitant, ordered=True)))
+        assert [receipt.seq for receipt in receipts] == sorted(receipt.seq for receipt in receipts)
+
+    hosting(scenario)
+
+
 def test_a_run_that_others_share_is_not_interrupted() -> None:
     async def scenario(host: Host, bridge: ReactiveBridge) -> None:
         session = host.session("ann")

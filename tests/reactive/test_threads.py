@@ -479,7 +479,6 @@ async def flood(items: int, seed: int) -> Counts:
             assert isinstance(outcome, Outcome)
             assert outcome.settled == ("done" if outcome.error is None else "failed")
     pool.executor.shutdown()
-    ring.dispose()
     for kept in (subjects, places, watchers):
         kept.clear()
     del watcher, outcome
@@ -489,6 +488,7 @@ async def flood(items: int, seed: int) -> Counts:
         return not alive
 
     await soon(forgotten)  # the threads of the schedulers, which are not ours, may be telling the last ones yet
+    ring.dispose()  # not before: it keeps what it has not done
     assert {task for task in asyncio.all_tasks() if task is not asyncio.current_task()} == set()
     return counts
 
