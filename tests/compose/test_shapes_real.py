@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import psutil
@@ -11,7 +12,8 @@ import pytest
 from holdfast import Agent, Host, Run, Settings, agent, branch, parallel, sequence, supervised
 from holdfast.errors import RunFailed, RunInterrupted
 
-LONG = "1000.45"
+LONG = f"1000.{os.getpid():07}"
+"""By this the programs of this process are told from those of tests that run beside it."""
 """Seconds; told apart from other programs by its digits."""
 
 
