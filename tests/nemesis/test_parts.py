@@ -78,6 +78,34 @@ def test_a_batch_that_collects_is_taken_in_time_when_the_clock_is_set_back(resta
     run(work())
 
 
+# ── found: a stop that the store could not record ────────────────────────────────────────────────────────────────
+
+
+def test_a_stop_that_the_store_could_not_take_stands_in_the_log_before_the_end_of_its_run(tmp_path: Path) -> None:
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def passed(name: str) -> None:
+        if name == "sqlite.interrupt.before_write":
+            raise full
+
+    async def patient(run: Run) -> None:
+        await run.interrupt.sleep(60)
+
+    async def work() -> None:
+        async with Host(patient, store=f"sqlite:///{tmp_path / 'own.db'}") as host:
+            session = host.session("s")
+            sent = await session.send("hello")
+            with failpoints.attend(passed):
+                receipt = await session.interrupt("enough", grace_s=0.1)
+            assert receipt.outcome == "gone"
+            assert (await session.wait(sent.message_id, timeout_s=15)).state == "interrupted"
+            kinds = [event.kind async for event in session.events(follow=sent.message_id)]
+            assert kinds[1:] == ["run.started", "run.stopping", "run.finished", "message.settled"]
+
+    run(work())
+
+
 # ── found: a disk that is full in other words ────────────────────────────────────────────────────────────────────
 
 
