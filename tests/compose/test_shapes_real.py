@@ -13,8 +13,7 @@ from holdfast import Agent, Host, Run, Settings, agent, branch, parallel, sequen
 from holdfast.errors import RunFailed, RunInterrupted
 
 LONG = f"1000.{os.getpid():07}"
-"""By this the programs of this process are told from those of tests that run beside it."""
-"""Seconds; told apart from other programs by its digits."""
+"""Seconds; told apart by its digits from other programs, and from those of the same tests in another process."""
 
 
 @agent
