@@ -155,7 +155,7 @@ MUTANTS = (
             self._end = (error,)
             start = True
 """,
-        tests=(f"{TESTS}/test_threads.py::test_notifications_never_overlap_and_the_last_one_is_the_last",),
+        tests=(f"{TESTS}/test_threads.py::test_an_end_that_comes_while_a_value_is_told_waits_for_it",),
     ),
     Mutant(
         name="messages are left behind",

@@ -151,6 +151,19 @@ def test_notifications_never_overlap_and_the_last_one_is_the_last() -> None:
     assert result.property_holds, result.explanation
 
 
+def test_an_end_that_comes_while_a_value_is_told_waits_for_it() -> None:
+    emission = Emission()
+    tell = emission.watcher.on_next
+
+    def ending(value: int) -> None:
+        if value == 1:
+            emission.end()
+        tell(value)
+
+    emission.watcher.on_next = ending  # type: ignore[method-assign]
+    assert emission.sound()
+
+
 # Blocked producers
 
 
