@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import reactivex
-from reactivex import operators as ops
 
 from holdfast import Host, Run, Settings, agent
 from holdfast.agents import Agent
@@ -100,7 +99,7 @@ def test_an_interrupt_of_the_run_reaches_every_item_and_the_next_run_works() -> 
             return "works"
         async with ReactiveBridge(run, concurrency=10) as bridge:
             bridges.append(bridge)
-            words = reactivex.interval(0.001).pipe(ops.map(str))
+            words = reactivex.concat(reactivex.from_iterable([str(n) for n in range(50)]), reactivex.never())
             words.pipe(bridge.each(item)).subscribe()
             words.pipe(bridge.each(sleeper)).subscribe()
             await asyncio.sleep(1000)
