@@ -17,7 +17,7 @@ def by_words(run: holdfast.Run) -> str:
     return "billing" if "invoice" in run.text else "repairs" if "broken" in run.text else "somebody"
 
 
-# With a model the chooser is an agent: Agent(name="clerk", model=…, instructions="Answer in one word: billing or repairs")
+# With a model: Agent(name="clerk", model=…, instructions="Answer in one word: billing or repairs")
 desk = holdfast.route(by_words, {"billing": billing, "repairs": repairs}, name="desk")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from holdfast import ids
-from holdfast.cli.exits import Exit
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, ServerUnreachable
 from holdfast.testing.nemesis.disk import LimitedDisk
@@ -18,6 +17,8 @@ _REFUSED_WITHIN_S = 10.0
 _SLOW_S = 0.1
 _PADDING = " " * 65_536
 """So that the room that the store had taken before is used up soon."""
+_STORE_CANNOT_BE_USED = 7
+"""The exit code of ``holdfast serve`` that says so."""
 
 
 class _Refusals:
@@ -130,5 +131,5 @@ async def disk_read_only(episode: Episode) -> None:
 async def _look_at_refused_start(episode: Episode, code: str) -> None:
     tally, server = episode.tally, episode.server
     exited, told = await server.refused(), server.tail()
-    tally.check(exited == Exit.STORE, f"a start that the disk refuses ends with exit code {exited}")
+    tally.check(exited == _STORE_CANNOT_BE_USED, f"a start that the disk refuses ends with exit code {exited}")
     tally.check(f'"{code}"' in told.rpartition("{")[2] or code in told, f"a start that the disk refuses says {told}")
