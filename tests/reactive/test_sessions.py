@@ -195,6 +195,35 @@ def test_a_message_that_is_sent_slowly_is_not_overtaken() -> None:
     hosting(scenario)
 
 
+class Full(Slow):
+    """A session whose mailbox is full."""
+
+    async def send(self, content: str, **options: Any) -> Any:
+        self.sent += 1
+        raise MailboxFull("full")
+
+
+@pytest.mark.parametrize("kind", [Slow, Full])
+def test_what_was_never_sent_is_not_sent_to_be_taken_back(kind: Any) -> None:
+    async def scenario(host: Host, bridge: ReactiveBridge) -> None:
+        session = host.session("ann")
+        other = await session.send("long")
+        stuck: Any = kind(session)
+        words = reactivex.of("long 1", "long 2", "long 3")
+        asked = bridge.ask(stuck, policy="interrupt" if kind is Full else "queue")
+        subscription = words.pipe(asked).subscribe(Watcher())
+        await soon(lambda: stuck.sent)
+        sent = stuck.sent
+        subscription.dispose()
+        await soon(lambda: not bridge.streams)
+        assert stuck.sent <= sent + 1  # the one whose send was cut off may have arrived
+        assert (await session.message(other.message_id)).state == "taken"
+        assert await session.mailbox() == []
+        await session.interrupt()
+
+    hosting(scenario)
+
+
 def test_a_run_that_others_share_is_not_interrupted() -> None:
     async def scenario(host: Host, bridge: ReactiveBridge) -> None:
         session = host.session("ann")

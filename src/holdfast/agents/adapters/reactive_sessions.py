@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import aclosing, asynccontextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast import clock, ids
@@ -59,7 +60,7 @@ class Mail:
         order = _Order()
 
         async def send(_: Scope, __: int, item: Any) -> Receipt:
-            return await self._send(order, self._of(item), item, self._key(item))
+            return await self._send(order, self._letter(item))
 
         return send
 
@@ -68,55 +69,60 @@ class Mail:
         order = _Order()
 
         async def ask(scope: Scope, _: int, item: Any) -> str:
-            session, key = self._of(item), self._key(item)
-            receipt: Receipt | None = None
+            letter = self._letter(item)
             try:
-                receipt = await self._send(order, session, item, key)
-                return answer(await session.wait(receipt.message_id))
+                receipt = await self._send(order, letter)
+                return answer(await letter.session.wait(receipt.message_id))
             except WaitsForItself:
-                await self._take_back(session, item, key, receipt, scope)
+                await self._take_back(letter, scope)
                 raise
             except asyncio.CancelledError:
                 if scope.interrupt.triggered:
-                    await self._take_back(session, item, key, receipt, scope)
+                    await self._take_back(letter, scope)
                 raise
 
         return ask
 
-    def _of(self, item: Any) -> SessionLike:
-        if self._session_of is not None:
-            return self._session_of(item)
-        assert self._session is not None
-        return self._session
+    def _letter(self, item: Any) -> _Letter:
+        session = self._session_of(item) if self._session_of is not None else self._session
+        assert session is not None
+        # A key of our own tells later what became of a send that was cut off.
+        return _Letter(session, item, ids.message_id() if self._key_of is None else self._key_of(item))
 
-    def _key(self, item: Any) -> str:
-        """Its idempotency key: one of our own tells later what became of a send that was cut off."""
-        return ids.message_id() if self._key_of is None else self._key_of(item)
-
-    async def _send(self, order: _Order, session: SessionLike, item: Any, key: str) -> Receipt:
+    async def _send(self, order: _Order, letter: _Letter) -> Receipt:
         """Send it, once those before it are sent. Raises as ``session.send``."""
-        async with order.turn(session.key):
+        async with order.turn(letter.session.key):
             pause_s = _FIRST_AGAIN_S
             give_up_at = clock.system_clock.monotonic() + self._full_s
             while True:
                 try:
-                    return await self._once(session, item, key)
+                    return await self._once(letter)
                 except MailboxFull:
                     if clock.system_clock.monotonic() + pause_s > give_up_at:
                         raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LAST_AGAIN_S)
 
-    async def _once(self, session: SessionLike, item: Any, key: str) -> Receipt:
-        return await session.send(self._text(item), policy=self._policy, idempotency_key=key, agent=self._agent)
+    async def _once(self, letter: _Letter) -> Receipt:
+        text = self._text(letter.item)
+        letter.may_be_there = True
+        try:
+            letter.receipt = await letter.session.send(
+                text, policy=self._policy, idempotency_key=letter.key, agent=self._agent
+            )
+        except MailboxFull:
+            letter.may_be_there = False
+            raise
+        return letter.receipt
 
-    async def _take_back(
-        self, session: SessionLike, item: Any, key: str, receipt: Receipt | None, scope: Scope
-    ) -> None:
+    async def _take_back(self, letter: _Letter, scope: Scope) -> None:
         """Nobody waits for the answer any more. It has the grace of the stop for this."""
-        with suppress(MailboxFull):  # then it was not taken before either
-            receipt = receipt or await self._once(session, item, key)
-        if receipt is None:
+        if not letter.may_be_there:
+            return
+        session = letter.session
+        try:
+            receipt = letter.receipt or await self._once(letter)
+        except MailboxFull:  # then it was not taken before either
             return
         try:
             await session.withdraw(receipt.message_id)
@@ -126,6 +132,23 @@ class Mail:
                 cause = scope.interrupt.cause
                 reason = "its stream was cut off" if cause is None else cause.reason
                 await session.interrupt(reason, run_id=settlement.run_id)
+
+
+@dataclass(slots=True)
+class _Letter:
+    """An item on its way to a session.
+
+    Parameters:
+        session, item, key: where it goes, what it is, its idempotency key.
+        may_be_there: a send of it was begun and not refused.
+        receipt: the answer to that.
+    """
+
+    session: SessionLike
+    item: Any
+    key: str
+    may_be_there: bool = False
+    receipt: Receipt | None = None
 
 
 class _Order:
