@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import holdfast
 from holdfast.agents import BranchResult
+from holdfast.protocol.events import ChildFinished
 
 
 def speaker(name: str, view: str) -> holdfast.Agent:
@@ -43,7 +44,7 @@ async def main() -> None:
         session = host.session("alice")
         receipt = await session.send("tea or coffee?")
         async for event in session.events(after=receipt.cursor, follow=receipt.message_id):
-            if event.kind == "child.finished" and event.run_id == receipt.run_id:
+            if isinstance(event, ChildFinished) and event.run_id == receipt.run_id:
                 print(event.text)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import holdfast
+from holdfast.protocol.events import ChildFinished
 
 
 async def library(run: holdfast.Run) -> str:
@@ -41,7 +42,7 @@ async def main() -> None:
         except holdfast.RunFailed as error:
             print(f"strict: {error.message}")
         async for event in session.events(follow=(await session.runs())[0].messages[0]):
-            if event.kind == "child.finished":
+            if isinstance(event, ChildFinished):
                 print(f"  {event.status}: {event.error or event.text}")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import holdfast
+from holdfast.protocol.events import ChildFinished, TextDelta
 
 
 async def outline(run: holdfast.Run) -> str:
@@ -33,9 +34,9 @@ async def main() -> None:
         receipt = await session.send("a voyage")
         pieces = 0
         async for event in session.events(after=receipt.cursor, follow=receipt.message_id):
-            if event.kind == "child.finished":
+            if isinstance(event, ChildFinished):
                 print(f"{event.child_id.rpartition('.')[2]}: {event.text}")
-            elif event.kind == "text.delta" and event.run_id == receipt.run_id:
+            elif isinstance(event, TextDelta) and event.run_id == receipt.run_id:
                 pieces += 1
         print(f"the answer came in {pieces} pieces")
 

@@ -66,7 +66,13 @@ def imports_of(folder: str) -> set[str]:
 
 
 # Modules that are imported beside the package of an extra, and which package brings them.
-COMES_WITH = {"anyio": "mcp", "jwt": "pyjwt", "mcp-types": "mcp", "pydantic-ai": "pydantic-ai-slim"}
+COMES_WITH = {
+    "anyio": "mcp",
+    "jwt": "pyjwt",
+    "langchain-core": "langgraph",
+    "mcp-types": "mcp",
+    "pydantic-ai": "pydantic-ai-slim",
+}
 
 
 def test_what_the_package_imports_is_what_it_asks_for() -> None:
