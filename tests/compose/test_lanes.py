@@ -267,3 +267,95 @@ def test_room_is_used_and_kept_whatever_the_schedule() -> None:
 
     explore(main, schedules=60)
     explore(main, schedules=20, tasks="eager")
+
+
+def test_lanes_that_are_cancelled_before_they_begin_end_all_instead_of_being_waited_for() -> None:
+    async def work(run: Run) -> str:
+        async def one(item: int) -> None:
+            if item == 0:
+                before = asyncio.all_tasks()
+                asyncio.get_running_loop().call_soon(lambda: [t.cancel() for t in asyncio.all_tasks() - before])
+            await asyncio.sleep(50)
+
+        try:
+            await run.map(one, range(9), name="step")
+        except Interrupted as interrupted:
+            return interrupted.cause.reason
+        return "nothing was said"
+
+    assert run_virtual(play(work)) == "step was cancelled before it began"
+
+
+def test_a_cancellation_that_comes_too_late_meets_no_other_item() -> None:
+    async def one(item: int) -> int:
+        if item == 0:
+            task = asyncio.current_task()
+            assert task is not None
+            await asyncio.sleep(1)
+            asyncio.get_running_loop().call_later(1, task.cancel)  # somebody's deadline, of somebody who has gone
+        else:
+            await asyncio.sleep(5)
+        return item
+
+    async def work(run: Run) -> str:
+        return str(await run.map(one, range(6), concurrency=2))
+
+    assert run_virtual(play(work)) == "[0, 1, 2, 3, 4, 5]"
+
+
+def test_a_thousand_that_wait_begin_on_a_loop_of_eager_tasks_too() -> None:
+    async def main() -> None:
+        async def one(item: int) -> int:
+            await asyncio.sleep(1)
+            return item
+
+        async def work(run: Run) -> str:
+            return str(sum(await run.map(one, range(1_000), concurrency=1_000)))
+
+        assert await play(work) == "499500"
+
+    explore(main, schedules=1, tasks="eager")
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_of_many_that_fail_at_once_the_first_error_is_raised_and_the_others_are_told(waits: bool) -> None:
+    async def one(item: int) -> None:
+        await asyncio.sleep(1)
+        if not waits:
+            raise ValueError(f"broke {item}")
+        try:
+            await asyncio.sleep(item)
+        finally:
+            raise ValueError(f"broke {item}")
+
+    async def work(run: Run) -> str:
+        with pytest.raises(ValueError, match="broke 0") as caught:
+            await run.map(one, range(3), name="step")
+        return "; ".join(caught.value.__notes__)
+
+    assert (
+        run_virtual(play(work))
+        == "in step 1; then, in step 2: ValueError: broke 1; then, in step 3: ValueError: broke 2"
+    )
+
+
+def test_a_function_that_only_makes_a_coroutine_is_an_error_and_not_left_undone() -> None:
+    async def one(item: int) -> int:
+        return item
+
+    async def work(run: Run) -> str:
+        said = set()
+        for attempt in (
+            lambda: run.parallel(lambda: one(1)),
+            lambda: run.map(lambda item: one(item), [1]),
+            lambda: run.call(lambda: one(1)),
+        ):
+            with pytest.raises(TypeError) as caught:
+                await attempt()
+            said.add(str(caught.value))
+        (told,) = said
+        run.spawn(lambda: one(1))
+        return told
+
+    with pytest.raises(RunFailed, match="<lambda> returned a coroutine that nobody awaits"):
+        asyncio.run(asyncio.wait_for(play(work), 20))

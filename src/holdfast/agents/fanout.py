@@ -58,17 +58,17 @@ async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[
         return []
     parent = current_branch.get() or run._branch
     paths = [parent.next_id() for _ in branches]
-    async with run._around().child("parallel") as scope:
-        lanes = Lanes(
-            run,
-            scope,
-            label=lambda number: f"{name_of(branches[number % len(branches)])} {number + 1}",
-            items=branches,
-            begin=functools.partial(_begun, scope),
-            place=lambda number: Branch(paths[number]),
-            room=len(branches),
-        )
-        return await lanes.done()
+    scope = run._around().child("parallel")
+    lanes = Lanes(
+        run,
+        scope,
+        label=lambda number: f"{name_of(branches[number % len(branches)])} {number + 1}",
+        items=branches,
+        begin=functools.partial(_begun, scope),
+        place=lambda number: Branch(paths[number]),
+        room=len(branches),
+    )
+    return await lanes.done()
 
 
 async def _call_each(
@@ -81,24 +81,24 @@ async def _call_each(
 ) -> list[Any]:
     """A function for each item."""
     path = run._next_id()
-    async with run._around().child(name) as scope:
-        begin: Callable[[Any], Coroutine[Any, Any, Any]] = work
-        if placement_of(work) != "loop":
-            # More would only wait for threads, in front of the calls of the principal's other runs.
-            concurrency = min(concurrency, scope._threads.max_threads)
-            begin = functools.partial(_in_thread, scope, work, name)
-        if timeout_s is not None:
-            begin = functools.partial(_in_time, scope, begin, name, timeout_s)
-        lanes = Lanes(
-            run,
-            scope,
-            label=lambda number: f"{name} {number + 1}",
-            items=items,
-            begin=begin,
-            place=lambda number: Branch(f"{path}.{number + 1}"),
-            room=concurrency,
-        )
-        return await lanes.done()
+    scope = run._around().child(name)
+    begin: Callable[[Any], Coroutine[Any, Any, Any]] = work
+    if placement_of(work) != "loop":
+        # More would only wait for threads, in front of the calls of the principal's other runs.
+        concurrency = min(concurrency, scope._threads.max_threads)
+        begin = functools.partial(_in_thread, scope, name, work)
+    if timeout_s is not None:
+        begin = functools.partial(_in_time, scope, begin, name, timeout_s)
+    lanes = Lanes(
+        run,
+        scope,
+        label=lambda number: f"{name} {number + 1}",
+        items=items,
+        begin=begin,
+        place=lambda number: Branch(f"{path}.{number + 1}"),
+        room=concurrency,
+    )
+    return await lanes.done()
 
 
 def _begun(scope: Scope, work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
@@ -109,15 +109,15 @@ def _begun(scope: Scope, work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
     if placement_of(work) == "loop":
         begun = work()
         return begun
-    return _in_thread(scope, lambda _: work(), name_of(work), None)
+    return _in_thread(scope, name_of(work), work)
 
 
-async def _in_thread(scope: Scope, work: Callable[[Any], Any], name: str, item: Any) -> Any:
+async def _in_thread(scope: Scope, name: str, work: Callable[..., Any], *items: Any) -> Any:
     """Call a function in a thread, and wait for it."""
     branch = current_branch.get()
     assert branch is not None
     inner = (current_scope() or scope).spawn(
-        placed(functools.partial(work, item), branch, "thread"), on="thread", name=name
+        placed(functools.partial(work, *items), branch, "thread"), on="thread", name=name
     )
     return await inner
 

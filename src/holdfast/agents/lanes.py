@@ -1,12 +1,14 @@
 """Many coroutines of one run, a bounded number at a time, with a task only for those that wait.
 
-A lane is a task that takes one coroutine after another, each in a context of its own. When the first one that it has
-to wait for waits, other lanes are started to go on with the rest. So what never waits costs no task, as with eager
-tasks, and what waits has one to itself: `asyncio.timeout`, task groups and scopes inside of it work as everywhere.
+A lane is a task that takes one coroutine after another, each in a context of its own, up to the first one that waits:
+that one is its last, and other lanes are started to go on with the rest. So what never waits costs no task, as with
+eager tasks, and what waits has one to itself: `asyncio.timeout`, task groups and scopes inside of it work as
+everywhere, and a cancellation that comes too late for it meets no other one.
 
 Invariants
 - Coroutines begin in the order of their source; the next one is taken when there is room for it, and not before.
-- At most ``room`` lanes are there, so at most so many coroutines have begun and not ended.
+- At most ``room`` lanes have work, so at most so many coroutines have begun and not ended.
+- Each lane is counted off once, also one that is cancelled before it begins, and never runs at all.
 - A source that is to be awaited is awaited by one task, the one that made all this; each of its items has a lane.
 - Who takes many in a row waits while the log is behind, and lets the loop's other tasks go in between.
 - The number of a coroutine is its place in the source, and in the journal.
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import Branch, current_branch
 from holdfast.agents.lookout import Lookout
+from holdfast.agents.results import told_briefly
 from holdfast.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -36,6 +39,23 @@ _AT_ONCE = 32
 """So many begin before the loop's other tasks have their turn."""
 _GROWTH = 2
 """So many lanes begin for one that has to wait, so that a thousand that wait have all begun after ten ticks."""
+_TOLD = 10
+"""So many errors that came after the first one are told."""
+
+
+class _Lane:
+    """A task that takes coroutines."""
+
+    __slots__ = ("begun", "handle")
+
+    def __init__(self) -> None:
+        self.handle: Handle[None] | None = None
+        self.begun = False
+
+    def take_name(self, name: str) -> None:
+        """It is called what the coroutine is that it has."""
+        if self.handle is not None:
+            self.handle.name = name
 
 
 class Lanes:
@@ -43,7 +63,7 @@ class Lanes:
 
     Parameters:
         run: whose lines and log these are.
-        scope: owns the lanes; open until `done` has returned.
+        scope: owns the lanes; not yet open.
         label: what the coroutine with this number (from 0) is called.
         items: what there is to do.
         begin: makes the coroutine for an item.
@@ -91,8 +111,17 @@ class Lanes:
     async def done(self) -> list[Any]:
         """Do all of it; the results in the order of the items.
 
-        The first error interrupts the scope, which raises it.
+        The first error interrupts the scope and is raised, with notes about those that came after it.
         """
+        try:
+            async with self._scope:
+                return await self._all()
+        except BaseExceptionGroup:
+            if len(self._scope.errors) < 2:
+                raise  # it is one of an item's own
+        raise self._first_error()
+
+    async def _all(self) -> list[Any]:
         try:
             if isinstance(self._items, AsyncIterable):
                 await self._feed(aiter(self._items))
@@ -103,6 +132,14 @@ class Lanes:
         finally:
             self._lookout.give_up()
         return self._results
+
+    def _first_error(self) -> BaseException:
+        first, *others = self._scope.errors
+        for other in others[:_TOLD]:
+            first.add_note(f"then, {', '.join(getattr(other, '__notes__', ()))}: {told_briefly(other)}")
+        if len(others) > _TOLD:
+            first.add_note(f"and {len(others) - _TOLD:,} more")
+        return first
 
     async def _feed(self, source: AsyncIterator[Any]) -> None:
         lookout, recorder = self._lookout, self._run._recorder
@@ -124,10 +161,13 @@ class Lanes:
         self._results.append(None)
         return len(self._results) - 1
 
-    def _start(self, work: Callable[[list[Handle[None]]], Coroutine[Any, Any, object]]) -> None:
+    def _start(self, work: Callable[[_Lane], Coroutine[Any, Any, object]]) -> None:
         self._lookout.began()
-        own: list[Handle[None]] = []  # the lane itself, once it is there
-        own.append(self._scope.spawn(self._lane(work, own), name=self._scope.name))
+        lane = _Lane()
+        lane.handle = self._scope.spawn(self._run_lane(work, lane), name=self._scope.name)
+        task = lane.handle.task
+        if task is not None:
+            task.add_done_callback(functools.partial(self._never_began, lane))
 
     def _grow(self) -> None:
         """One that has begun waits: others go on with the rest."""
@@ -136,19 +176,30 @@ class Lanes:
                 return
             self._start(self._one_after_another)
 
-    async def _lane(
-        self, work: Callable[[list[Handle[None]]], Coroutine[Any, Any, object]], own: list[Handle[None]]
-    ) -> None:
+    async def _run_lane(self, work: Callable[[_Lane], Coroutine[Any, Any, object]], lane: _Lane) -> None:
+        lane.begun = True
         try:
-            await work(own)
+            if lane.handle is None:
+                await asyncio.sleep(0)  # an eager task: what it begins would begin inside of what is beginning now
+            await work(lane)
         except asyncio.CancelledError:
-            self._over = True
-            self._scope.interrupt.trigger(f"{own[0].name if own else 'one'} was cancelled", kind="stop")
+            self._cancelled(lane, "was cancelled")
             raise
         finally:
             self._lookout.ended()
 
-    async def _one_after_another(self, own: list[Handle[None]]) -> None:
+    def _never_began(self, lane: _Lane, _: asyncio.Task[None]) -> None:
+        """A lane's task has ended; if it was cancelled before its first step, nothing else told of it."""
+        if not lane.begun:
+            self._cancelled(lane, "was cancelled before it began")
+            self._lookout.ended()
+
+    def _cancelled(self, lane: _Lane, what: str) -> None:
+        self._over = True
+        name = self._scope.name if lane.handle is None else lane.handle.name
+        self._scope.interrupt.trigger(f"{name} {what}", kind="stop")
+
+    async def _one_after_another(self, lane: _Lane) -> None:
         recorder = self._run._recorder
         taken = 0
         while not self._over:
@@ -162,13 +213,13 @@ class Lanes:
                 self._over = True
                 return
             taken += 1
-            if await self._one(item, self._take(), own):
-                if not self._scope.interrupt.triggered:
+            if await self._one(item, self._take(), lane):
+                if self._goes_on() and not self._scope.interrupt.triggered:
                     self._start(self._one_after_another)
                 return
 
-    async def _one(self, item: Any, number: int, own: list[Handle[None]]) -> bool:
-        """Do one of them; whether it cancelled the task that it ran in, which must not be the next one's concern."""
+    async def _one(self, item: Any, number: int, lane: _Lane) -> bool:
+        """Do one of them; whether the task is its own: it has waited in it, or cancelled it."""
         coroutine = self._begin(item)
         context = contextvars.copy_context()
         try:
@@ -178,13 +229,12 @@ class Lanes:
                 self._results[number] = done.value
             else:
                 self._grow()
-                for handle in own:
-                    handle.name = self._label(number)
+                lane.take_name(self._label(number))
                 self._results[number] = await _Rest(context, coroutine, waits)
+                return True
         except BaseException as error:
             self._over = True
-            for handle in own:
-                handle.name = self._label(number)
+            lane.take_name(self._label(number))
             self._tell(error, self._label(number))
             raise
         task = asyncio.current_task()

@@ -61,7 +61,7 @@ def placed(
             def in_thread() -> Any:
                 current_branch.set(branch)
                 try:
-                    return work()
+                    return _no_coroutine(work, work())
                 except SystemExit as left:
                     raise _no_exit(work, left) from left
                 except (KeyboardInterrupt, StopIteration) as error:  # one would end the loop, the other a coroutine
@@ -87,6 +87,17 @@ def importable(work: Callable[..., Any]) -> Callable[..., Any]:
 
 def _work_of_tool(module: str, path: str, /, *args: Any, **kwargs: Any) -> Any:
     return operator.attrgetter(path)(importlib.import_module(module)).work(*args, **kwargs)
+
+
+def _no_coroutine(work: Callable[..., Any], result: Any) -> Any:
+    """The result of a sync function. A coroutine would be left undone, without a word."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError(
+            f"{name_of(work)} returned a coroutine that nobody awaits: give an async function, "
+            "or functools.partial() of one"
+        )
+    return result
 
 
 def _no_exit(work: Callable[..., Any], left: SystemExit) -> RuntimeError:
