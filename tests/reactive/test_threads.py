@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
+import itertools
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,9 +20,10 @@ import reactivex
 from reactivex import Observable, Subject
 from reactivex import operators as ops
 from reactivex.disposable import SerialDisposable
-from reactivex.scheduler import EventLoopScheduler, ThreadPoolScheduler
+from reactivex.scheduler import EventLoopScheduler, ImmediateScheduler, ThreadPoolScheduler
 from reactivex.scheduler.eventloop import AsyncIOThreadSafeScheduler
 
+from holdfast.agents.adapters import reactive_intake, reactive_outlet
 from holdfast.agents.adapters.reactive import Counts, Outcome, ReactiveBridge
 from holdfast.agents.adapters.reactive_intake import Intake
 from holdfast.agents.adapters.reactive_outlet import Outlet
@@ -140,6 +144,84 @@ class Disposed(Emission):
 
 
 @pytest.mark.usefixtures("threads_explored")
+def _disturbed(act: Callable[[], Any], at: int, disturb: Callable[[], Any]) -> bool:
+    """Do `act` in a thread, and `disturb` as a signal handler would: before its `at`-th line in the bridge's modules.
+
+    Whether there was such a line.
+    """
+    lines = itertools.count()
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_globals["__name__"] not in (reactive_intake.__name__, reactive_outlet.__name__):
+            return None
+        if event == "line" and next(lines) == at:
+            disturb()  # tracing is off meanwhile
+        return trace
+
+    def acting() -> None:
+        sys.settrace(trace)
+        try:
+            act()
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=acting, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive(), f"stuck at line {at}"
+    return next(lines) > at
+
+
+ACTS: dict[str, Callable[[Intake], Any]] = {
+    "put": lambda intake: intake.put("d"),
+    "take": lambda intake: intake.take(3),
+    "complete": Intake.complete,
+    "counts": Intake.counts,
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_a_signal_handler_that_ends_a_stream_meets_no_lock_whatever_its_thread_does(act: str) -> None:
+    at = 0
+    more = True
+    while more:
+        intake = Intake(limit=3, overflow="drop", block_s=1.0, wake=lambda: None, name="s")
+        for item in "abc"[: 2 if act == "put" else 3]:
+            intake.put(item)
+
+        def handle(intake: Intake = intake) -> None:
+            intake.counts()
+            intake.close()
+
+        more = _disturbed(functools.partial(ACTS[act], intake), at, handle)
+        intake.finish()
+        counts = intake.counts()
+        assert counts.received == counts.interrupted, f"disturbed at line {at}"
+        assert (counts.waiting, counts.in_flight) == (0, 0)
+        at += 1
+    assert at > 2
+
+
+def test_a_signal_handler_that_disposes_meets_no_lock_while_the_observer_is_told() -> None:
+    at = 0
+    more = True
+    while more:
+        watcher = Watcher()
+        loop = asyncio.new_event_loop()
+        outlet = Outlet(watcher, ImmediateScheduler(), loop)
+
+        def tell(loop: asyncio.AbstractEventLoop = loop, outlet: Outlet = outlet) -> None:
+            loop.run_until_complete(outlet.give("ab"))
+            outlet.end(None)
+
+        more = _disturbed(tell, at, outlet.shut)
+        loop.close()
+        assert watcher.values == ["a", "b"][: len(watcher.values)]
+        assert watcher.breaches == []
+        at += 1
+    assert at > 10
+
+
 def test_notifications_never_overlap_and_the_last_one_is_the_last() -> None:
     threads = [Emission.emit, Emission.end]
     result = frontrun.explore(Emission, threads, Emission.sound, strategy="random", max_attempts=150, seed=1)

@@ -3,7 +3,9 @@
 Invariants
 - An item is received once and is in exactly one place: it waits, is in flight, or was settled as done, failed,
   interrupted or dropped. All moves are made under one lock, so every snapshot adds up.
-- The lock is held for a few instructions, never while somebody else's code runs.
+- The lock is held for a few instructions, never while somebody else's code runs. A signal handler or a finalizer that
+  runs on its holder's thread may come in between: the lock lets it pass, and `close` leaves at any line a state in
+  which `finish` accounts for everything.
 - What waits is at most ``limit`` items and one more for each producer that is blocked; they leave in their order.
 - A thread that runs an event loop is never blocked.
 """
@@ -15,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -108,7 +111,7 @@ class Intake:
         self._block_s = block_s
         self._wake = wake
         self._name = name
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._items: deque[Any] = deque()
         self._line: deque[_Blocked] = deque()
         self._state: _State = "open"
@@ -218,12 +221,13 @@ class Intake:
         let_in: list[_Blocked] = []
         with self._lock:
             items = self._items
-            while items and len(taken) < room:
-                taken.append(items.popleft())
-                if self._line:
-                    blocked = self._line.popleft()
-                    items.append(blocked.item)
-                    let_in.append(blocked)
+            with suppress(IndexError):  # nothing waits any more
+                for _ in range(room):
+                    taken.append(items.popleft())
+                    if self._line:
+                        blocked = self._line.popleft()
+                        items.append(blocked.item)
+                        let_in.append(blocked)
             self._counts["in_flight"] += len(taken)
         self._release(let_in)
         return taken

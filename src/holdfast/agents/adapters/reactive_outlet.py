@@ -3,7 +3,8 @@
 Invariants
 - Two notifications never overlap, and none follows the last one (an error, the completion, or `shut`).
 - Only one task gives: what it gave is taken before it gives more.
-- The lock is held for a few instructions, never while the observer runs.
+- The lock is held for a few instructions, never while the observer runs. It lets a signal handler or a finalizer on its
+  holder's thread pass.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Outlet:
         self._observer = observer
         self._scheduler = scheduler
         self._loop = loop
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._values: list[Any] = []
         self._end: tuple[Exception | None] | None = None
         self._shut = False
