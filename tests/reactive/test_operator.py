@@ -20,6 +20,7 @@ from holdfast.agents.adapters.reactive import Outcome, Overflow, ReactiveBridge
 from holdfast.errors import (
     ConfigurationError,
     Interrupted,
+    InvalidRequest,
     MissingExtra,
     QueueFull,
     RunInterrupted,
@@ -457,8 +458,17 @@ def test_a_full_buffer_on_the_loops_own_thread_is_an_error_and_never_blocks_it()
 
 @pytest.mark.parametrize(
     "shape",
-    [{"concurrency": 0}, {"buffer": 0}, {"buffer": 1.5}, {"overflow": "grow"}, {"block_s": 0}],
-    ids=lambda shape: next(iter(shape)),
+    [
+        {"concurrency": 0},
+        {"buffer": 0},
+        {"buffer": 1.5},
+        {"overflow": "grow"},
+        {"block_s": 0},
+        {"block_s": float("inf")},
+        {"block_s": float("nan")},
+        {"block_s": "1"},
+    ],
+    ids=str,
 )
 def test_a_shape_that_cannot_be_is_refused_with_a_hint(shape: Any) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -473,6 +483,8 @@ def test_work_that_cannot_be_is_refused_with_a_hint() -> None:
     assert "ReactiveBridge(run)" in (caught.value.hint or "")
     with pytest.raises(ConfigurationError, match="cannot be done with an item"):
         bridge.each(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="full_s is nan"):
+        bridge.ask(lambda item: item, full_s=float("nan"))
     with pytest.raises(ConfigurationError, match="gaps is 'maybe'"):
         bridge.events(None, gaps="maybe")  # type: ignore[arg-type]
 
@@ -592,6 +604,43 @@ def test_a_closed_bridge_refuses_subscriptions_with_an_error_to_the_observer() -
         gone(bridge)
 
     run(main)
+
+
+def test_a_bridge_that_was_never_opened_says_so() -> None:
+    async def main() -> None:
+        bridge = ReactiveBridge()
+        for stream in (reactivex.of(1).pipe(bridge.each(double)), bridge.events(None)):  # type: ignore[arg-type]
+            with pytest.raises(ScopeClosed, match="not open"):
+                await bridge.collect(stream)
+        for end in (bridge.aclose, bridge.drain):
+            with pytest.raises(ScopeClosed, match="not open"):
+                await end()
+        with pytest.raises(ScopeClosed, match="not open"):
+            bridge.cleanup()
+
+    run(main)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_producer_is_not_held_back_for_a_loop_that_was_closed() -> None:
+    async def sleep(_: int) -> None:
+        await asyncio.sleep(1000)
+
+    async def begin() -> None:
+        bridge.open()
+        source.pipe(bridge.each(sleep)).subscribe(Watcher())
+        await asyncio.sleep(0)
+
+    bridge = ReactiveBridge(concurrency=1, buffer=1, block_s=1000)
+    source: Subject[int] = Subject()
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    pushing = threading.Thread(target=reactivex.range(4).subscribe, args=(source,), daemon=True)
+    pushing.start()
+    pushing.join(10)
+    assert not pushing.is_alive()
+    assert (bridge.statistics().received, bridge.statistics().waiting) == (1, 0)
 
 
 def test_clean_up_from_the_work_itself_does_not_wait_for_itself() -> None:

@@ -38,6 +38,8 @@ __all__ = ["Counts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
 
 _MARGIN_S = 5.0
 """How much longer than a stop may take `cleanup` waits for it."""
+_MOST_S = 366 * 86400.0
+"""The longest time that a thread may be held back, in seconds."""
 
 
 class Shaped(TypedDict, total=False):
@@ -103,6 +105,7 @@ class ReactiveBridge:
             self.scope = Scope(name, parent=owner._around(), grace_s=grace_s)
         else:
             self.scope = Scope(name, grace_s=grace_s)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._flows: dict[Flow, None] = {}
         self._past = Counts()
         self._closing: Cause | None = None
@@ -111,6 +114,13 @@ class ReactiveBridge:
 
     def __repr__(self) -> str:
         return f"<ReactiveBridge {self.name!r} {self.scope.state}, {len(self._flows)} streams>"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it belongs to. Raises `ScopeClosed` while it is not open."""
+        if self._loop is None:
+            raise ScopeClosed(f"{self.name} is not open", hint="use it in 'async with', or open() it first")
+        return self._loop
 
     # ── opening and ending ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -121,7 +131,7 @@ class ReactiveBridge:
             Interrupted, ScopeClosed: its owner is being stopped.
         """
         self.scope.open()
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self.scope.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
         return self
 
@@ -300,6 +310,10 @@ class ReactiveBridge:
             full_s: how long to try again while the mailbox is full, in seconds; then `MailboxFull` ends the stream, or
                 is the item's outcome. 0: at once. Meanwhile the item keeps its place, so that its source is held back.
             scheduler, shape: as in `each`.
+
+        Raises:
+            ConfigurationError: a parameter that cannot be.
+            InvalidRequest: a `full_s` that is not a finite time.
         """
         mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("ask", mail.asking, scheduler, shape)
@@ -425,6 +439,7 @@ def _shaped(default: Shape, given: Shaped) -> Shape:
             raise ConfigurationError(f"{name} is {value!r}", hint="give a whole number from 1")
     if shape.overflow not in ("block", "fail", "drop"):
         raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="give 'block', 'fail' or 'drop'")
-    if not shape.block_s > 0:
-        raise ConfigurationError(f"block_s is {shape.block_s!r}", hint="give a number of seconds above 0")
+    block_s: object = shape.block_s
+    if not isinstance(block_s, (int, float)) or not 0 < block_s <= _MOST_S:
+        raise ConfigurationError(f"block_s is {block_s!r}", hint="give a number of seconds above 0, a year at most")
     return shape

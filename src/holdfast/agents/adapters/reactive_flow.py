@@ -36,8 +36,12 @@ Work = Callable[[Scope, int, Any], Awaitable[Any]]
 class Home(Protocol):
     """What a flow knows of its bridge."""
 
-    loop: asyncio.AbstractEventLoop
     scope: Scope
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """Where its flows run."""
+        ...
 
     def ended(self, flow: Flow) -> None:
         """The flow has settled."""
@@ -184,8 +188,10 @@ class Flow:
         if asyncio._get_running_loop() is loop:
             self._release()
         else:
-            with suppress(RuntimeError):  # the loop is closed: nobody looks any more
+            try:
                 loop.call_soon_threadsafe(self._release)
+            except RuntimeError:  # the loop is closed: nobody looks any more, and nobody is held back
+                self.stop_source()
 
     def _release(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -13,6 +13,7 @@ from holdfast.agents.adapters.reactive_flow import Flow
 from holdfast.errors import AlreadySettled, EventsMissed, MailboxFull, WaitsForItself
 from holdfast.protocol.events import Event, Gap
 from holdfast.protocol.interface import SessionLike, answer
+from holdfast.protocol.messages import check_seconds
 
 if TYPE_CHECKING:
     from holdfast.agents.adapters.reactive_flow import Home, Work
@@ -47,6 +48,7 @@ class Mail:
         agent: str | None,
         full_s: float,
     ) -> None:
+        check_seconds(full_s=full_s)
         self._session_of = session_of if callable(session_of) else None
         self._session = None if callable(session_of) else session_of
         self._text = text
