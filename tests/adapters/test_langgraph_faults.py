@@ -105,6 +105,16 @@ def test_input_that_does_not_fit_fails_the_run_and_says_so(given: Any, said: str
     run(test())
 
 
+def test_a_node_that_exits_ends_its_run_and_not_the_host() -> None:
+    def node(state: Any) -> Any:
+        sys.exit(3)
+
+    async def main() -> None:
+        assert "called sys.exit(3)" in await failure(graph_agent(graph_of(node), input="text"))
+
+    run(main())
+
+
 def test_an_update_that_does_not_fit_fails_the_run_and_says_so() -> None:
     async def test() -> None:
         error = await failure(graph_agent(graph_of(lambda state: "text"), name="g", input="text"))

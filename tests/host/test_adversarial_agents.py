@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ ENDS: dict[str, BaseException] = {
     "stop_iteration": StopAsyncIteration(),
     "group": ExceptionGroup("two", [ValueError("a"), KeyError("b")]),
     "timeout": TimeoutError(),
+    "exit": SystemExit(3),
     "keyboard": BaseExceptionGroup("odd", [asyncio.CancelledError()]),
 }
 
@@ -101,6 +103,33 @@ def test_whatever_is_raised_wherever_ends_the_run_and_leaves_the_session_usable(
             await host.session("s").ask("x", agent="bad", timeout_s=60)
 
     hosted(scenario, bad)
+
+
+@pytest.mark.parametrize("where", ["agent", "generator", "child", "executor"])
+def test_what_exits_in_a_thread_ends_its_run_and_not_the_host(where: str) -> None:
+    @agent
+    def leaves(run: Run) -> None:
+        sys.exit(3)
+
+    @agent
+    def speaks(run: Run) -> Iterator[str]:
+        yield "half"
+        sys.exit(3)
+
+    @agent
+    async def asks(run: Run) -> None:
+        if where == "child":
+            await run.delegate(leaves, "x")
+        await asyncio.to_thread(sys.exit, 3)
+
+    async def main() -> None:
+        bad = {"agent": leaves, "generator": speaks}.get(where, asks)
+        async with asyncio.timeout(20), Host(agents=[bad, healthy], store="memory://", settings=QUICK) as host:
+            with pytest.raises(RunFailed, match=r"called sys\.exit\(3\)"):
+                await host.session("s").ask("x", agent=bad.name)
+            assert await host.session("s").ask("x", agent="healthy") == "healthy"
+
+    asyncio.run(main())
 
 
 def test_names_and_labels_that_are_no_text_poison_nothing() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from holdfast.agents.model import Model, find_model
+from holdfast.agents.placing import no_exit
 from holdfast.agents.tool import Tool, Toolset, as_tool
 from holdfast.errors import ConfigurationError, NotSupported
 from holdfast.protocol.loop import AgentLimits
@@ -168,14 +169,21 @@ def as_agent(thing: object) -> Agent:
 async def perform(definition: Agent, run: Run) -> None:
     """Do the agent's work in the current task; what it returns or yields is emitted.
 
-    Raises whatever the agent raises, and `TypeError` for a result that is no text.
+    Raises whatever the agent raises, `TypeError` for a result that is no text, and `RuntimeError` for a `SystemExit`.
     """
+    try:
+        await _perform(definition, run)
+    except SystemExit as left:
+        raise no_exit(f"agent {definition.name}", left) from left
+
+
+async def _perform(definition: Agent, run: Run) -> None:
     work = definition.work
     target = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
     if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         result = work(run)
     else:
-        result = await run.scope.spawn(functools.partial(_perform_sync, work, run), on="thread", name=definition.name)
+        result = await run.scope.spawn(_perform_sync, definition, run, on="thread", name=definition.name)
     if inspect.isawaitable(result):
         result = await result
     if isinstance(result, AsyncIterator):
@@ -186,16 +194,19 @@ async def perform(definition: Agent, run: Run) -> None:
         await _emit(definition, run, result)
 
 
-def _perform_sync(work: AgentWork, run: Run) -> Any:
-    result = work(run)
-    if isinstance(result, Iterator):
-        for part in result:
-            run.interrupt.check()
-            if isinstance(part, str):
-                _ = run.emit(part)
-            elif part is not None:
-                return part
-        return None
+def _perform_sync(definition: Agent, run: Run) -> Any:
+    try:
+        result = definition.work(run)
+        if isinstance(result, Iterator):
+            for part in result:
+                run.interrupt.check()
+                if isinstance(part, str):
+                    _ = run.emit(part)
+                elif part is not None:
+                    return part
+            return None
+    except SystemExit as left:
+        raise no_exit(f"agent {definition.name}", left) from left
     return result
 
 

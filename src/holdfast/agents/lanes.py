@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import Branch, current_branch
 from holdfast.agents.lookout import Lookout
+from holdfast.agents.placing import no_exit
 from holdfast.agents.results import told_briefly
 from holdfast.errors import Interrupted
 
@@ -247,8 +248,8 @@ class Lanes:
                 error.add_note(f"in {label}")
             case Interrupted(cause=cause):
                 self._scope.interrupt.trigger(cause=cause)
-            case SystemExit(code=code):
-                raise RuntimeError(f"{label} called sys.exit({code!r})") from error
+            case SystemExit():
+                raise no_exit(label, error) from error
             case _:
                 pass
 

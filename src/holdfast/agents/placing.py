@@ -13,7 +13,7 @@ from typing import Any, Literal, assert_never
 from holdfast.agents.journal import Branch, current_branch
 from holdfast.agents.tool import Tool
 
-__all__ = ["Placement", "importable", "name_of", "placed", "placement_of"]
+__all__ = ["Placement", "importable", "name_of", "no_exit", "placed", "placement_of"]
 
 Placement = Literal["loop", "thread", "process"]
 
@@ -50,7 +50,7 @@ def placed(
                 try:
                     return await work()
                 except SystemExit as left:
-                    raise _no_exit(work, left) from left
+                    raise no_exit(name_of(work), left) from left
                 finally:
                     if ended is not None:
                         ended()
@@ -63,7 +63,7 @@ def placed(
                 try:
                     return _no_coroutine(work, work())
                 except SystemExit as left:
-                    raise _no_exit(work, left) from left
+                    raise no_exit(name_of(work), left) from left
                 except (KeyboardInterrupt, StopIteration) as error:  # one would end the loop, the other a coroutine
                     raise RuntimeError(f"{name_of(work)} raised {type(error).__name__}") from error
                 finally:
@@ -100,9 +100,9 @@ def _no_coroutine(work: Callable[..., Any], result: Any) -> Any:
     return result
 
 
-def _no_exit(work: Callable[..., Any], left: SystemExit) -> RuntimeError:
+def no_exit(name: str, left: SystemExit) -> RuntimeError:
     """A function that wants to end the whole process ends itself."""
-    return RuntimeError(f"{name_of(work)} called sys.exit({left.code!r})")
+    return RuntimeError(f"{name} called sys.exit({left.code!r})")
 
 
 def _function(work: Callable[..., Any]) -> Callable[..., Any]:

@@ -133,6 +133,11 @@ class PoolExecutor(ThreadPoolExecutor):
                 return
             try:
                 result = fn(*values, **kwargs)
+            except SystemExit as left:
+                # Who awaits it would end the loop, and with that what other scopes have on it.
+                error = RuntimeError(f"{name} called sys.exit({left.code!r})")
+                error.__cause__ = left
+                future.set_exception(left if scope is None else error)
             except BaseException as error:
                 future.set_exception(error)
             else:
