@@ -297,6 +297,15 @@ def test_a_clock_that_goes_back_a_little_repeats_nothing_and_one_that_was_wrong_
     assert resumed(cadence, "s", back.progress, NOW + 7300.0).due_at == back.progress.due_at
 
 
+@pytest.mark.parametrize("cadence", [Cadence(every_s=3600.0), Cadence(cron="0 * * * *")])
+def test_a_schedule_that_was_made_and_paused_under_a_wrong_clock_is_resumed_by_the_right_one(cadence: Cadence) -> None:
+    wrong = begin(cadence, "s", NOW + 365 * DAY_S)
+    for now in (NOW, NOW + 7200.0):
+        wrong = resumed(cadence, "s", wrong, now)
+        assert wrong.due_at is not None
+        assert 0 < wrong.due_at - now <= 3600.0
+
+
 # ── what cannot be ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -328,6 +337,8 @@ def test_a_clock_that_goes_back_a_little_repeats_nothing_and_one_that_was_wrong_
         (Cadence(cron="0 0 * * *", timezone="../../etc/passwd"), "time zone"),
         (Cadence(cron="0 0 * * *", timezone=""), "time zone"),
         (Cadence(cron="0 0 * * *", timezone="a\0b"), "time zone"),
+        (Cadence(every_s=5.0, timezone="Mars/Base"), "Mars/Base"),
+        (Cadence(every_s=5.0, timezone=None), "time zone"),  # type: ignore[arg-type]
     ],
 )
 def test_a_cadence_that_cannot_be_is_refused_by_name(cadence: Cadence, word: str) -> None:

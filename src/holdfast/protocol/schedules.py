@@ -196,9 +196,10 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
             f"the schedule has {'neither every_s nor cron' if cadence.cron is None else 'both every_s and cron'}",
             hint="give one of them",
         )
-    for name in ("cron", "timezone"):
-        if not isinstance(getattr(cadence, name), (str, type(None))):
-            raise InvalidSchedule(f"{name} is text (str)")
+    line: object = cadence.cron
+    if not isinstance(line, (str, type(None))):
+        raise InvalidSchedule("cron is text (str)")
+    _ = _zone(cadence.timezone)
     if cadence.every_s is not None:
         _check_number("every_s", cadence.every_s, least_every_s)
     _check_number("jitter_s", cadence.jitter_s, 0.0)
@@ -322,6 +323,14 @@ def _aimed(cadence: Cadence, seed: str, progress: Progress, tick_at: float | Non
     )
 
 
+def _set_back(cadence: Cadence, seed: str, progress: Progress, now: float) -> Progress:
+    """The clock was wrong before: go on from the new time."""
+    following = _following(cadence, progress.anchor_at, now)
+    if following is not None:  # its first tick may have been in the time that is taken back
+        progress = msgspec.structs.replace(progress, anchor_at=following)
+    return _aimed(cadence, seed, progress, following, now)
+
+
 def begin(cadence: Cadence, seed: str, now: float) -> Progress:
     """The progress of a schedule that was made just now.
 
@@ -346,10 +355,7 @@ def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
     if first_at is None or due_at is None:
         return Step(None, progress)
     if progress.decided_at - now > SET_BACK_S:
-        following = _following(cadence, progress.anchor_at, now)
-        if following is not None:  # its first tick may have been in the time that is taken back
-            progress = msgspec.structs.replace(progress, anchor_at=following)
-        return Step(None, _aimed(cadence, seed, progress, following, now))
+        return Step(None, _set_back(cadence, seed, progress, now))
     if now < due_at:
         return Step(None, progress)
     waiting, tick = _waiting(cadence, seed, progress, first_at, now)
@@ -384,5 +390,7 @@ def resumed(cadence: Cadence, seed: str, progress: Progress, now: float) -> Prog
     """The progress of a schedule that was paused: it goes on with the first tick from now on. Raises as `begin`."""
     if progress.tick_at is None:
         return progress
+    if progress.decided_at - now > SET_BACK_S:
+        return _set_back(cadence, seed, progress, now)
     after = max(now, math.nextafter(progress.anchor_at, -math.inf))  # not before its first tick
     return _aimed(cadence, seed, progress, _following(cadence, progress.anchor_at, after), now)

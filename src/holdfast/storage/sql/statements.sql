@@ -251,10 +251,11 @@ SELECT count(*) FROM schedule WHERE principal = ?
 
 -- name: due_schedules
 -- Parameters: now, the time after which a decision was made under a clock that was set back, limit. Principals in turn.
+-- Bodies may be large: only those that are answered are read.
 SELECT schedule, body FROM (
-    SELECT schedule, due_at, body, row_number() OVER (PARTITION BY principal ORDER BY due_at, schedule) AS turn
-    FROM schedule WHERE due_at <= ? OR decided_at > ?
-) AS due ORDER BY turn, due_at, schedule LIMIT ?
+    SELECT schedule AS number, row_number() OVER (PARTITION BY principal ORDER BY due_at, schedule) AS turn
+    FROM schedule WHERE due_at <= ? OR decided_at > ? ORDER BY turn, due_at, schedule LIMIT ?
+) AS due JOIN schedule ON schedule.schedule = due.number ORDER BY turn, due_at, schedule
 
 -- name: next_schedule
 SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL
