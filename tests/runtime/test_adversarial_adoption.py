@@ -21,7 +21,7 @@ from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime import adoption_processes, procfs, zygote_link
 from holdfast.runtime.adoption import install
-from holdfast.runtime.owned_processes import ForeignHandle
+from holdfast.runtime.owned_processes import ForeignHandle, boot_ticks
 from holdfast.runtime.scope import Scope, detached
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="process trees need Linux")
@@ -281,3 +281,38 @@ def test_a_program_that_is_just_being_started_elsewhere_makes_no_outcome_unknown
     finally:
         os.kill(started[0], 9)
         os.waitpid(started[0], 0)
+
+
+def test_a_program_that_enters_just_when_the_grace_ends_is_killed(programs: list[subprocess.Popen[bytes]]) -> None:
+    forced = threading.Event()
+    begun = threading.Event()
+
+    class Adopted(dict[Any, None]):
+        """A scope's programs; one is entered only when the scope has begun to kill, if it does not wait for that."""
+
+        def __setitem__(self, member: Any, value: None) -> None:
+            if isinstance(member, ForeignHandle):
+                forced.wait(0.5)
+            super().__setitem__(member, value)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with install(loop):
+            scope = Scope("tool", detached=True, grace_s=0.1, kill_after_s=5.0).open()
+            scope._adopted = Adopted()
+
+            def run() -> None:
+                begun.set()
+                while scope._asked_at_ticks() == 0 or boot_ticks() < scope._asked_at_ticks() + 2:
+                    time.sleep(0.002)  # what is started now is clean-up: it is not asked, only killed
+                programs.append(subprocess.Popen(["sleep", "600"]))
+                programs[0].wait()
+
+            scope.spawn(run, on="thread")
+            await until(begun.is_set)
+            scope.add_closer(lambda: loop.call_soon(forced.set))
+            receipt = await scope.stop("enough")
+            assert (receipt.outcome, receipt.survivors, receipt.abandoned) == ("gone", (), ())
+            assert not lives(programs[0].pid)
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import Scope
+from holdfast.runtime import Scope, install, procfs
 
 uvloop = pytest.importorskip("uvloop") if sys.platform == "linux" else pytest.skip("no uvloop", allow_module_level=True)
 
@@ -33,3 +37,45 @@ def test_a_stop_that_is_tightened_when_its_time_is_over_ends() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 10.0])
+def test_nothing_lives_on_of_a_program_whose_start_was_cut(grace_s: float, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with install(loop):
+            scope = Scope("cut", detached=True, grace_s=grace_s, kill_after_s=10.0).open()
+
+            def cut() -> None:
+                """The loop is held up until the program has strays; before anybody was told its pid."""
+                deadline = time.monotonic() + 10
+                while not pids.exists() or len(pids.read_text().split()) < 2:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.002)
+                scope.interrupt.trigger("enough")
+
+            async def start() -> None:
+                loop.call_soon(cut)
+                strays = f"sleep 1000 & echo $! >>{pids}; setsid sleep 1000 & echo $! >>{pids}; wait"
+                await asyncio.create_subprocess_exec("sh", "-c", strays)
+                raise AssertionError("the start was not cut")
+
+            scope.spawn(start())
+            async with asyncio.timeout(30):
+                while not pids.exists():
+                    await asyncio.sleep(0)
+                receipt = await scope.stop("enough", grace_s=grace_s)
+            left = [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)]
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            assert (receipt.outcome, receipt.survivors, left) == ("gone", (), [])
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def is_alive(pid: int) -> bool:
+    stat = procfs.read_stat(pid)
+    return stat is not None and not stat.dead

@@ -247,6 +247,13 @@ class _Adoption:
         if not taken:
             procfs.strike(pid, signal.SIGKILL, lambda now: now.started == started)
 
+    def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
+        """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then: when
+        its start is cut, nobody else may wait for it."""
+        for pid in self._strangers():
+            if self._tag_of(pid) == tag:
+                self.enter(owner, pid, name, tag, orphan=True)
+
     def note_outside(self, pid: int) -> None:
         """A program was started outside of any scope."""
         self._outside.add(pid)
@@ -540,12 +547,24 @@ def install(current: Callable[[], Owner | None], processes: ProcessHost | None =
 
 
 class _Bequeathing:
-    """Awaits a start of uvloop's, which makes the program before it waits for anything."""
+    """Awaits a start of uvloop's, which makes the program before it waits for anything.
 
-    def __init__(self, adoption: _Adoption, tag: int | None, start: Coroutine[Any, Any, Any]) -> None:
+    Parameters:
+        begun: called once the program is there: who waits for the rest of its start may be cancelled, and never learn
+            its pid.
+    """
+
+    def __init__(
+        self,
+        adoption: _Adoption,
+        tag: int | None,
+        start: Coroutine[Any, Any, Any],
+        begun: Callable[[], object] = lambda: None,
+    ) -> None:
         self._adoption = adoption
         self._tag = tag
         self._start = start
+        self._begun = begun
 
     def __await__(self) -> Generator[Any, Any, Any]:
         try:
@@ -553,6 +572,11 @@ class _Bequeathing:
                 awaited = self._start.send(None)
         except StopIteration as done:
             return done.value
+        try:
+            self._begun()
+        except BaseException:
+            self._start.close()
+            raise
         while True:
             try:
                 sent = yield awaited
@@ -677,9 +701,10 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
                 environment = os.environ if options.get("env") is None else options["env"]
                 marks = {os.fsdecode(key): os.fsdecode(value) for key, value in _marks(tag).items()}
                 options["env"] = {**environment, **marks}
-                result = await _Bequeathing(adoption, tag, plain(self, *arguments, **options))
-                name = arguments[1] if len(arguments) > 1 else "program"
-                adoption.enter(owner, result[0].get_pid(), _base(name), tag)
+                name = _base(arguments[1]) if len(arguments) > 1 else "program"
+                begun = functools.partial(adoption.enter_unnamed, owner, name, tag)
+                result = await _Bequeathing(adoption, tag, plain(self, *arguments, **options), begun)
+                adoption.enter(owner, result[0].get_pid(), name, tag)
                 return result
 
         return start

@@ -243,7 +243,8 @@ class Stopping:
             child._on_loop(child._stop_here, grace_s, kill_after_s)
 
     def _force(self) -> None:
-        self.phase = "force"
+        with self.scope._gate:  # what foreign code starts is in before, and killed here, or is refused
+            self.phase = "force"
         self._tell_rest()
         for member in self.scope._handles():
             self._pressed[member] = member.name
