@@ -164,7 +164,7 @@ MUTANTS = (
         file="agents/adapters/reactive_sessions.py",
         old="""
                 if scope.interrupt.triggered:
-                    await self._take_back(session, item, key, receipt, scope)
+                    await self._take_back(letter, scope)
 """,
         new="""
                 pass
