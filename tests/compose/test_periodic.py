@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Run, agent, branch, periodic, sequence
+from holdfast import Agent, Host, Run, Settings, agent, branch, periodic, sequence
 from holdfast.agents.compose.periodic import Overlap
 from holdfast.errors import ConfigurationError, RunFailed
 from holdfast.protocol.events import ChildFinished, ChildStarted, Event
+from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, run_virtual
 from tests.compose.kit import host, log_of
 
@@ -167,6 +168,42 @@ def test_what_streams_beside_it_ends_with_it() -> None:
     settlement, _ = asked(periodic(ticks.agent, every_s=5.0, beside=[streamer("one")]), seconds=12.0)
     assert settlement.state == "interrupted"
     assert said[-1] == "one ends"
+
+
+def test_a_branch_may_be_beside_itself_and_its_ticks_still_come_one_at_a_time() -> None:
+    ticks = Ticks(3.0, 10.0, 1.0)  # the first one is beside the others
+    same = branch(ticks.agent)
+    settlement, _ = asked(periodic(same, every_s=1.0, max_runs=2, beside=[same]))
+    assert settlement.state == "completed"
+    assert ticks.at == [0.0, 1.0, 11.0]
+
+
+def test_a_streamer_that_failed_before_a_restart_ends_the_run_after_it() -> None:
+    async def fails(run: Run) -> None:
+        raise ValueError("it broke")
+
+    async def lingers(run: Run) -> None:
+        try:
+            await asyncio.sleep(1000.0)
+        finally:
+            if run.attempt == 1:
+                await asyncio.sleep(1000.0)
+
+    beside = [agent(name="fails", replayable=True)(fails), agent(name="lingers", replayable=True)(lingers)]
+    shape = periodic(Ticks().agent, every_s=50.0, max_runs=3, beside=beside)
+
+    async def main() -> None:
+        store = MemoryStore()
+        quick = Settings(drain_s=0.0, grace_s=5.0)
+        async with Host(shape, store=store, clock=VirtualClock(), settings=quick) as one:
+            receipt = await one.session("s").send("go")
+            await asyncio.sleep(0.1)
+            assert (await one.drain()).parked == (receipt.run_id,)
+        async with Host(shape, store=store, clock=VirtualClock()) as one:
+            settlement = await one.session("s").wait(receipt.message_id)
+            assert settlement.state == "failed" and "it broke" in (settlement.error or "")
+
+    run_virtual(main())
 
 
 def test_between_ticks_there_is_no_task_and_an_interrupt_is_at_once() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from holdfast.agents.agent import Agent
@@ -92,7 +92,7 @@ def periodic(
         raise ConfigurationError(f"{name!r}: {error.message}", hint=error.hint) from None
     if overlap not in ("queue", "reject", "interrupt"):
         raise ConfigurationError(f"overlap={overlap!r} is not known", hint="use queue, reject or interrupt")
-    ticking, streamers = part_of(agent), named(beside)
+    ticking, streamers = replace(part_of(agent)), named(beside)  # a copy: it may be beside itself
     work = _Periodic(part=ticking, cadence=cadence, overlap=overlap, beside=streamers)
     return shape(name, work, (ticking, *streamers), description)
 
@@ -159,8 +159,11 @@ class _Ticks:
 
     async def _drive(self) -> None:
         for part, task in self._streams:
-            if past_end(self._run, task) is None:
+            past = past_end(self._run, task)
+            if past is None:
                 await self._branches.begin(task, part)
+            else:
+                self._ended(part, past, None)
         while self._problem is None and not (self._over and self._child is None):
             if self._wanted and self._child is None:
                 await self._begin()
