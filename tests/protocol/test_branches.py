@@ -70,8 +70,14 @@ def test_what_went_wrong_is_told_first_and_in_bounded_length() -> None:
         BranchResult(name="ok", status="completed"),
         *(BranchResult(name=f"b{n}", status="failed", error=f"error {n}") for n in range(12)),
     ]
-    told = told_results(results)
+    told = told_results(results, decided=cause)
     assert told.startswith("error 0; error 1; ")
     assert told.endswith("error 9; and 2 more; interrupted for that: stopped; not begun: idle")
     many = [BranchResult(name=f"b{n}", status="not_begun") for n in range(2000)]
     assert told_results(many).endswith("b9 and 1,990 more")
+
+
+def test_a_branch_that_was_stopped_for_a_reason_of_its_own_went_wrong() -> None:
+    own = Cause(kind="stop", reason="its task was cancelled")
+    result = BranchResult(name="b", status="interrupted", error="child b was interrupted (stop)", cause=own)
+    assert told_results([result], decided=Cause(kind="stop", reason="'b' did not complete")) == result.error

@@ -113,9 +113,13 @@ class Intensity:
         return len(times) <= self.limit
 
 
-def told_results(results: Sequence[BranchResult]) -> str:
-    """Those that did not complete, for people: what went wrong first, then who was stopped for it or had no turn."""
-    stopped = [result for result in results if result.cause is not None and result.cause.kind == "stop"]
+def told_results(results: Sequence[BranchResult], *, decided: Cause | None = None) -> str:
+    """Those that did not complete, for people: what went wrong first, then who was stopped for it or had no turn.
+
+    Parameters:
+        decided: with it those were stopped that were left when the end was decided.
+    """
+    stopped = [result for result in results if result.cause is not None and result.cause == decided]
     waiting = [result for result in results if result.status == "not_begun"]
     wrong = [result for result in results if not result.completed and result not in stopped and result not in waiting]
     told = [result.error or f"{result.name} was interrupted" for result in wrong[:_TOLD]]

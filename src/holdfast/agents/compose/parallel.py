@@ -175,8 +175,9 @@ class _Race:
             for number, task in enumerate(self._tasks)
         )
         done, total = len(self._order), len(results)
+        told = told_results(results, decided=self._decided)
         return BranchesFailed(
-            f"{done} of {total} branches completed, {self._work.quorum.required} have to: {told_results(results)}",
+            f"{done} of {total} branches completed, {self._work.quorum.required} have to: {told}",
             results=results,
         )
 
