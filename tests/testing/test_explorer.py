@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -510,6 +510,13 @@ def test_fewer_than_one_schedule_is_refused() -> None:
         explore(locked_update, schedules=0)
     with pytest.raises(ValueError, match="depth"):
         explore(locked_update, chooser="pct", depth=0)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("chooser", "exhaustiv"), ("tasks", "lazy")])
+def test_a_word_that_is_not_known_is_refused_instead_of_taken_for_the_usual_one(name: str, wrong: str) -> None:
+    words: dict[str, Any] = {name: wrong}
+    with pytest.raises(ValueError, match=f"{name} is '{wrong}'; it must be '"):
+        explore(locked_update, **words)
 
 
 def test_generators_left_open_are_closed() -> None:

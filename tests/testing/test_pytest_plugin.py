@@ -73,6 +73,8 @@ def test_a_failure_leaves_a_short_replay_file_that_repeats_it(run, pytester: pyt
     first = run(LOST_UPDATE)
     first.assert_outcomes(failed=1, passed=1)
     first.stdout.fnmatch_lines(["*to see it again: pytest 'test_it.py::test_lost_update' --explore-replay *"])
+    first.stdout.fnmatch_lines([">*assert total == 2"])
+    first.stdout.no_fnmatch_line("*outcome*")  # the explorer's own code
     (path,) = Path(pytester.path).glob(".pytest_cache/**/explore/*.json")
     recorded = json.loads(path.read_text())
     assert recorded["test"] == "test_it.py::test_lost_update"

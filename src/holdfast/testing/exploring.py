@@ -20,6 +20,8 @@ __all__ = ["Report", "explore", "run_virtual"]
 
 T = TypeVar("T")
 
+_CHOOSERS = ("random", "pct", "exhaustive")
+_TASKS = ("ordinary", "eager")
 _SHRINKING_RUNS = 300
 _SHRINKING_STEPS = 100_000
 
@@ -106,11 +108,15 @@ def explore(
 
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
-        ValueError: ``schedules`` or ``depth`` is below 1.
+        ValueError: ``schedules`` or ``depth`` is below 1, or ``chooser`` or ``tasks`` is no word that is known.
         BaseException: what is no `Exception`, as it is: a time limit of pytest ends the exploration, it is no finding.
     """
+    __tracebackhide__ = True
     if schedules < 1:
         raise ValueError(f"schedules is {schedules}; it must be at least 1")
+    for name, value, known in (("chooser", chooser, _CHOOSERS), ("tasks", tasks, _TASKS)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")
     if isinstance(replay, Replay):
         max_steps, late_s, tasks = replay.max_steps, replay.late_s, replay.tasks
 

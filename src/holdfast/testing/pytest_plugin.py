@@ -115,6 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run an explored test, or one whose memory is watched."""
+    __tracebackhide__ = True
     options = _options_of(pyfuncitem)
     if options is None:
         return _repeated(pyfuncitem)
