@@ -67,6 +67,24 @@ def test_a_user_sees_only_its_own_on_the_page() -> None:
     served(scenario)
 
 
+def test_the_page_shows_schedules_to_those_whose_they_are() -> None:
+    async def scenario(server: Live) -> None:
+        assert "<h2>Schedules" not in (await server.http.get("/")).text
+        session = server.host.session("news", principal="local")
+        await session.schedule("x", cron="30 9 * * MON-FRI", timezone="Europe/Berlin", schedule_id="morning<b>")
+        paused = await session.schedule("x", every_s=90, schedule_id="slow")
+        await paused.pause()
+        text = (await server.http.get("/")).text
+        assert "morning&lt;b&gt;" in text
+        assert "30 9 * * MON-FRI (Europe/Berlin)" in text
+        assert "<td>every 90 s</td><td>paused</td>" in text
+        _, secret = await server.app.keys.create(principal="alice", role="user")
+        text = (await server.http.get("/", headers={"authorization": f"Bearer {secret}"})).text
+        assert "<h2>Schedules" not in text
+
+    served(scenario)
+
+
 def test_the_metrics_can_be_read_by_prometheus() -> None:
     async def scenario(server: Live) -> None:
         await server.post("alice", query="?wait=10")

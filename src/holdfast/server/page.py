@@ -18,6 +18,7 @@ from holdfast import clock
 from holdfast.errors import InvalidRequest
 from holdfast.host import PROMISES, Host, HostStatistics, Incident
 from holdfast.protocol.messages import Question, SessionView, TreeNode, Usage
+from holdfast.protocol.schedules import ScheduleView
 from holdfast.server.doing import CallNow, Doing, doing
 from holdfast.server.exchange import Caller
 from holdfast.server.questions import Choice
@@ -115,6 +116,7 @@ async def render(host: Host, caller: Caller, *, address: str, keys_required: boo
     principal = None if everybody else caller.principal
     statistics = host.statistics()
     sessions = await host.sessions(principal=principal, limit=_SHOWN)
+    schedules = await host.schedules(principal=principal, limit=_SHOWN)
     at_work = [view for view in sessions if view.run_id is not None][:_RUNS_SHOWN]
     runs = [(view, await doing(host, view)) for view in at_work]
     asked = any(now.questions for view, now in runs if view.principal == caller.principal)
@@ -124,6 +126,7 @@ async def render(host: Host, caller: Caller, *, address: str, keys_required: boo
         _figures(statistics, sessions),
         _runs(runs, caller.principal, everybody),
         _sessions(sessions, everybody),
+        _schedules(schedules, everybody),
         _tree(host.tree(principal=principal)),
         _incidents(list(host.incidents.newest)[-10:]) if everybody else "",
         _promises(statistics),
@@ -261,6 +264,30 @@ def _sessions(sessions: list[SessionView], everybody: bool) -> str:
         f"<section><h2>Sessions</h2><table><tr><th>Session</th>{owner}<th>State</th>"
         '<th class="n">Waiting</th><th class="n wide">Events</th><th class="wide">Agent</th>'
         '<th class="n">Changed</th></tr>' + "".join(rows) + f"</table>{note}</section>"
+    )
+
+
+def _schedules(schedules: list[ScheduleView], everybody: bool) -> str:
+    if not schedules:
+        return ""
+    rows = []
+    for view in schedules:
+        owner = f'<span class="soft"> of {escape(view.principal)}</span>' if everybody else ""
+        when = f"every {view.every_s:g} s" if view.every_s is not None else f"{view.cron} ({view.timezone})"
+        due = view.state if view.next_at is None else _time(view.next_at)
+        problem = f'<br><span class="bad">{escape(view.problem)}</span>' if view.problem else ""
+        rows.append(
+            f'<tr><td class="key">{escape(view.schedule_id)}{owner}{problem}</td>'
+            f'<td class="key">{escape(view.session)}</td><td>{escape(when)}</td><td>{due}</td>'
+            f'<td class="n">{view.fired:,}</td>'
+            f'<td class="n wide">{view.missed:,}</td><td class="n wide">{view.refused:,}</td></tr>'
+        )
+    note = f'<p class="soft">The first {_SHOWN}.</p>' if len(schedules) == _SHOWN else ""
+    return (
+        "<section><h2>Schedules</h2><table><tr><th>Schedule</th><th>Session</th><th>When</th><th>Next</th>"
+        '<th class="n">Fired</th><th class="n wide">Missed</th><th class="n wide">Refused</th></tr>'
+        + "".join(rows)
+        + f"</table>{note}</section>"
     )
 
 
