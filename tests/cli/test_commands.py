@@ -295,12 +295,15 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
     assert json.loads(server.run("schedule", "resume", "daily", "--json").stdout)["state"] == "active"
     ran = json.loads(server.run("schedule", "run", "hourly", "--json").stdout)
     assert (ran["session"], ran["disposition"]) == ("timed", "started")
-    assert "1 fired" in server.run("schedule", "rm", "hourly").stdout
+    removed = server.run("schedule", "rm", "hourly").stdout
+    assert removed.startswith("hourly: deleted")
+    assert "1 fired" in removed
     left = json.loads(server.run("schedule", "ls", "--all", "--json").stdout)["schedules"]
     assert [view["schedule_id"] for view in left] == ["daily"]
     for arguments, code, word in (
         (["add", "x", "--cron", "0 0 30 2 *"], 4, "invalid_schedule"),
         (["add", "x"], 4, "invalid_schedule"),
+        (["add", "x", "--every", "9", "--miss", "never"], 4, "invalid_schedule"),
         (["add", "x", "--every", "60", "--agent", "nobody"], 4, "unknown_agent"),
         (["run", "nothing"], 4, "unknown_schedule"),
     ):

@@ -104,7 +104,16 @@ def resume(target: Target, schedule_id: str) -> Exit:
 
 def remove(target: Target, schedule_id: str) -> Exit:
     """Delete a schedule, and show how it stood."""
-    return _change(target, schedule_id, lambda schedule: schedule.delete())
+
+    async def work(client: Client) -> None:
+        view = await client.find_schedule(schedule_id).delete()
+        if target.as_json:
+            say_json(view)
+            return
+        say(f"{view.schedule_id}: deleted; it was {view.state}, {_when(view)}, to session {view.session}")
+        say(f"  ticks   {_counts(view)}")
+
+    return run_with_client(target, work)
 
 
 def _change(
@@ -135,9 +144,13 @@ def _say(view: ScheduleView, *, as_json: bool) -> None:
         return
     say(f"{view.schedule_id}: {view.state}, {_when(view)}, to session {view.session}")
     say(f"  next    {_time(view.next_at)}")
-    say(f"  ticks   {view.fired} fired, {view.missed} missed, {view.refused} refused")
+    say(f"  ticks   {_counts(view)}")
     if view.problem:
         say(f"  problem {view.problem}")
+
+
+def _counts(view: ScheduleView) -> str:
+    return f"{view.fired} fired, {view.missed} missed, {view.refused} refused"
 
 
 def _when(view: ScheduleView) -> str:

@@ -24,7 +24,7 @@ class ScheduleBody(Body, frozen=True, kw_only=True):
     """A schedule: the session, what to say to it, and when: ``every_s``, or ``cron`` with ``timezone``.
 
     Under the ``schedule_id`` of an existing one it takes that one's place. ``miss``: what becomes of ticks that were
-    missed. ``overlap``: the policy of its messages.
+    missed: ``skip``, ``burst`` or ``delay``. ``overlap``: the policy of its messages.
     """
 
     session: Name
@@ -35,7 +35,7 @@ class ScheduleBody(Body, frozen=True, kw_only=True):
     cron: Annotated[str, Meta(max_length=200)] | None = None
     timezone: Annotated[str, Meta(max_length=100)] = "UTC"
     overlap: str = "queue"
-    miss: Miss = "skip"
+    miss: str = "skip"
     initial_delay_s: float | None = None
     jitter_s: float = 0.0
     max_runs: int | None = None
@@ -95,7 +95,7 @@ async def put_schedule(native: Native, exchange: Exchange) -> Answer:
         schedule_id=body.schedule_id,
         agent=body.agent,
         overlap=cast(Policy, body.overlap),  # any other word is refused by name
-        miss=body.miss,
+        miss=cast(Miss, body.miss),  # so is this
         initial_delay_s=body.initial_delay_s,
         jitter_s=body.jitter_s,
         max_runs=body.max_runs,
