@@ -275,6 +275,23 @@ def test_what_an_import_says_was_kept_is_not_taken() -> None:
     run(test())
 
 
+@pytest.mark.parametrize("packed", ["", "!!!!", "AAAA", "eJx", "AA=="])
+def test_a_state_that_cannot_be_read_begins_anew_with_what_was_said(packed: str) -> None:
+    class Broken(MemoryStore):
+        async def transcript(self, *args: Any, **kwargs: Any) -> Any:
+            return [
+                msgspec.structs.replace(entry, kept=f"langgraph 1 counting\n{packed}" if entry.kept else "")
+                for entry in await super().transcript(*args, **kwargs)
+            ]
+
+    async def test() -> None:
+        async with hosted(graph_agent(graphs.counting(), name="counting"), store=Broken()) as host:
+            assert await host.session("s").ask("a") == "1 of 1"
+            assert await host.session("s").ask("b") == "1 of 3"
+
+    run(test())
+
+
 def test_only_a_completed_run_keeps_something_and_a_late_result_none_of_it() -> None:
     for status in ("completed", "failed", "interrupted"):
         transcript = RunTranscript("r", [Message(message_id="m", seq=1, content="hi")])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import zlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from holdfast.protocol.messages import Entry
 
 __all__ = ["Kept", "RunSaver", "fingerprint", "pack", "unpack"]
+
+_log = logging.getLogger("holdfast.agents")
 
 FORM = "langgraph 1"
 _LEVEL = 1
@@ -166,10 +169,14 @@ def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
 
 
 def unpack(text: str, graph: str) -> Kept | None:
-    """What `pack` made for the graph of that name; None for anything else."""
+    """What `pack` made for the graph of that name; None for anything else, so that a session is not stuck with it."""
     head, _, packed = text.partition("\n")
     if head != f"{FORM} {graph}":
         return None
-    body = base64.b64decode(packed)
-    body = body[len(_WHOLE) :] if body.startswith(_WHOLE) else zlib.decompress(body)
-    return msgspec.msgpack.decode(body, type=Kept)
+    try:
+        body = base64.b64decode(packed)
+        body = body[len(_WHOLE) :] if body.startswith(_WHOLE) else zlib.decompress(body)
+        return msgspec.msgpack.decode(body, type=Kept)
+    except (ValueError, zlib.error, msgspec.DecodeError) as error:
+        _log.warning("the state of the graph %r cannot be read and begins anew: %s", graph, error)
+        return None
