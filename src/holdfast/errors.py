@@ -236,6 +236,7 @@ class InvalidSchedule(InvalidRequest):
     """The schedule cannot be, or never ticks."""
 
     code = "invalid_schedule"
+    default_hint = "the how-to page on schedules shows what they take"
 
 
 class MalformedBody(InvalidRequest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from holdfast.errors import (
     IdempotencyMismatch,
     InvalidCursor,
     InvalidKey,
+    InvalidRequest,
     InvalidSchedule,
     MessageWithdrawn,
     RunFailed,
@@ -90,6 +92,9 @@ def test_a_schedule_is_made_looked_at_paused_run_and_deleted() -> None:
                 await doing()
         with pytest.raises(InvalidSchedule):
             await session.schedule("never", cron="0 0 30 2 *")
+        for unlimited in (math.nan, math.inf, -1.0):
+            with pytest.raises(InvalidRequest):
+                await session.schedule("tick", every_s=5.0, initial_delay_s=unlimited)
         with pytest.raises(UnknownAgent):
             await session.schedule("tick", every_s=5.0, agent="nobody")
         with pytest.raises(UnknownPolicy):

@@ -337,6 +337,7 @@ def test_a_schedule_that_was_made_and_paused_under_a_wrong_clock_is_resumed_by_t
         (Cadence(cron="0 0 * * *", timezone="../../etc/passwd"), "time zone"),
         (Cadence(cron="0 0 * * *", timezone=""), "time zone"),
         (Cadence(cron="0 0 * * *", timezone="a\0b"), "time zone"),
+        (Cadence(cron="0 9,10 * * MON", jitter_s=3601.0), "two ticks of the line"),
         (Cadence(every_s=5.0, timezone="Mars/Base"), "Mars/Base"),
         (Cadence(every_s=5.0, timezone=None), "time zone"),  # type: ignore[arg-type]
     ],
@@ -345,7 +346,13 @@ def test_a_cadence_that_cannot_be_is_refused_by_name(cadence: Cadence, word: str
     with pytest.raises(InvalidSchedule, match=word) as refusal:
         check_cadence(cadence, now=NOW)
     assert refusal.value.code == "invalid_schedule"
+    assert refusal.value.hint
     assert refusal.value.status == 422
+
+
+def test_jitter_may_be_as_long_as_the_shortest_time_between_two_ticks() -> None:
+    for line, jitter_s in (("0 9,10 * * MON", 3600.0), ("0 0 1 1 *", DAY_S), ("* * * * *", 60.0)):
+        check_cadence(Cadence(cron=line, jitter_s=jitter_s), now=NOW)
 
 
 def test_a_clock_out_of_the_calendar_ends_a_schedule_and_breaks_nothing() -> None:

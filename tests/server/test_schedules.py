@@ -45,6 +45,26 @@ def test_a_schedule_is_seen_and_changed_by_its_owner_alone() -> None:
     served(scenario)
 
 
+def test_a_schedule_outlives_the_key_that_made_it_and_an_admin_ends_it() -> None:
+    async def scenario(server: Live) -> None:
+        http = server.http
+        answer = await http.post("/v1/keys", json={"principal": "root", "role": "admin"})
+        http.headers["authorization"] = f"Bearer {answer.json()['secret']}"
+        made = (await http.post("/v1/keys", json={"principal": "anna"})).json()
+        anna = {"authorization": f"Bearer {made['secret']}"}
+        assert (await http.post("/v1/schedules", json=ONE, headers=anna)).status_code == 201
+        assert (await http.delete(f"/v1/keys/{made['key']['key_id']}")).status_code == 200
+        assert (await http.get("/v1/schedules", headers=anna)).status_code == 401
+        (view,) = (await http.get("/v1/schedules?all=true")).json()["schedules"]
+        assert (view["principal"], view["state"]) == ("anna", "active")
+        assert (await http.delete("/v1/schedules/one")).status_code == 404
+        for_anna = {"x-holdfast-user": "anna"}
+        assert (await http.delete("/v1/schedules/one", headers=for_anna)).status_code == 200
+        assert (await http.get("/v1/schedules?all=true")).json() == {"schedules": []}
+
+    served(scenario)
+
+
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"session": "s", "text": "x"}, 422, "invalid_schedule"),
     ({**ONE, "cron": "* * * * *"}, 422, "invalid_schedule"),

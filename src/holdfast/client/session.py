@@ -31,6 +31,7 @@ from holdfast.protocol.messages import (
     SessionView,
     Settlement,
     TreeNode,
+    check_seconds,
 )
 from holdfast.protocol.schedules import Miss
 from holdfast.protocol.sse import FrameDecoder
@@ -336,6 +337,7 @@ class RemoteSession:
         max_runs: int | None = None,
     ) -> RemoteSchedule:
         """See `SessionLike.schedule`. Without a `schedule_id` it makes one, so that it may be repeated."""
+        check_seconds(every_s=every_s, initial_delay_s=initial_delay_s, jitter_s=jitter_s)  # JSON has no NaN
         schedule = RemoteSchedule(self._client, ids.schedule_id() if schedule_id is None else schedule_id)
         body: dict[str, object] = {"session": self.key, "text": text, "schedule_id": schedule.schedule_id}
         body |= {"timezone": timezone, "overlap": overlap, "miss": miss, "jitter_s": jitter_s}

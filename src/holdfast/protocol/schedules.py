@@ -28,7 +28,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -70,6 +70,8 @@ LEAST_EVERY_S: Final = 1.0
 """The shortest ``every_s`` of a durable schedule, in seconds."""
 _MOST_S: Final = 10 * 366 * 86400.0
 _CRON_LENGTH: Final = 200
+_LOOK_AHEAD: Final = 20
+"""Ticks of a cron line whose distances bound the jitter."""
 
 
 class Cadence(Value, frozen=True, kw_only=True):
@@ -215,11 +217,20 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
         raise InvalidSchedule(f"max_runs is {runs!r}; it is a number of runs, 1 or more")
     if cadence.miss not in ("skip", "burst", "delay"):
         raise InvalidSchedule(f"there is no miss policy {cadence.miss!r}", hint="use skip, burst or delay")
-    if _first(cadence, now) is None:
+    first_at = _first(cadence, now)
+    if first_at is None:
         raise InvalidSchedule(
             f"the cron line {cadence.cron!r} never fires: no day of the next 50 years fits it",
             hint="correct its day, month and weekday",
         )
+    if cadence.jitter_s and cadence.cron is not None:
+        ticks = [first_at, *islice(_cron_ticks(cadence, first_at), _LOOK_AHEAD)]
+        least_s = min((after - at for at, after in pairwise(ticks)), default=math.inf)
+        if cadence.jitter_s > least_s:
+            raise InvalidSchedule(
+                f"jitter_s is {cadence.jitter_s:g}, more than the time between two ticks of the line ({least_s:g})",
+                hint="ticks would overtake each other: choose a smaller one",
+            )
 
 
 def _check_number(name: str, value: object, least: float) -> None:
