@@ -315,6 +315,68 @@ def test_call_soon_from_a_thread_is_refused() -> None:
     assert "call_soon_threadsafe" in str(failure)
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), StopIteration("none"), GeneratorExit(), asyncio.CancelledError()])
+def test_what_would_end_the_loop_or_an_iteration_is_told_as_the_cause_of_an_error(raised: BaseException) -> None:
+    def fails() -> None:
+        raise raised
+
+    async def awaits() -> None:
+        with pytest.raises(RuntimeError, match=f"thread 'leaver' raised {type(raised).__name__}") as told:
+            await start_thread(fails, name="leaver")
+        assert told.value.__cause__ is raised
+
+    explore(awaits, schedules=5)
+
+
+def test_who_awaits_a_thread_learns_that_it_was_interrupted() -> None:
+    async def test() -> None:
+        interrupt = Interrupt()
+        thread = start_thread(interrupt.sleep_blocking, 100)
+        await asyncio.sleep(1)
+        interrupt.trigger("enough")
+        with pytest.raises(Interrupted):
+            await thread
+
+    explore(test, schedules=50)
+
+
+def test_a_sleep_of_no_time_lets_other_threads_go() -> None:
+    async def test() -> None:
+        number = 0
+
+        def count() -> None:
+            nonlocal number
+            read = number
+            time.sleep(0)
+            number = read + 1
+
+        for one in [start_thread(count) for _ in range(2)]:
+            await one
+        assert number == 2
+
+    assert failure_of(lambda: explore(test)).kind == "error"
+
+
+def test_a_thread_that_waits_for_a_condition_is_told_so() -> None:
+    async def test() -> None:
+        await start_thread(threading.Event().wait, name="reader")
+
+    failure = failure_of(lambda: explore(test, schedules=1))
+    assert failure.kind == "deadlock"
+    assert "waits for a condition, an event, a queue or a future" in str(failure)
+
+
+def test_a_thread_of_a_schedule_explores_nothing_itself() -> None:
+    async def inner() -> None:
+        await asyncio.sleep(0)
+
+    async def test() -> None:
+        with pytest.raises(RuntimeError, match="from a plain function"):
+            await start_thread(explore, inner)
+
+    explore(test, schedules=2)
+
+
 def test_threads_are_started_under_the_explorer_only() -> None:
     with pytest.raises(RuntimeError, match="explore"):
         start_thread(len, "")

@@ -98,10 +98,10 @@ def real_world_closed() -> Iterator[None]:
 
     def guarded_sleep(seconds: float, /) -> None:
         strands = strands_here()
-        if strands is None or not seconds:
-            sleep(seconds)
-        elif strands.running is not None:
+        if strands is not None and strands.running is not None:
             strands.sleep(seconds)
+        elif strands is None or not seconds:
+            sleep(seconds)
         else:
             strands.loop._refuse(
                 f"time.sleep({seconds}) stops the whole loop, and the explored time does not move; "

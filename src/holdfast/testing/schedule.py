@@ -21,6 +21,7 @@ from holdfast.testing.failures import (
 from holdfast.testing.loop import Actor, Chooser, ExploredLoop, VirtualLoop
 from holdfast.testing.replay import Replay
 from holdfast.testing.shrinking import stripped
+from holdfast.testing.strands import strands_here
 
 __all__ = ["NOT_REPEATED", "Outcome", "run_one"]
 
@@ -172,7 +173,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
     Raises:
         RuntimeError: a loop is running in this thread already.
     """
-    if events._get_running_loop() is not None:
+    if events._get_running_loop() is not None or strands_here() is not None:
         loop.close()
         raise RuntimeError("a loop is running already; call explore() and run_virtual() from a plain function")
     explored = loop if isinstance(loop, ExploredLoop) else None

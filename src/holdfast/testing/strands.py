@@ -464,7 +464,7 @@ class Lock:
 
     Parameters:
         strands: those of the schedule.
-        quiet: taking and releasing it is no switch point, only waiting for it is.
+        quiet: taking and releasing it is no switch point, only waiting for it is: what a condition waits with.
     """
 
     __slots__ = ("_locked", "_owner", "_quiet", "_strands", "_waiting")
@@ -477,6 +477,8 @@ class Lock:
         self._waiting: dict[Strand, None] = {}
 
     def __str__(self) -> str:
+        if self._quiet:
+            return "a condition, an event, a queue or a future"
         if not self._locked:
             return "a lock that is free"
         return "a lock that the loop has" if self._owner is None else f"a lock that thread {self._owner.name!r} has"

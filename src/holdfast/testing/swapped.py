@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
+from holdfast.errors import Interrupted
 from holdfast.runtime import adoption, interrupt, interrupt_dispatch, membership, once, threads
 from holdfast.storage import sqlite, writer
 from holdfast.testing.strands import (
@@ -26,6 +27,7 @@ from holdfast.testing.strands import (
     SimpleQueue,
     Strand,
     Thread,
+    Unwound,
     end_carriers,
     strands_here,
 )
@@ -53,6 +55,9 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
         values: its arguments.
         name: for people; default: the function's.
 
+    Awaiting it raises what ``fn`` raised; for `StopIteration`, and for what is neither an `Exception` nor
+    `holdfast.errors.Interrupted`, a `RuntimeError` with it as its cause.
+
     Raises:
         RuntimeError: no schedule is explored here.
     """
@@ -61,16 +66,18 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
         raise RuntimeError("start_thread starts a thread of an explored schedule: call it in a test under explore()")
     loop = strands.loop
     future: asyncio.Future[T] = loop.create_future()
+    label = name or str(getattr(fn, "__qualname__", type(fn).__name__))
 
     def run() -> None:
         try:
             result = fn(*values)
-        except Exception as error:
-            loop.call_soon_threadsafe(_fail, future, error)
+        except Unwound:
+            raise
+        except BaseException as error:
+            loop.call_soon_threadsafe(_fail, future, _carried(error, label))
         else:
             loop.call_soon_threadsafe(_succeed, future, result)
 
-    label = name or str(getattr(fn, "__qualname__", type(fn).__name__))
     strands.start(Strand(strands, run, label, must_end=True, future=future))
     return future
 
@@ -80,7 +87,16 @@ def _succeed(future: asyncio.Future[T], result: T) -> None:
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
+def _carried(error: BaseException, label: str) -> BaseException:
+    """The error as a future can carry it: a call for exit would end the loop that awaits it."""
+    if isinstance(error, (Exception, Interrupted)) and not isinstance(error, StopIteration):
+        return error
+    instead = RuntimeError(f"thread {label!r} raised {type(error).__name__}: {error}")
+    instead.__cause__ = error
+    return instead
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
 
