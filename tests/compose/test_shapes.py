@@ -439,6 +439,12 @@ def test_a_shape_that_cannot_be_is_refused_when_it_is_made(make: Callable[[], ob
         make()
 
 
+@pytest.mark.parametrize("make", [parallel, sequence, supervised, lambda: route(says("a"), {})])
+def test_a_shape_of_nothing_is_told_so(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigurationError, match="there are no branches .*at least one agent"):
+        make()
+
+
 def test_agents_are_named_and_one_that_the_host_does_not_have_is_told() -> None:
     async def scenario(one: Host) -> None:
         assert await one.session("a", agent="both").ask("x") == "known(x)\n\nknown(x)"

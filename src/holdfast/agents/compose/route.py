@@ -46,9 +46,11 @@ def route(
             when the answer names no branch and there is no `otherwise`.
     """
     parts = {_plain(key): replace(part_of(thing), name=key) for key, thing in routes.items()}
-    if not parts or len(parts) < len(routes) or "" in parts:
+    if not parts:
+        raise ConfigurationError("there are no branches", hint="give it at least one agent, by its name")
+    if len(parts) < len(routes) or "" in parts:
         raise ConfigurationError(
-            f"these names of branches cannot be told apart: {', '.join(map(repr, routes)) or 'there are none'}",
+            f"these names of branches cannot be told apart: {', '.join(map(repr, routes))}",
             hint="give each a name of its own",
         )
     chooser = part_of(choose)
