@@ -333,3 +333,25 @@ def test_a_child_that_delegates_to_it_hears_of_its_failure() -> None:
 
     settlement, _ = asked(agent(outer))
     assert settlement.text == "heard"
+
+
+def test_ticks_that_ended_before_the_run_left_the_memory_are_not_begun_again() -> None:
+    begun: list[str] = []
+
+    @agent(replayable=True)
+    async def asks(run: Run) -> str:
+        begun.append(run.run_id.rpartition(".")[2])
+        return (await run.suspend("who?")).text
+
+    async def main() -> None:
+        async with host([periodic(asks, every_s=60.0, max_runs=3)]) as one:
+            session = one.session("s")
+            receipt = await session.send("go")
+            for number in range(3):
+                while not (questions := await session.questions()) or one.dispatch.admission.statistics().running:
+                    await asyncio.sleep(1)
+                await session.answer(questions[0].question_id, f"Ann {number}")
+            assert (await session.wait(receipt.message_id)).text == "Ann 2"
+
+    run_virtual(main())
+    assert begun == ["1", "1", "2", "2", "3", "3"]

@@ -239,6 +239,10 @@ class Journal:
             raise NotDeterministic(f"child {child_id} was {known.agent!r} in an earlier attempt and is {agent!r} now")
         return None
 
+    def knows_child(self, child_id: str) -> bool:
+        """Whether the child was begun before the run left the memory."""
+        return child_id in self._children
+
     def left_open(self, child_id: str) -> bool:
         """Whether an earlier attempt began the child, and its end does not stand."""
         known = self._children.get(child_id)

@@ -118,7 +118,8 @@ class _Ticks:
         self._work = work
         self._branches: Branches[Part] = Branches(run, self._ended)
         self._streams = [(part, self._task(part, Branch(run._next_id()))) for part in work.beside]
-        self._ticks = Branch(run._next_id())
+        self._ticks = run._next_id()
+        self._begun = 0  # ticks, in earlier attempts too
         self._progress = begin(work.cadence, run.run_id, run.now())
         self._child: Child | None = None
         self._next: ChildTask | None = None  # of the tick that an earlier attempt left open
@@ -128,6 +129,11 @@ class _Ticks:
 
     def _task(self, part: Part, place: Branch) -> ChildTask:
         return part.task(self._run, self._run.text, place)
+
+    @property
+    def _place(self) -> Branch:
+        """That of the next tick."""
+        return Branch(f"{self._ticks}.{self._begun + 1}")
 
     async def answer(self) -> str:
         """Tick until it is over. Raises `RunFailed`."""
@@ -145,17 +151,16 @@ class _Ticks:
 
     def _take_past(self) -> None:
         """Ticks that are in the log are not done again."""
-        if self._run.attempt == 1:
-            return
-        while True:
-            task = self._task(self._work.part, Branch(self._ticks.next_id()))
+        while self._run._journal.knows_child(self._place.path):
+            task = self._task(self._work.part, self._place)
             past = past_end(self._run, task)
             if past is None:
+                self._next = task
+                self._wanted = self._progress.tick_at is not None
                 break
+            self._begun += 1
             self._took(past, None)
             self._progress = counted(self._work.cadence, self._progress, fired=True)
-        self._next = task
-        self._wanted = self._progress.tick_at is not None and self._run._journal.left_open(task.branch.path)
 
     async def _drive(self) -> None:
         for part, task in self._streams:
@@ -204,12 +209,12 @@ class _Ticks:
         return asyncio.get_running_loop().time() + max(0.0, delay_s)
 
     async def _begin(self) -> None:
-        task, self._next = self._next, None
+        task = self._next or self._task(self._work.part, self._place)
+        self._next = None
+        self._begun += 1
         self._wanted = False
         self._progress = counted(self._work.cadence, self._progress, fired=True)
-        self._child = await self._branches.begin(
-            task or self._task(self._work.part, Branch(self._ticks.next_id())), self._work.part
-        )
+        self._child = await self._branches.begin(task, self._work.part)
 
     def _cause(self, reason: str) -> Cause:
         return Cause(kind="stop", reason=reason, origin=self._run.agent.name, at=self._run.now())
