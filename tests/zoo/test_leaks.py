@@ -110,5 +110,5 @@ def test_a_hundred_runs_with_hostile_tools_leave_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.nightly
-def test_five_hundred_runs_with_hostile_tools_leave_nothing(tmp_path: Path) -> None:
-    look_for_leaks(500, tmp_path)
+def test_a_thousand_runs_with_hostile_tools_leave_nothing(tmp_path: Path) -> None:
+    look_for_leaks(1000, tmp_path)
