@@ -23,6 +23,7 @@ from holdfast.runtime import adoption_processes, procfs, zygote_link
 from holdfast.runtime.adoption import install
 from holdfast.runtime.owned_processes import ForeignHandle, boot_ticks
 from holdfast.runtime.scope import Scope, detached
+from holdfast.runtime.threads import Call, ThreadPool
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="process trees need Linux")
 
@@ -314,5 +315,57 @@ def test_a_program_that_enters_just_when_the_grace_ends_is_killed(programs: list
             receipt = await scope.stop("enough")
             assert (receipt.outcome, receipt.survivors, receipt.abandoned) == ("gone", (), ())
             assert not lives(programs[0].pid)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_call_in_an_executor_that_is_given_up_is_left_over_until_it_ends() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            scope = Scope("tool", detached=True).open()
+
+            async def start() -> None:
+                in_executor(run)
+                await asyncio.sleep(60)
+
+            scope.spawn(start())
+            await until(begun.is_set)
+            receipt = await scope.stop("enough", grace_s=0.0, kill_after_s=0.05)
+            assert [left.name for left in scope.leftovers()] == [left.name for left in receipt.abandoned]
+            assert [left.kind for left in scope.leftovers()] == ["thread"]
+            go_on.set()
+            await until(lambda: not scope.leftovers())
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_call_that_ends_just_when_it_is_given_up_leaves_no_thread_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    plain = Call.abandon
+
+    def abandon(call: Call) -> bool:
+        go_on.set()
+        while call.thread is not None:
+            time.sleep(0.001)
+        return plain(call)
+
+    monkeypatch.setattr(Call, "abandon", abandon)
+
+    def run() -> None:
+        begun.set()
+        go_on.wait(30)
+
+    async def main() -> None:
+        scope = Scope("tool", detached=True, threads=ThreadPool(name="of-the-test")).open()
+        scope.spawn(run, on="thread")
+        await until(begun.is_set)
+        await scope.stop("enough", grace_s=0.0, kill_after_s=0.05)
+        assert scope.leftovers() == ()
 
     asyncio.run(asyncio.wait_for(main(), 60))

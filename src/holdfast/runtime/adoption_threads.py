@@ -97,6 +97,13 @@ class ForeignCall(Handle[None]):
     def _press(self) -> None:
         self._ask()
 
+    def is_alive(self) -> bool:
+        """Whether a thread runs it. From any thread."""
+        return self.thread is not None
+
+    def _living(self) -> ForeignCall | None:
+        return self if self.is_alive() else None
+
     def _abandon(self) -> Abandoned:
         thread = self.thread
         self._settle(None, None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from typing import Any, Literal
 
-from holdfast.runtime.members import Member
+from holdfast.runtime.members import Living, Member
 
 __all__ = ["Leftover"]
 
@@ -18,13 +17,13 @@ class Leftover:
     Parameters:
         name: as in the receipt.
         started_at: as in `Member`.
-        living: the task or thread.
+        living: the task, the thread, or the call where its thread is a pool's of foreign code.
     """
 
     __slots__ = ("_living", "kind", "name", "started_at")
 
-    def __init__(self, name: str, started_at: float, living: asyncio.Task[Any] | threading.Thread) -> None:
-        self.kind: Literal["task", "thread"] = "thread" if isinstance(living, threading.Thread) else "task"
+    def __init__(self, name: str, started_at: float, living: asyncio.Task[Any] | Living) -> None:
+        self.kind: Literal["task", "thread"] = "task" if isinstance(living, asyncio.Future) else "thread"
         self.name = name
         self.started_at = started_at
         self._living: weakref.ref[Any] = weakref.ref(living)

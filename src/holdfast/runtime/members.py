@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.interrupt import Registration
     from holdfast.runtime.membership import Membership
 
-__all__ = ["Handle", "Member", "MemberKind", "unowned", "wake"]
+__all__ = ["Handle", "Living", "Member", "MemberKind", "unowned", "wake"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,14 @@ class Member:
     pid: int | None = None
     thread: str | None = None
     adopted: bool = False
+
+
+class Living(Protocol):
+    """A thread, or a call that is on one."""
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and not ended. From any thread."""
+        ...
 
 
 class Handle(Enclosure, Generic[T]):
@@ -195,8 +203,8 @@ class Handle(Enclosure, Generic[T]):
     def _force(self) -> None:
         """The grace is over: do at once what needs no consent."""
 
-    def _living(self) -> asyncio.Task[T] | threading.Thread | None:
-        """The task or thread that works for it now."""
+    def _living(self) -> asyncio.Task[T] | Living | None:
+        """What works for it now."""
         return self.task
 
     def _abandon(self) -> Abandoned | None:

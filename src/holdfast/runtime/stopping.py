@@ -293,10 +293,10 @@ class Stopping:
     def _give_up_member(self, member: Handle[object]) -> None:
         self.scope._members.pop(member, None)
         self.scope._adopted.pop(member, None)
-        living = member._living()
         abandoned = member._abandon()
         if abandoned is not None:
             self._abandoned.append(abandoned)
+            living = member._living()  # after: a call that ended meanwhile has given its thread back
             if living is not None:
                 self.scope._leave_over(Leftover(abandoned.name, member.started_at, living))
         elif isinstance(member, (ProcessHandle, ForeignHandle)):
