@@ -11,9 +11,10 @@ from holdfast import Agent, Host, Run, tool
 from holdfast.agents import Call
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.host import PROMISES
-from holdfast.protocol.events import RunSuspended
+from holdfast.protocol.events import RunSuspended, TextDelta
 from holdfast.protocol.model import CallPart
 from holdfast.server import metrics
+from holdfast.server.doing import read_doing
 from tests.server.live import Live, echo, served
 
 MARKUP = '<script>alert("1")</script>&\'"'
@@ -65,6 +66,12 @@ def test_a_user_sees_only_its_own_on_the_page() -> None:
         assert secret not in text
 
     served(scenario)
+
+
+def test_what_branches_say_beside_each_other_is_told_apart() -> None:
+    said = [("a", "one "), ("a", "two"), ("b", "three"), ("a", "four")]
+    now = read_doing(TextDelta(at=0.0, run_id=run_id, text=text) for run_id, text in said)
+    assert now.said == "one two\nthree\nfour"
 
 
 def test_the_page_shows_schedules_to_those_whose_they_are() -> None:

@@ -66,6 +66,7 @@ class Doing:
 def read_doing(events: Iterable[Event]) -> Doing:
     """What the newest run among the events does."""
     now = Doing()
+    speaker = None
     for event in events:
         match event:
             case RunStarted():
@@ -73,7 +74,9 @@ def read_doing(events: Iterable[Event]) -> Doing:
             case StepStarted():
                 now.step = event.step
             case TextDelta() | ReasoningDelta():
-                now.said = _tail(now.said + event.text)
+                between = "\n" if now.said and event.run_id != speaker else ""  # branches speak beside each other
+                now.said = _tail(now.said + between + event.text)
+                speaker = event.run_id
             case ToolStarted():
                 now.calls[event.call_id] = CallNow(event.name, _short(event.arguments), event.at)
             case ToolOutput():
