@@ -350,6 +350,19 @@ def test_a_cadence_that_cannot_be_is_refused_by_name(cadence: Cadence, word: str
     assert refusal.value.status == 422
 
 
+@pytest.mark.parametrize(
+    ("cadence", "words"),
+    [
+        (Cadence(every_s=0.5), r"every_s is 0\.5; it is a number of seconds, from 1 to 316224000"),
+        (Cadence(cron=5), "cron is 5; it is a line of text"),  # type: ignore[arg-type]
+        (Cadence(cron="0 0 30 2 *"), "with a day that the month has"),
+    ],
+)
+def test_a_refusal_says_what_would_do(cadence: Cadence, words: str) -> None:
+    with pytest.raises(InvalidSchedule, match=words):
+        check_cadence(cadence, now=NOW)
+
+
 def test_jitter_may_be_as_long_as_the_shortest_time_between_two_ticks() -> None:
     for line, jitter_s in (("0 9,10 * * MON", 3600.0), ("0 0 1 1 *", DAY_S), ("* * * * *", 60.0)):
         check_cadence(Cadence(cron=line, jitter_s=jitter_s), now=NOW)

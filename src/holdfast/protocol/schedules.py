@@ -200,7 +200,7 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
         )
     line: object = cadence.cron
     if not isinstance(line, (str, type(None))):
-        raise InvalidSchedule("cron is text (str)")
+        raise InvalidSchedule(f"cron is {line!r}; it is a line of text, such as '30 9 * * MON-FRI'")
     _ = _zone(cadence.timezone)
     if cadence.every_s is not None:
         _check_number("every_s", cadence.every_s, least_every_s)
@@ -236,7 +236,7 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
 def _check_number(name: str, value: object, least: float) -> None:
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= _MOST_S
     if not fits:
-        raise InvalidSchedule(f"{name} is {value!r}; it is a number of seconds, from {least:g} to {_MOST_S:g}")
+        raise InvalidSchedule(f"{name} is {value!r}; it is a number of seconds, from {least:g} to {_MOST_S:.0f}")
 
 
 def _zone(name: str) -> tzinfo:
@@ -265,7 +265,8 @@ def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
     except CronSimError as error:
         raise InvalidSchedule(
             f"{line!r} is not a cron line: {error}",
-            hint="write: minute hour day-of-month month day-of-week, such as 30 9 * * MON-FRI",
+            hint="write: minute hour day-of-month month day-of-week, such as 30 9 * * MON-FRI, "
+            "with a day that the month has",
         ) from None
     except (OverflowError, ValueError, OSError):  # a clock outside of the calendar
         return
