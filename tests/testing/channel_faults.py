@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -148,6 +149,21 @@ class KeepsATask(MaildirChannel):
             _kept.append(asyncio.create_task(for_ever(), context=contextvars.Context()))
         async with super().open(receive):
             yield
+
+
+class KeepsAThread(MaildirChannel):
+    """Found by what finds a kept task, too."""
+
+    @asynccontextmanager
+    async def open(self, receive: Receive) -> AsyncIterator[None]:
+        with detached():
+            threading.Thread(target=go_on.wait, args=(30,), name="of the channel", daemon=True).start()
+        async with super().open(receive):
+            yield
+
+
+go_on = threading.Event()
+"""Ends the threads of `KeepsAThread`."""
 
 
 class Marks(MaildirChannel):

@@ -12,7 +12,7 @@ import pytest
 from holdfast.channels import Channel
 from holdfast.testing import CHANNEL_CHECKS, Network, channel_suite, run_channel_check
 from holdfast.testing.channel_suite import Copy
-from tests.testing.channel_faults import FAULTS, Marks
+from tests.testing.channel_faults import FAULTS, KeepsAThread, Marks, go_on
 from tests.testing.maildir_channel import MaildirChannel
 
 
@@ -73,3 +73,11 @@ def test_the_check_finds_a_channel_with_the_fault(check: Any, tmp_path: Path, mo
     with pytest.raises(AssertionError) as failed:
         run_channel_check(check, folders(tmp_path, FAULTS[check.__name__]))
     assert any("the rule that is broken" in note for note in failed.value.__notes__)
+
+
+def test_a_thread_that_a_channel_keeps_is_found(tmp_path: Path) -> None:
+    try:
+        with pytest.raises(AssertionError, match="'of the channel' still runs"):
+            run_channel_check(channel_suite.a_closed_channel_leaves_nothing_behind, folders(tmp_path, KeepsAThread))
+    finally:
+        go_on.set()
