@@ -304,6 +304,39 @@ def test_an_item_that_is_interrupted_by_itself_ends_a_plain_stream_with_an_error
     run(main)
 
 
+class Odd(BaseException):
+    """Not an error that work may have; like a KeyboardInterrupt, but the loop survives it."""
+
+
+@pytest.mark.parametrize("outcomes", [False, True])
+@pytest.mark.parametrize("on", ["loop", "thread"])
+def test_what_is_no_error_of_the_work_goes_to_the_owner_and_nothing_is_told_to_have_completed(
+    on: str, outcomes: bool
+) -> None:
+    async def on_loop(item: int) -> int:
+        if item == 2:
+            raise Odd
+        await asyncio.sleep(1000)
+        return item
+
+    def in_thread(item: int) -> int:
+        if item == 2:
+            raise Odd
+        return item
+
+    async def main() -> None:
+        watcher = Watcher()
+        with pytest.raises(Odd):
+            async with ReactiveBridge(outcomes=outcomes) as bridge:
+                work: Any = on_loop if on == "loop" else in_thread
+                reactivex.of(1, 2, 3).pipe(bridge.each(work)).subscribe(watcher)
+        assert isinstance(watcher.error, RunInterrupted) and "Odd" in str(watcher.error)
+        assert not watcher.completed
+        accounted(bridge.statistics())
+
+    run(main)
+
+
 def test_an_error_of_the_source_ends_the_stream_at_once() -> None:
     async def main() -> None:
         busy, watcher = Busy(wait_s=1000), Watcher()

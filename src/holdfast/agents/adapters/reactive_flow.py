@@ -165,6 +165,9 @@ class Flow:
                 raise
         except Exception as problem:
             error = problem
+        except BaseException as problem:  # it is for whoever owns the bridge; the observer is not told a completion
+            error = _interrupted(self._name, told(problem))
+            raise
         finally:
             self.settle(error)
 
@@ -366,4 +369,8 @@ def cut_off(what: str, cause: Cause | None) -> RunInterrupted:
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     why = "it was cancelled" if cause is None else f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}"
+    return _interrupted(what, why)
+
+
+def _interrupted(what: str, why: str) -> RunInterrupted:
     return RunInterrupted(f"{what} was interrupted ({why})", hint="subscribe again on a bridge that is open")
