@@ -11,7 +11,7 @@ import reactivex
 from holdfast import Host, Run, Settings, agent
 from holdfast.agents import Agent
 from holdfast.agents.adapters.reactive import Outcome, ReactiveBridge
-from holdfast.errors import RunFailed, RunInterrupted
+from holdfast.errors import ConfigurationError, RunFailed, RunInterrupted
 from holdfast.protocol.events import ChildFinished, ChildStarted, ToolStarted
 from holdfast.storage.memory import MemoryStore
 from holdfast.testing import VirtualClock, run_virtual
@@ -198,3 +198,10 @@ def test_an_item_that_asks_a_person_lets_the_others_go_on() -> None:
         assert resting == [False, False]  # the run is not put aside while an item is at work
 
     talk(parent, scenario=scenario)
+
+
+def test_a_bridge_of_what_is_neither_a_run_nor_a_scope_is_refused_with_a_hint() -> None:
+    owner: Any = Host(shout, store="memory://")
+    with pytest.raises(ConfigurationError, match="a bridge cannot be of <") as caught:
+        ReactiveBridge(owner)
+    assert "bridge.ask" in (caught.value.hint or "")

@@ -18,6 +18,7 @@ from holdfast.agents.adapters.reactive_intake import Counts, Overflow
 from holdfast.agents.adapters.reactive_outlet import Outlet
 from holdfast.agents.adapters.reactive_sessions import EventFlow, Mail, Sessions
 from holdfast.agents.adapters.reactive_work import ItemText, branching, label_of, text_of, work_on
+from holdfast.agents.run import Run
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, Interrupted, MissingExtra, ScopeClosed, WaitExpired
 from holdfast.protocol.stopping import Cause, StopReceipt
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from reactivex.abc import DisposableBase, ObserverBase, SchedulerBase
 
     from holdfast.agents.agent import Agent
-    from holdfast.agents.run import Run
     from holdfast.protocol.interface import SessionLike
     from holdfast.protocol.messages import Policy
 
@@ -101,6 +101,11 @@ class ReactiveBridge:
         if isinstance(owner, Scope):
             self.scope = Scope(name, parent=owner, grace_s=grace_s)
         elif owner is not None:
+            if not isinstance(owner, Run):
+                raise ConfigurationError(
+                    f"a bridge cannot be of {owner!r}",
+                    hint="give a run, a scope or nothing; what sends to sessions needs none: bridge.ask, bridge.send",
+                )
             self._run = owner
             self.scope = Scope(name, parent=owner._around(), grace_s=grace_s)
         else:
