@@ -255,7 +255,10 @@ class Episode:
     async def begin(self) -> None:
         """The first server, its baseline, and the load."""
         if not await self.start():
-            raise ServerUnreachable(f"the nemesis's server does not start: {self.server.tail()}")
+            raise ServerUnreachable(
+                f"the nemesis's server does not start: {self.server.tail()}",
+                hint="see whether 'holdfast serve' starts with the same agent, in the same folder",
+            )
         if not self.ask.agents:
             await self.load.warm_up()
         await self.goes_on("the start")
