@@ -1,6 +1,6 @@
-"""The page at ``/``: what runs and asks, what waits, what is due, how the promises stand, lines to paste. No script, no extra file.
+"""The page at ``/``: what runs and asks, what waits, what is due, how the promises stand, lines to paste.
 
-It renews itself, but not while it has a form that somebody may be about to use.
+No script, no extra file. It renews itself, but not while it has a form that somebody may be about to use.
 """
 
 from __future__ import annotations
