@@ -162,9 +162,11 @@ def test_a_saver_that_is_closed_takes_nothing_more() -> None:
 def test_the_programs_of_a_node_die_with_it(shape: str) -> None:
     begun = threading.Event()
     pids: list[int] = []
+    programs: list[asyncio.subprocess.Process] = []
 
     async def node(state: MessagesState) -> dict[str, Any]:
         program = await asyncio.create_subprocess_exec(*SLEEPER, start_new_session=True)
+        programs.append(program)
         pids.append(program.pid)
         begun.set()
         await program.wait()
@@ -185,6 +187,8 @@ def test_the_programs_of_a_node_die_with_it(shape: str) -> None:
             receipt = await interrupted(session, begun)
             assert (receipt.outcome, receipt.survivors) == ("gone", ()), receipt
             assert [(pid, state) for pid in pids if (state := state_of(pid)) not in ("gone", "zombie")] == []
+        for program in programs:
+            await program.wait()  # so that asyncio, too, has seen its end before the loop is closed
 
     run(test())
 
