@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.serving import free_port, server, serving_environment
+from holdfast.testing.storm.server import free_port
+from tests.house.serving import server, serving_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWN = {

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.serving import free_port, server, serving_environment
+from holdfast.testing.storm.server import free_port
+from tests.house.serving import server, serving_environment
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,6 +24,7 @@ from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, InvalidArguments, ToolFailed
 from holdfast.host import Session
 from holdfast.protocol.events import ToolFinished, ToolOutput
+from holdfast.testing.storm.server import free_port
 from holdfast.tools.mcp import McpServer
 
 SERVER = Path(__file__).with_name("mcp_everything.py")
@@ -66,12 +66,6 @@ def over_pipes(folder: Path) -> tuple[dict[str, Any], Path]:
 def start_http(folder: Path, port: int) -> subprocess.Popen[bytes]:
     """The server over HTTP; it ends when the test does."""
     return subprocess.Popen([sys.executable, str(SERVER), str(folder), str(port)], stdin=subprocess.PIPE)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def seen(what: Callable[[], bool]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -56,12 +57,21 @@ class _Line(msgspec.Struct):
 _line = msgspec.json.Decoder(_Line)
 
 
+_FIRST_PORT, _PORTS = 20_000, 12_000
+_numbers = itertools.count(os.getpid() * 61)
+
+
 def free_port() -> int:
-    """A TCP port of loopback that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of loopback that nobody uses now.
+
+    It is none of those from which Linux gives connections theirs: one of many that are opened meanwhile could take it,
+    before a server does or while that is started anew. Other processes look elsewhere first.
+    """
+    while True:
+        port = _FIRST_PORT + next(_numbers) % _PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class OwnServer:
