@@ -13,7 +13,7 @@ async def library(run: holdfast.Run) -> str:
 
 def archive(run: holdfast.Run) -> str:
     """Blocks, so it gets a thread; the sleep ends at once when the branch is interrupted."""
-    holdfast.runtime.current_interrupt().sleep_blocking(0.1)
+    run.interrupt.sleep_blocking(0.1)
     return f"the archive has a map of {run.text}"
 
 
