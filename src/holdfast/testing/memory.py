@@ -1,12 +1,15 @@
 """Memory that grows: what is done again and again leaves more behind each time, and nothing gives it back.
 
 One run says nothing about memory: caches, pools and imports keep what they made. So it is done a few times until all of
-that is there, then a few times more, and what is there is counted after each: objects by their class, and what every
-list, dict, set and deque holds. What has grown **every** time is told, and nothing else.
+that is there, then a few times more, and what is there is counted after each: objects by their class, and what each
+list, dict, set and deque holds that the garbage collector tracks. What has grown **every** time is told, and nothing
+else.
 
 That finds what is kept by us, by the code under test and by the libraries between. It does not find what grows only now
-and then, nor what C code takes for itself. Caches of the standard library and what pytest's fixtures note are let pass;
-the cache of another library that takes a new entry with every run is told, though it will be full one day.
+and then, what C code takes for itself, a dict of nothing but texts and numbers (the collector does not track it), a
+container that is replaced by a larger one, nor one text that gets longer. Caches of the standard library and what
+pytest's fixtures note are let pass; the cache of another library, or a ``deque(maxlen=…)``, that takes a new entry with
+every run is told, though it will be full one day.
 """
 
 from __future__ import annotations
