@@ -563,6 +563,43 @@ def test_restoring_takes_the_wrappers_off() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30, env={**os.environ, "PYTHONPATH": str(root)})
 
 
+def test_what_a_scope_does_not_take_any_more_is_dead_before_who_left_it_counts_as_ended() -> None:
+    alive: list[int] = []
+
+    def leave_a_daemon() -> None:
+        place = Refusing()
+        with inside(place):
+            left = subprocess.Popen(["sh", "-c", "setsid sleep 1000 & read -r _"], stdin=subprocess.PIPE)
+        program = place.members[0]
+        program.on_end(lambda: alive.extend(place.living_refused()))
+        place.open = False
+        left.communicate(b"\n", timeout=10)
+        await_condition(lambda: program.ended, "it has ended")
+        assert len(place.refused) == 1
+
+    for _ in range(30):
+        leave_a_daemon()
+    assert alive == []
+
+
+class Refusing(Place):
+    """Remembers what it did not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: list[ForeignProcess] = []
+
+    def adopt_process(self, process: ForeignProcess) -> bool:
+        taken = super().adopt_process(process)
+        if not taken:
+            self.refused.append(process)
+        return taken
+
+    def living_refused(self) -> list[int]:
+        stats = [(one, procfs.read_stat(one.pid)) for one in self.refused]
+        return [one.pid for one, stat in stats if stat is not None and stat.started == one.started and not stat.dead]
+
+
 # -- when the host dies
 
 _HOST = """

@@ -92,7 +92,7 @@ def test_every_write_path_has_its_four_failpoints():
 
 
 def test_a_failpoint_in_process_raises_at_its_nth_hit_only():
-    name = failpoints.register("test.point")
+    name = POINTS[0]
     with failpoints.arm(name, error=ValueError("now"), nth=2):
         failpoints.hit("test.other")
         failpoints.hit(name)

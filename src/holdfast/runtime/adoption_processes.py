@@ -30,6 +30,7 @@ import itertools
 import multiprocessing.process
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -52,6 +53,8 @@ _TICK_S = 1.0
 _UNKNOWN_ZOMBIE_S = 5.0
 _STARTING_S = 0.5
 _STARTING_PAUSE_S = 0.005
+_STRUCK_S = 1.0
+"""How long a program that nobody takes any more may need to die of its signal."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -242,10 +245,10 @@ class _Adoption:
                 family = self._by_tag[tag] = self._families[id(owner)] = _Family(owner, tag)
             family.live.add(process)
             self._known[pid] = process
-        taken = owner.adopt_process(process)
-        self.processes._watch(pidfd, lambda: self._end(process, family))
-        if not taken:
+        if not owner.adopt_process(process):
             procfs.strike(pid, signal.SIGKILL, lambda now: now.started == started)
+            _await_end(pidfd, _STRUCK_S)  # the owner does not wait for it, but for who started or left it
+        self.processes._watch(pidfd, lambda: self._end(process, family))
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
         """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then: when
@@ -491,6 +494,13 @@ class _Request:
             unattributed=unattributed,
             proven=result.proven,
         )
+
+
+def _await_end(pidfd: int, timeout_s: float) -> None:
+    """Wait, in this thread, until the process of the descriptor runs no more, or the time is over."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(timeout_s * 1000)
 
 
 def _kill_roots(roots: Sequence[ForeignProcess]) -> tuple[int, ...]:
