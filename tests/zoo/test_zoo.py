@@ -89,7 +89,7 @@ def truth(stage: Stage, token: str, receipt: StopReceipt, fate: Fate) -> None:
         assert stage.living == []
     else:
         assert receipt.outcome == "quarantined" == fate, receipt
-        assert set(stage.living) == set(named), (stage.living, named)
+        assert set(stage.living) <= set(named), (stage.living, named)  # one may have ended just after it was given up
     if fate == "gone":
         assert receipt.outcome == "gone", receipt
 

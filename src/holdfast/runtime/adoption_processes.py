@@ -154,6 +154,7 @@ class _Adoption:
         self._starting = 0
         self._tick_at = 0.0
         self._burying = threading.Lock()
+        self._entering_strays = threading.Lock()
         self._zombies: dict[int, float] = {}
         self._busy = False
         self._buried = 0
@@ -222,13 +223,22 @@ class _Adoption:
                 _tag_process(0, self.own_tag)
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
-        """A program was started for ``owner`` just now, or is an orphan of its; it was not waited for yet."""
+        """A program was started for ``owner`` just now, or is an orphan of its; it was not waited for yet.
+
+        When the owner takes nothing any more, it is dead when this returns, with what it had started by then: nobody
+        else waits for them.
+        """
+        if not self._enter(owner, pid, name, tag, orphan=orphan):
+            self._enter_strays(owner, tag)
+
+    def _enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool) -> bool:
+        """False if it was not taken, and is dead then; or if it is just being taken in by another thread."""
         _tag_process(pid, tag)
         stat = procfs.read_stat(pid)
         try:
             pidfd = procfs.pidfd_open(pid)
         except ProcessLookupError:
-            return  # ended, and somebody waited for any child
+            return True  # ended, and somebody waited for any child
         except OSError:
             os.kill(pid, signal.SIGKILL)  # it cannot be held, and it was not waited for: the number is its own
             raise
@@ -239,16 +249,34 @@ class _Adoption:
             if known is not None and known.started == started:  # found as a stray while it was being started
                 known._orphan = known._orphan and orphan
                 os.close(pidfd)
-                return
+                return False
             family = self._families.get(id(owner))
             if family is None:  # its last other program ended since tag_for()
                 family = self._by_tag[tag] = self._families[id(owner)] = _Family(owner, tag)
             family.live.add(process)
             self._known[pid] = process
-        if not owner.adopt_process(process):
+        taken = owner.adopt_process(process)
+        if not taken:
             procfs.strike(pid, signal.SIGKILL, lambda now: now.started == started)
-            _await_end(pidfd, _STRUCK_S)  # the owner does not wait for it, but for who started or left it
+            _await_end(pidfd, _STRUCK_S)
         self.processes._watch(pidfd, lambda: self._end(process, family))
+        return taken
+
+    def _enter_strays(self, owner: Owner, tag: int) -> None:
+        """Take in the orphans with this tag; one round of this at a time, so that at its end all of them are taken, or
+        dead."""
+        with self._entering_strays:
+            ended: set[int] = set()
+            complete = False
+            while not complete:  # who ended since it was listed may have left strays that were no children of ours then
+                complete = True
+                for pid in self._strangers():
+                    stat = procfs.read_stat(pid)
+                    if stat is None or stat.dead:
+                        complete = complete and pid in ended
+                        ended.add(pid)
+                    elif self._tag_of(pid) == tag:
+                        complete = self._enter(owner, pid, procfs.command(pid), tag, orphan=True) and complete
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
         """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then: when
@@ -266,17 +294,7 @@ class _Adoption:
     def _end(self, process: ForeignProcess, family: _Family) -> None:
         """In the reading thread: an adopted program has ended. Its strays are children of ours by now."""
         self._let_go(process)
-        ended: set[int] = set()
-        complete = False
-        while not complete:  # who ended since it was listed may have left strays that were not children of ours then
-            complete = True
-            for pid in self._strangers():
-                stat = procfs.read_stat(pid)
-                if stat is None or stat.dead:
-                    complete = complete and pid in ended
-                    ended.add(pid)
-                elif self._tag_of(pid) == family.tag:
-                    self.enter(family.owner, pid, procfs.command(pid), family.tag, orphan=True)
+        self._enter_strays(family.owner, family.tag)
         with self._lock:
             family.live.discard(process)
             if not family.live and self._families.get(id(family.owner)) is family:
