@@ -127,19 +127,7 @@ MUTANTS = (
 """,
         tests=(
             f"{TESTS}/test_operator.py"
-            "::test_an_error_of_the_work_ends_the_stream_interrupts_the_others_and_disposes_the_source",
-        ),
-    ),
-    Mutant(
-        name="a survivor's result counts",
-        of="P3",
-        breaks="work that was given up still changes the account of its stream",
-        file=FLOW,
-        old="        if self._settled:\n            return  # a survivor",
-        new="        if not self._scope:\n            pass  # a survivor",
-        tests=(
-            f"{TESTS}/test_operator.py"
-            "::test_work_that_ignores_its_interrupt_is_named_and_what_it_returns_does_not_count",
+            "::test_an_observer_hears_of_an_error_when_nothing_of_the_stream_is_at_work_any_more",
         ),
     ),
     Mutant(

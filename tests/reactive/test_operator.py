@@ -74,6 +74,11 @@ def test_no_more_items_are_worked_on_at_a_time_than_asked_for() -> None:
             busy.most = 0
             await bridge.collect(reactivex.from_iterable(range(100)).pipe(bridge.each(busy, concurrency=2)))
             assert busy.most == 2
+            busy.most = 0
+            await bridge.collect(
+                reactivex.from_iterable(range(100)).pipe(bridge.each(busy, concurrency=2, ordered=True))
+            )
+            assert busy.most == 2
 
     run(main)
 
@@ -239,6 +244,25 @@ def test_an_error_of_the_work_ends_the_stream_interrupts_the_others_and_disposes
             assert disposed == [True]
         counts = bridge.statistics()
         assert (counts.failed, counts.interrupted, counts.received) == (1, 4, 5)
+
+    run(main)
+
+
+def test_an_observer_hears_of_an_error_when_nothing_of_the_stream_is_at_work_any_more() -> None:
+    async def main() -> None:
+        busy = Busy(wait_s=1000)
+        at_work: list[int] = []
+
+        async def work(item: int) -> int:
+            if item == 3:
+                raise ValueError("three")
+            return int(await busy(item))
+
+        async with ReactiveBridge() as bridge:
+            stream = reactivex.from_iterable(range(5)).pipe(bridge.each(work))
+            stream.subscribe(on_error=lambda _: at_work.append(busy.alive))
+            await soon(lambda: at_work != [])
+        assert at_work == [0]
 
     run(main)
 
