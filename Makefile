@@ -27,7 +27,7 @@ test: env-dev  ## all tests but the slow ones (TESTS=tests/runtime ARGS="-x")
 	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) $(ARGS)
 
 nightly: env-dev  ## the slow tests: long explorations, real killing, repeated runs, known faults put back
-	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) -m nightly --timeout 1800 $(ARGS)
+	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) -m nightly --timeout 1800 -o faulthandler_timeout=2400 $(ARGS)
 
 mutants: env-dev  ## put known faults back, one at a time: a test must see each (ARGS="--only fence --jobs 2")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)
