@@ -222,6 +222,7 @@ def test_a_signal_handler_that_disposes_meets_no_lock_while_the_observer_is_told
     assert at > 10
 
 
+@pytest.mark.usefixtures("threads_explored")
 def test_notifications_never_overlap_and_the_last_one_is_the_last() -> None:
     threads = [Emission.emit, Emission.end]
     result = frontrun.explore(Emission, threads, Emission.sound, strategy="random", max_attempts=150, seed=1)
