@@ -305,6 +305,7 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
         (["add", "x"], 4, "invalid_schedule"),
         (["add", "x", "--every", "9", "--miss", "never"], 4, "invalid_schedule"),
         (["add", "x", "--every", "60", "--agent", "nobody"], 4, "unknown_agent"),
+        (["add", "x", "--every", "60", "--timezone", "Europe/Berlin"], 4, "invalid_schedule"),
         (["run", "nothing"], 4, "unknown_schedule"),
     ):
         found = server.run("schedule", *arguments, "--json")

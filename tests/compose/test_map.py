@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import Host, Run, RunInterrupted, Settings, agent, parallel
-from holdfast.errors import MailboxFull, RunFailed, UnknownAgent
+from holdfast.errors import InvalidRequest, MailboxFull, RunFailed, UnknownAgent
 from holdfast.protocol.events import ChildFinished, ChildStarted
 from holdfast.runtime import current_interrupt
 from holdfast.storage import MemoryStore
@@ -165,8 +165,13 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
         assert caught.value.__notes__ == ["in picky 2"]
         with pytest.raises(RunInterrupted, match="deadline of 9 s"):
             await run.map(picky, ["a"], timeout_s=9)
-        with pytest.raises(UnknownAgent):
+        with pytest.raises(UnknownAgent, match=r"give the host this one too") as unknown:
             await run.map("nobody", ["a"])
+        assert "--agent" not in str(unknown.value), "no message of a person names it"
+        for no_items in (5, None, picky):
+            for asked in (picky, len):
+                with pytest.raises(InvalidRequest, match=r"the items of map\(\) are .*range\(n\)"):
+                    await run.map(asked, no_items)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="at least 1"):
             await run.map(picky, ["a"], concurrency=0)
         with pytest.raises(TypeError, match="an item of picky takes text"):

@@ -339,6 +339,7 @@ def test_a_schedule_that_was_made_and_paused_under_a_wrong_clock_is_resumed_by_t
         (Cadence(cron="0 0 * * *", timezone="a\0b"), "time zone"),
         (Cadence(cron="0 9,10 * * MON", jitter_s=3601.0), "two ticks of the line"),
         (Cadence(every_s=5.0, timezone="Mars/Base"), "Mars/Base"),
+        (Cadence(every_s=5.0, timezone=BERLIN), "'Europe/Berlin', and ticks of every_s .*in no time zone"),
         (Cadence(every_s=5.0, timezone=None), "time zone"),  # type: ignore[arg-type]
     ],
 )

@@ -74,6 +74,7 @@ REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({**ONE, "max_runs": 1.5}, 422, "invalid_request"),
     ({**ONE, "max_runs": 0}, 422, "invalid_schedule"),
     ({**ONE, "jitter_s": 61}, 422, "invalid_schedule"),
+    ({**ONE, "timezone": "Europe/Berlin"}, 422, "invalid_schedule"),
     ({**ONE, "miss": "sometimes"}, 422, "invalid_schedule"),
     ({**ONE, "overlap": "sometimes"}, 422, "unknown_policy"),
     ({**ONE, "agent": "nobody"}, 404, "unknown_agent"),

@@ -20,7 +20,7 @@ from holdfast.agents.children import Child, ChildTask, past_end
 from holdfast.agents.journal import Branch, current_branch
 from holdfast.agents.lanes import Lanes
 from holdfast.agents.placing import name_of, placed, placement_of
-from holdfast.errors import Interrupted, RunFailed, RunInterrupted
+from holdfast.errors import Interrupted, InvalidRequest, RunFailed, RunInterrupted
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import current_scope
 
@@ -44,6 +44,11 @@ async def run_map(
     timeout_s: float | None,
 ) -> list[Any]:
     """See `Run.map`."""
+    if not isinstance(items, (AsyncIterable, Iterable)) and not hasattr(items, "__getitem__"):
+        raise InvalidRequest(
+            f"the items of map() are {items!r:.200}, which gives no items",
+            hint="give a list, or anything else for which 'for' or 'async for' works; for so many times: range(n)",
+        )
     async with aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext():
         if isinstance(work, Agent):
             return await _Asked(run, work, items, concurrency, name or work.name, timeout_s).results()

@@ -516,6 +516,7 @@ class Run:
             what the function raises; what `delegate` raises.
             TimeoutError: the deadline of a function's item was over.
             ValueError: ``concurrency`` is below 1.
+            InvalidRequest: ``items`` gives no items.
         """
         self._check_open()
         if concurrency < 1:

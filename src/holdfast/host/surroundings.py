@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import IllegalTransition, Interrupted, StaleFence, StorageError, UnknownAttachment
+from holdfast.errors import IllegalTransition, Interrupted, StaleFence, StorageError, UnknownAgent, UnknownAttachment
 from holdfast.host.patience import patiently, retry_after_s
 from holdfast.protocol.events import MessageAccepted, MessageSteered, decode_event
 from holdfast.protocol.messages import Answer, Entry, Message, Question
@@ -82,8 +82,15 @@ class RunSurroundings:
         return await self._host.store.transcript(self._run.actor.session)
 
     def find_agent(self, name: str) -> Agent:
-        """The host's agent of that name."""
-        return self._host.find_agent(name)
+        """The host's agent of that name. Raises `UnknownAgent`."""
+        try:
+            return self._host.find_agent(name)
+        except UnknownAgent as error:
+            there = ", ".join(sorted(self._host.agents))
+            raise UnknownAgent(
+                error.message,
+                hint=f"it has: {there}; give the host this one too, or correct the name of the branch or child",
+            ) from None
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start work in the session's activation."""

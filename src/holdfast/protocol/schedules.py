@@ -80,7 +80,7 @@ class Cadence(Value, frozen=True, kw_only=True):
     Parameters:
         every_s: the distance of ticks, in seconds.
         cron: a cron line: ``minute hour day month weekday``, or six fields with the second first.
-        timezone: the zone in which the line is read, such as ``Europe/Berlin``.
+        timezone: the zone in which the line is read, such as ``Europe/Berlin``; with ``every_s`` there is none.
         initial_delay_s: with ``every_s`` the time to the first tick (default: one distance); with ``cron`` no tick
             comes before this time is over. In seconds.
         jitter_s: each tick comes later by a part of this, the same however often one looks, in seconds.
@@ -201,6 +201,11 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
     line: object = cadence.cron
     if not isinstance(line, (str, type(None))):
         raise InvalidSchedule(f"cron is {line!r}; it is a line of text, such as '30 9 * * MON-FRI'")
+    if cadence.every_s is not None and cadence.timezone != "UTC":
+        raise InvalidSchedule(
+            f"timezone is {cadence.timezone!r}, and ticks of every_s are at even distances, in no time zone",
+            hint="leave the timezone out, or give a cron line, which is read in it",
+        )
     _ = _zone(cadence.timezone)
     if cadence.every_s is not None:
         _check_number("every_s", cadence.every_s, least_every_s)
