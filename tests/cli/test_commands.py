@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -290,6 +291,9 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
     listed = server.run("schedule", "ls", "-s", "timed").stdout.splitlines()
     assert listed[0].split()[:3] == ["SCHEDULE", "SESSION", "STATE"]
     assert [line.split()[0] for line in listed[1:]] == ["hourly", "daily"]
+    assert re.search(r" 09:30:0\d CES?T ", listed[2]), listed[2]
+    assert re.search(r" \d\d:\d\d:\d\d UTC ", listed[1]), listed[1]
+    assert re.search(r"  next    .* 09:30:0\d CES?T$", shown.stdout, re.MULTILINE), shown.stdout
     paused = server.run("schedule", "pause", "daily").stdout
     assert paused.startswith("daily: paused")
     assert json.loads(server.run("schedule", "resume", "daily", "--json").stdout)["state"] == "active"

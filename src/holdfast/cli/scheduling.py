@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine
-from datetime import datetime
+from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Any, cast
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
@@ -76,7 +77,7 @@ def show(target: Target, *, session: str | None, limit: int, everybody: bool) ->
                     view.session,
                     view.state,
                     _when(view),
-                    _time(view.next_at),
+                    _next(view),
                     str(view.fired),
                     str(view.missed),
                     str(view.refused),
@@ -143,7 +144,7 @@ def _say(view: ScheduleView, *, as_json: bool) -> None:
         say_json(view)
         return
     say(f"{view.schedule_id}: {view.state}, {_when(view)}, to session {view.session}")
-    say(f"  next    {_time(view.next_at)}")
+    say(f"  next    {_next(view)}")
     say(f"  ticks   {_counts(view)}")
     if view.problem:
         say(f"  problem {view.problem}")
@@ -157,5 +158,12 @@ def _when(view: ScheduleView) -> str:
     return f"every {view.every_s:g} s" if view.every_s is not None else f"{view.cron} ({view.timezone})"
 
 
-def _time(at: float | None) -> str:
-    return "-" if at is None else datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")
+def _next(view: ScheduleView) -> str:
+    """When it fires next: on the clock that its line is read on, else in UTC; never in this machine's zone."""
+    if view.next_at is None:
+        return "-"
+    try:
+        zone: tzinfo = ZoneInfo(view.timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a zone that only the server knows
+        zone = UTC
+    return f"{datetime.fromtimestamp(view.next_at, zone):%Y-%m-%d %H:%M:%S %Z}"
