@@ -12,17 +12,16 @@ from contextlib import suppress
 
 from holdfast import ids
 from holdfast.client import Client
-from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, NotFound, ServerUnreachable, StorageError, Unavailable
+from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.interface import SessionLike
-from holdfast.protocol.messages import Policy
+from holdfast.protocol.messages import Policy, SessionView
 from holdfast.testing.storm.agent import REPLAYABLE
 from holdfast.testing.storm.plan import Piece, Plan, encode_plan
+from holdfast.testing.storm.resting import standstill
 
 __all__ = ["People"]
 
 _SETTLED = frozenset(("completed", "failed", "interrupted", "superseded", "withdrawn"))
-_REST_S = 20.0
 _POLL_S = 0.05
 _LISTEN_S = 0.3
 _SESSIONS = 6
@@ -85,25 +84,7 @@ class People:
 
     async def settle(self) -> list[str]:
         """Answer what is open, wait until all is at rest, and return what is not as it must be."""
-        wrong: list[str] = []
-        deadline = system_clock.monotonic() + _REST_S
-        for key in self._keys:
-            session = self._client.session(key)
-            while True:
-                try:
-                    await self._answer(session)
-                    view = await session.info()
-                except NotFound:
-                    break
-                except (ServerUnreachable, StorageError, Unavailable):
-                    view = None
-                self.checked += 1
-                if view is not None and view.run_id is None and not view.waiting:
-                    break
-                if system_clock.monotonic() > deadline:
-                    wrong.append(f"session {key} does not come to rest: {view}")
-                    break
-                await asyncio.sleep(_POLL_S)
+        wrong = [problem for problem in await asyncio.gather(*map(self._unrest, self._keys)) if problem is not None]
         for (key, message_id), name in self._accepted.items():
             self.checked += 1
             try:
@@ -114,3 +95,17 @@ class People:
             if state not in _SETTLED:
                 wrong.append(f"message {message_id} ({name}) of session {key} is {state} for ever")
         return wrong
+
+    async def _unrest(self, key: str) -> str | None:
+        """Answer what a session asks until it is at rest; what is wrong if it does not come to rest."""
+        session = self._client.session(key)
+
+        async def look() -> SessionView:
+            self.checked += 1
+            await self._answer(session)
+            return await session.info()
+
+        try:
+            return await standstill(key, look)
+        except NotFound:  # nothing was ever sent to it
+            return None

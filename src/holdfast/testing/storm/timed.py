@@ -6,22 +6,20 @@ has fired: `settle` looks whether that is so. They stand outside a storm's histo
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 
 from holdfast import ids
 from holdfast.client import Client
-from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.messages import SessionView
 from holdfast.testing.storm.agent import REPLAYABLE
 from holdfast.testing.storm.plan import Plan, encode_plan
+from holdfast.testing.storm.resting import standstill
 
 __all__ = ["Timed"]
 
 _TICKING = 3
 _EVERY_S = 1.0
-_REST_S = 20.0
-_POLL_S = 0.1
 
 
 class Timed:
@@ -60,16 +58,15 @@ class Timed:
     async def settle(self) -> list[str]:
         """Pause what ticks, wait until its sessions are at rest, and return what is not as it must be."""
         wrong: list[str] = []
-        deadline = system_clock.monotonic() + _REST_S
         for key in self._put:
             self.checked += 1
             try:
                 fired = (await self._client.find_schedule(key).pause()).fired
-                while (view := await self._at_rest(key)) is None:
-                    if system_clock.monotonic() > deadline:
-                        raise NotFound("its session does not come to rest")
-                    await asyncio.sleep(_POLL_S)
-                accepted = await self._accepted(view)
+                problem = await standstill(key, partial(self._look, key))
+                if problem is not None:
+                    wrong.append(problem)
+                    continue
+                accepted = await self._accepted(await self._look(key))
             except HoldfastError as error:
                 wrong.append(f"schedule {key}: {error.message}")
                 continue
@@ -77,14 +74,11 @@ class Timed:
                 wrong.append(f"schedule {key} has fired {fired} times, and its session has {accepted} messages")
         return wrong
 
-    async def _at_rest(self, key: str) -> SessionView | None:
+    async def _look(self, key: str) -> SessionView:
         try:
-            view = await self._client.session(key).info()
-        except NotFound:
-            view = None
-        if view is None:  # it never fired
+            return await self._client.session(key).info()
+        except NotFound:  # it never fired
             return SessionView(key=key, principal="", number=0, agent="", state="idle", seq=0, waiting=0)
-        return view if view.run_id is None and not view.waiting else None
 
     async def _accepted(self, view: SessionView) -> int:
         """How many messages the session has accepted."""
