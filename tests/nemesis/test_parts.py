@@ -25,7 +25,11 @@ from holdfast.storage import SqliteStore
 from holdfast.storage.port import Send
 from holdfast.testing.nemesis import FAULTS, Ask, Outcome, chosen
 from holdfast.testing.nemesis.disk import LimitedDisk, SmallDisk, open_disk
+from holdfast.testing.nemesis.episode import Refusal, Tally, read_refusal
 from holdfast.testing.nemesis.page import page
+from holdfast.testing.storm.bounds import LIMITS, SETTINGS
+from holdfast.testing.storm.recorder import Recorder
+from holdfast.testing.storm.server import OwnServer
 
 HOURS_S = 3600.0
 
@@ -149,6 +153,67 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk_and_writing_goes_on_once_it
             assert await store.find_session("p", "k2") is not None
         finally:
             await store.close()
+
+    run(work())
+
+
+# ── what is told ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("said", "refusal"),
+    [
+        (
+            'a warning\n{"error":{"code":"store_full","message":"the disk is full","hint":"make room"}}\nbye',
+            Refusal(7, "store_full", "the disk is full", "make room"),
+        ),
+        ('{"error":{"code":"broken","message":"no hint"}}', Refusal(7, "broken", "no hint")),
+        ('{"error": "store_full"}', Refusal(7, "", '{"error": "store_full"}')),
+        ("Traceback: store_full", Refusal(7, "", "Traceback: store_full")),
+        ("", Refusal(7, "", "")),
+    ],
+)
+def test_why_a_server_does_not_start_is_read_from_what_it_said(said: str, refusal: Refusal) -> None:
+    assert read_refusal(7, said) == refusal
+
+
+def test_a_server_that_does_not_start_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("raise RuntimeError('not today')")
+    code = storm_command.storm(Storm(nemesis="readers", agents=("mine:agent",), seed=1))
+    told = capsys.readouterr().err
+    assert code is Exit.UNREACHABLE
+    assert "does not start: mine cannot be imported: RuntimeError: not today\n  correct that module" in told
+    assert "{" not in told
+
+
+def test_what_a_server_said_is_not_taken_for_the_words_of_the_next(tmp_path: Path) -> None:
+    async def work() -> None:
+        program = "import os, sys; sys.exit(os.environ['SAYS'])"
+        server = OwnServer(tmp_path, Recorder(), LIMITS, "a storm", SETTINGS, program=program)
+        for said in ("store_full", "something else"):
+            assert not await server.start(environment={"SAYS": said})
+            assert await server.refused() == 1
+            assert server.tail() == said
+
+    run(work())
+
+
+def test_what_dies_before_it_is_cancelled_is_counted_and_told() -> None:
+    async def dies() -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    async def work() -> None:
+        tally = Tally()
+        tasks = [asyncio.create_task(work, name="reader") for work in (dies(), asyncio.sleep(0), asyncio.sleep(60))]
+        await asyncio.wait(tasks[:2])
+        for task in tasks:
+            tally.check_alive(task)
+        tasks[2].cancel()
+        assert tally.checked == 3
+        assert tally.found == ["the reader died of ConnectionRefusedError: nobody is there", "the reader died"]
 
     run(work())
 

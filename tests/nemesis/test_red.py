@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from holdfast import failpoints
-from holdfast.testing.nemesis import FAULTS, Ask, Outcome, disks, episode, torment
+from holdfast.testing.nemesis import FAULTS, Ask, Outcome, disks, episode, readers, torment
 from holdfast.testing.nemesis.conduct import run_kills
 from holdfast.testing.storm import killing, reading
 
@@ -111,6 +111,22 @@ def test_a_worse_product_is_found(worse: Worse, monkeypatch: pytest.MonkeyPatch)
     outcome = asyncio.run(work())
     assert not outcome.passed
     assert any(worse.found in found for found in outcome.found), outcome.found
+
+
+@pytest.mark.nightly
+def test_a_reader_that_dies_instead_of_misbehaving_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    monkeypatch.setattr(readers, "_half_closes", refused)
+
+    async def work() -> Outcome:
+        async with asyncio.timeout(100):
+            return (await torment(FAULTS["readers"], SHORT, quietly))[0]
+
+    outcome = asyncio.run(work())
+    assert outcome.found == ("the reader that closes its half died of ConnectionRefusedError: nobody is there",) * 6
+    assert outcome.never == ("half closed",)
 
 
 @pytest.mark.nightly

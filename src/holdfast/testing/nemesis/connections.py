@@ -73,6 +73,7 @@ async def connections(episode: Episode) -> None:
             if episode.load.broken is not None:
                 raise episode.load.broken
     finally:
+        tally.check_alive(working)
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
     await bystander.look()

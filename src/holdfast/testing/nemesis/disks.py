@@ -6,7 +6,7 @@ import os
 
 from holdfast import ids
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, ServerUnreachable
+from holdfast.errors import HoldfastError
 from holdfast.testing.nemesis.disk import LimitedDisk
 from holdfast.testing.nemesis.episode import Episode
 
@@ -83,8 +83,7 @@ async def disk_full(episode: Episode) -> None:
     else:
         await _look_at_refused_start(episode, "store_full")
         await disk.free(None)
-        if not tally.check(await episode.start(), f"no start after a full disk: {server.tail()}"):
-            raise ServerUnreachable(f"the server does not start again: {server.tail()}")
+        await episode.start_again("a full disk")
     await episode.goes_on("a start on a disk that had been full")
 
 
@@ -101,7 +100,7 @@ async def disk_slow(episode: Episode) -> None:
 
 async def disk_read_only(episode: Episode) -> None:
     """Refuse writes as on a file that became read-only; then kill the server and start it on a read-only disk."""
-    tally, disk, server = episode.tally, episode.disk, episode.server
+    tally, disk = episode.tally, episode.disk
     refusals = _Refusals(episode, "store_read_only", 503)
     episode.progress("the store is read-only")
     await episode.pull(read_only=True)
@@ -123,13 +122,12 @@ async def disk_read_only(episode: Episode) -> None:
         else:
             await episode.kill()
         await disk.set_read_only(False)
-    if not tally.check(await episode.start(), f"no start after a read-only disk: {server.tail()}"):
-        raise ServerUnreachable(f"the server does not start again: {server.tail()}")
+    await episode.start_again("a read-only disk")
     await episode.goes_on("a start on a disk that had been read-only")
 
 
 async def _look_at_refused_start(episode: Episode, code: str) -> None:
-    tally, server = episode.tally, episode.server
-    exited, told = await server.refused(), server.tail()
-    tally.check(exited == _STORE_CANNOT_BE_USED, f"a start that the disk refuses ends with exit code {exited}")
-    tally.check(f'"{code}"' in told.rpartition("{")[2] or code in told, f"a start that the disk refuses says {told}")
+    tally, refusal = episode.tally, await episode.refused()
+    exited, told = refusal.exited, refusal.message
+    tally.check(exited == _STORE_CANNOT_BE_USED, f"a start that the disk refuses ends with exit code {exited}: {told}")
+    tally.check(refusal.code == code, f"a start that the disk refuses says {refusal.code or 'no code'}: {told}")

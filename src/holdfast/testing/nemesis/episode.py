@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError, ServerUnreachable, StorageError, WaitExpired
+from holdfast.errors import HoldfastError, ServerUnreachable, StorageError, WaitExpired, told
 from holdfast.settings import Settings
 from holdfast.testing.history import Opened, Source, StatisticsRead
 from holdfast.testing.nemesis.disk import Disk, open_disk
@@ -42,7 +42,7 @@ from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import read_stamps
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
-__all__ = ["Ask", "Episode", "Tally", "open_episode"]
+__all__ = ["Ask", "Episode", "Refusal", "Tally", "open_episode", "read_refusal"]
 
 _PROGRAM = """\
 from holdfast.testing.nemesis.victim import expose
@@ -76,6 +76,44 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     say: str = "stream 10"
 
 
+class Refusal(NamedTuple):
+    """A start that came to nothing.
+
+    Parameters:
+        exited: the exit code.
+        code, message, hint: the error that the server told; no code where it ended with something else, which is the
+            message then.
+    """
+
+    exited: int
+    code: str
+    message: str
+    hint: str = ""
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    hint: str | None = None
+
+
+class _Told(msgspec.Struct):
+    """The line of ``holdfast serve --json`` that says why it does not start."""
+
+    error: _Error
+
+
+def read_refusal(exited: int, said: str) -> Refusal:
+    """A refused start from the exit code and from what the server wrote to stderr, where the last error is why."""
+    for line in reversed(said.splitlines()):
+        try:
+            error = msgspec.json.decode(line, type=_Told).error
+        except msgspec.MsgspecError:
+            continue
+        return Refusal(exited, error.code, error.message, error.hint or "")
+    return Refusal(exited, "", said)
+
+
 class Tally:
     """What a fault counts: how often each kind of it was injected, what was checked, and what was found."""
 
@@ -90,6 +128,11 @@ class Tally:
         if not holds:
             self.found.append(otherwise)
         return holds
+
+    def check_alive(self, task: asyncio.Task[Any]) -> None:
+        """Look at what goes on until it is cancelled: it has not died, nor ended."""
+        error = task.exception() if task.done() and not task.cancelled() else None
+        self.check(not task.done(), f"the {task.get_name()} died{'' if error is None else f' of {told(error)}'}")
 
 
 class Episode:
@@ -139,6 +182,17 @@ class Episode:
         if ready:
             self.access.up.set()
         return ready
+
+    async def start_again(self, after: str) -> None:
+        """Start the next server, which is to start. Raises `ServerUnreachable`."""
+        if self.tally.check(await self.start(), f"no start after {after}"):
+            return
+        refusal = await self.refused()
+        raise ServerUnreachable(f"the server does not start after {after}: {refusal.message}", hint=refusal.hint)
+
+    async def refused(self) -> Refusal:
+        """How the server ended whose start came to nothing, and what it said. Its end is noted."""
+        return read_refusal(await self.server.refused(), self.server.tail())
 
     def set_clock(self, clock_s: float) -> None:
         """The next server starts with a wall clock that is so far off."""
@@ -255,9 +309,10 @@ class Episode:
     async def begin(self) -> None:
         """The first server, its baseline, and the load."""
         if not await self.start():
+            refusal = await self.refused()
             raise ServerUnreachable(
-                f"the nemesis's server does not start: {self.server.tail()}",
-                hint="see whether 'holdfast serve' starts with the same agent, in the same folder",
+                f"the nemesis's server does not start: {refusal.message}",
+                hint=refusal.hint or "see whether 'holdfast serve' starts with the same agent, in the same folder",
             )
         if not self.ask.agents:
             await self.load.warm_up()

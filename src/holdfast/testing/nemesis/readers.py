@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from holdfast import ids
 from holdfast.clock import system_clock
+from holdfast.errors import told
 from holdfast.protocol.events import Gap
 from holdfast.testing.nemesis.episode import Episode
 from holdfast.testing.nemesis.line import Line
@@ -47,11 +48,17 @@ async def hostile_readers(episode: Episode) -> None:
     session = episode.admin.session(f"poured-{ids.message_id()}")
     await session.send(episode.content("say"), agent=None)
     honest = _HonestReader(episode, session.key)
-    acts = (_byte_by_byte, _breaks_off, _half_closes)
+    acts = {
+        "reader of a byte at a time": _byte_by_byte,
+        "reader that breaks off": _breaks_off,
+        "reader that closes its half": _half_closes,
+    }
     over = asyncio.Event()
     tasks = [asyncio.create_task(honest.read(), name="honest reader")]
     tasks += [
-        asyncio.create_task(act(episode, session.key), name=act.__name__) for act in acts for _ in range(_OF_EACH_KIND)
+        asyncio.create_task(act(episode, session.key), name=name)
+        for name, act in acts.items()
+        for _ in range(_OF_EACH_KIND)
     ]
     stalled = [
         asyncio.create_task(_never_reads(episode, session.key, over), name="reader that never reads")
@@ -70,16 +77,20 @@ async def hostile_readers(episode: Episode) -> None:
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(2 * STALL_S)
         over.set()
-        for let_go in await asyncio.gather(*stalled):
-            if not episode.ask.agents:  # what others say may fit into the socket
+        for let_go in await asyncio.gather(*stalled, return_exceptions=True):
+            if isinstance(let_go, BaseException):
+                tally.check(False, f"the reader that never reads died of {told(let_go)}")
+            elif not episode.ask.agents:  # what others say may fit into the socket
                 tally.check(let_go, "a reader that never reads is not let go")
         tally.check(
             honest.seen == list(range(1, newest + 1)) and not honest.gaps,
             f"an honest reader beside slow ones saw {len(honest.seen)} of {newest} events and {honest.gaps} gaps",
         )
     finally:
-        for task in (*tasks, *stalled):
-            task.cancel()
+        for task in tasks:
+            tally.check_alive(task)
+        for doomed in (*tasks, *stalled):
+            doomed.cancel()
         await asyncio.gather(*tasks, *stalled, return_exceptions=True)
     await episode.goes_on("slow and vanishing readers")
 

@@ -105,6 +105,7 @@ class OwnServer:
         self.url = f"http://127.0.0.1:{settings.port}"
         self.stamps = folder / "stamps"
         self.errors = folder / "stderr"
+        self._errors_from = 0
         self.drain_s = settings.drain_s
         self._folder = folder
         self._recorder = recorder
@@ -150,6 +151,7 @@ class OwnServer:
         if failpoint is not None:
             environment[failpoints.VARIABLE] = failpoint
         with self.errors.open("ab") as errors:
+            self._errors_from = errors.tell()
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-c",
@@ -254,8 +256,9 @@ class OwnServer:
         return code
 
     def tail(self) -> str:
-        """The last lines that it wrote to stderr."""
+        """The last lines that this incarnation wrote to stderr."""
         try:
-            return self.errors.read_text("utf-8", "replace")[-2000:].strip() or "it said nothing"
+            written = self.errors.read_bytes()[self._errors_from :]
         except FileNotFoundError:
-            return "it said nothing"
+            written = b""
+        return written.decode("utf-8", "replace")[-2000:].strip() or "it said nothing"
