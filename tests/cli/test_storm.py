@@ -21,6 +21,7 @@ from holdfast import ids
 from holdfast.cli.exits import Exit
 from holdfast.cli.storm import Storm, storm
 from holdfast.client import Client
+from holdfast.errors import ServerUnreachable
 from holdfast.settings import Settings
 from holdfast.testing.checker import Report, judge
 from holdfast.testing.history import (
@@ -108,6 +109,37 @@ def test_a_small_storm_over_an_embedded_host_keeps_every_promise(
     assert again["promises"] == figures["promises"]
 
 
+def test_a_storm_that_fails_keeps_its_stores_and_its_history_and_says_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def conduct(recorder: Recorder, *, folder: Path, seed: int, **_: object) -> None:
+        (folder / "storm.db").write_text("a store")
+        recorder.note(Opened, seed=seed, mode="kill", sees=("clients",), limits=Limits())
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("holdfast.testing.storm.conduct.conduct_kills", conduct)
+    assert storm(Storm(kill_every_s=1.0, seed=7)) == Exit.FAILED
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in capsys.readouterr().err
+    assert (kept / "storm.db").exists()
+    assert storm(Storm(check=str(kept / "history.jsonl"))) == Exit.FAILED
+
+
+def test_a_storm_that_breaks_off_keeps_what_its_server_stored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def conduct(recorder: Recorder, *, folder: Path, **_: object) -> None:
+        (folder / "stderr").write_text("it fell")
+        raise ServerUnreachable("the storm's server does not answer: it fell")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("holdfast.testing.storm.conduct.conduct_kills", conduct)
+    assert storm(Storm(kill_every_s=1.0, seed=7)) == Exit.UNREACHABLE
+    (kept,) = tmp_path.iterdir()
+    assert str(kept) in capsys.readouterr().err
+    assert (kept / "stderr").exists()
+
+
 def test_kills_at_failpoints_and_at_random_lose_nothing() -> None:
     points = ("sqlite.commit_run.before_commit", "sqlite.restart.before_write")
     recorder = Recorder()
@@ -148,7 +180,8 @@ def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(
 
 
 def test_a_url_where_nothing_answers_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    code = storm(Storm(url=f"http://127.0.0.1:{free_port()}", sessions=1, seconds=0.1))
+    with nothing_left():
+        code = storm(Storm(url=f"http://127.0.0.1:{free_port()}", sessions=1, seconds=0.1))
     assert code == Exit.UNREACHABLE
     assert "holdfast serve" in capsys.readouterr().err
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
-from collections.abc import Coroutine, Iterable
+import tempfile
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,30 +67,13 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
 
 def storm(asked: Storm) -> Exit:
     """Run a storm, or judge a kept one. Exit 1 when a promise was broken or not observed, or a failpoint not hit."""
-    from holdfast.testing.checker import judge
-    from holdfast.testing.history import write_history
-    from holdfast.testing.storm.recorder import Recorder
-
     began = system_clock.monotonic()
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
     try:
         _check(asked)
         if asked.nemesis is not None:
             return _torment(asked, asked.nemesis, seed)
-        if asked.check is not None:
-            records = _read(asked.check)
-        else:
-            note(f"storm: seed {seed}")
-            recorder = Recorder()
-            try:
-                embedded = asked.url is None and asked.kill_every_s is None
-                _run(_conduct(asked, seed, recorder), as_served=embedded)
-            finally:
-                records = recorder.records
-                if asked.history is not None:
-                    write_history(Path(asked.history), records)
-        note(f"judging {len(records):,} records")
-        report = judge(records)
+        report = _judged(_read(asked.check)) if asked.check is not None else _stormed(asked, seed)
     except HoldfastError as error:
         say_error(error, as_json=asked.as_json)
         return exit_of(error)
@@ -100,6 +85,43 @@ def storm(asked: Storm) -> Exit:
     else:
         _say_report(report)
     return Exit.OK if report.passed else Exit.FAILED
+
+
+def _stormed(asked: Storm, seed: int) -> Report:
+    """Run the storm and judge it. Unless all was well, its stores and history stay in a folder, and it says where."""
+    from holdfast.testing.history import write_history
+    from holdfast.testing.storm.recorder import Recorder
+
+    note(f"storm: seed {seed}")
+    recorder = Recorder()
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-storm-"))
+    keep = False
+    try:
+        try:
+            embedded = asked.url is None and asked.kill_every_s is None
+            _run(_conduct(asked, seed, recorder, folder), as_served=embedded)
+        finally:
+            if asked.history is not None:
+                write_history(Path(asked.history), recorder.records)
+        report = _judged(recorder.records)
+        keep = not report.passed
+        return report
+    except Exception:
+        keep = any(folder.iterdir())
+        raise
+    finally:
+        if keep:
+            write_history(folder / "history.jsonl", recorder.records)
+            note(f"kept in {folder}: history.jsonl, which --check judges, and what the storm's servers stored and said")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _judged(records: Sequence[Record]) -> Report:
+    from holdfast.testing.checker import judge
+
+    note(f"judging {len(records):,} records")
+    return judge(records)
 
 
 def _check(asked: Storm) -> None:
@@ -147,7 +169,7 @@ def _read(path: str) -> list[Record]:
     return records
 
 
-def _conduct(asked: Storm, seed: int, recorder: Recorder) -> Coroutine[None, None, None]:
+def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Coroutine[None, None, None]:
     from holdfast.testing.storm import conduct
 
     progress = _Progress()
@@ -172,9 +194,16 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder) -> Coroutine[None, Non
             seed=seed,
             progress=progress,
             rate=asked.rate,
+            folder=folder,
         )
     return conduct.conduct_embedded(
-        recorder, sessions=asked.sessions, seconds=asked.seconds, seed=seed, progress=progress, rate=asked.rate
+        recorder,
+        sessions=asked.sessions,
+        seconds=asked.seconds,
+        seed=seed,
+        progress=progress,
+        rate=asked.rate,
+        folder=folder,
     )
 
 

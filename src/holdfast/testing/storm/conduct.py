@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from holdfast.testing.history import Opened, Source
 from holdfast.testing.storm.access import Progress
 from holdfast.testing.storm.bounds import LIMITS
@@ -17,8 +22,26 @@ _CRASHES_S = 2.0
 _CRASH_SESSIONS = 8
 
 
+@contextmanager
+def _a_folder(folder: Path | None) -> Iterator[Path]:
+    """That folder, or one that goes when the storm is over."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
+            yield Path(name)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
 async def conduct_embedded(
-    recorder: Recorder, *, sessions: int, seconds: float, seed: int, progress: Progress, rate: float | None = None
+    recorder: Recorder,
+    *,
+    sessions: int,
+    seconds: float,
+    seed: int,
+    progress: Progress,
+    rate: float | None = None,
+    folder: Path | None = None,
 ) -> None:
     """A host in this process; as that cannot be killed, a small server of its own is killed a few times afterwards.
 
@@ -26,22 +49,28 @@ async def conduct_embedded(
         recorder: gets the history.
         sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
         progress: told what goes on.
+        folder: keeps the stores and what belongs to them; by default they go when it is over.
     """
     recorder.note(Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=LIMITS)
-    await embedded_storm(recorder, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate)
+    with _a_folder(folder and folder / "embedded") as own:
+        await embedded_storm(
+            recorder, folder=own, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate
+        )
     progress("crashes of a small server")
-    await kill_storm(
-        recorder,
-        sessions=min(_CRASH_SESSIONS, sessions),
-        seconds=_CRASHES_S,
-        kill_every_s=_CRASHES_S / 2,
-        seed=seed,
-        points=(),
-        progress=progress,
-        prefix="k",
-        first=3,
-        contention=False,
-    )
+    with _a_folder(folder and folder / "killed") as own:
+        await kill_storm(
+            recorder,
+            folder=own,
+            sessions=min(_CRASH_SESSIONS, sessions),
+            seconds=_CRASHES_S,
+            kill_every_s=_CRASHES_S / 2,
+            seed=seed,
+            points=(),
+            progress=progress,
+            prefix="k",
+            first=3,
+            contention=False,
+        )
 
 
 async def conduct_kills(
@@ -54,24 +83,30 @@ async def conduct_kills(
     progress: Progress,
     rate: float | None = None,
     points: tuple[str, ...] | None = None,
+    folder: Path | None = None,
 ) -> None:
     """A server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
+
+    Parameters:
+        folder: keeps the store and what belongs to it; by default they go when it is over.
 
     Raises:
         ServerUnreachable: the server cannot be started.
     """
     names = registered_failpoints() if points is None else points
     recorder.note(Opened, seed=seed, mode="kill", sees=_EVERYTHING, limits=LIMITS, failpoints=names)
-    await kill_storm(
-        recorder,
-        sessions=sessions,
-        seconds=seconds,
-        kill_every_s=kill_every_s,
-        seed=seed,
-        points=names,
-        progress=progress,
-        rate=rate,
-    )
+    with _a_folder(folder) as own:
+        await kill_storm(
+            recorder,
+            folder=own,
+            sessions=sessions,
+            seconds=seconds,
+            kill_every_s=kill_every_s,
+            seed=seed,
+            points=names,
+            progress=progress,
+            rate=rate,
+        )
 
 
 async def conduct_remote(

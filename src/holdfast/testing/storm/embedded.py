@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 from pathlib import Path
 
 from holdfast import ids
@@ -79,6 +78,7 @@ class _Hosts:
 async def embedded_storm(
     recorder: Recorder,
     *,
+    folder: Path,
     sessions: int,
     seconds: float,
     seed: int,
@@ -89,6 +89,7 @@ async def embedded_storm(
 
     Parameters:
         recorder: gets the history; its opening is noted already.
+        folder: is there and empty; gets the store and the stamps.
         sessions: how many sessions are driven.
         seconds: how long, until the drain.
         seed: of all choices.
@@ -97,42 +98,40 @@ async def embedded_storm(
     """
     storm = ids.node_id()
     access = EmbeddedAccess(PRINCIPALS)
-    with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
-        folder = Path(name)
-        stamps = Stamps(folder / "stamps")
-        hosts = _Hosts(access, recorder, folder, stamps, storm)
-        load = Load(access, recorder, LIMITS, sessions=sessions, rate=rate or min(200.0, 4.0 * sessions), seed=seed)
-        try:
-            await hosts.start()
-            access.up.set()
-            await load.warm_up()
-            hosts.figures("baseline")
-            progress("fairness: one greedy principal among polite ones")
-            await contend(load, places=SETTINGS.max_runs, greedy=60, polite=15, span_s=1.0)
-            progress(f"load: {sessions} sessions for {seconds:g} s")
-            load.start()
-            await _watch(load, hosts, recorder, storm, seconds, progress)
-            progress("drain in the middle of the load")
-            await load.linger(8, 3.0)
-            await hosts.drain(0.5)
-            await hosts.start()
-            access.up.set()
-            await _watch(load, hosts, recorder, storm, 1.0, progress)
-            await load.stop()
-            await load.complete()
-            progress("coming to rest")
-            await load.rest()
-            await note_processes(recorder, storm)
-            hosts.figures("quiet")
-            progress("reading everything back")
-            await load.read_back()
-            await hosts.drain(5.0)
-            await until_gone(recorder, storm, LIMITS.death_s)
-        finally:
-            await load.abandon()
-            await hosts.close()
-            stamps.close()
-            recorder.records.extend(read_stamps(folder / "stamps"))
+    stamps = Stamps(folder / "stamps")
+    hosts = _Hosts(access, recorder, folder, stamps, storm)
+    load = Load(access, recorder, LIMITS, sessions=sessions, rate=rate or min(200.0, 4.0 * sessions), seed=seed)
+    try:
+        await hosts.start()
+        access.up.set()
+        await load.warm_up()
+        hosts.figures("baseline")
+        progress("fairness: one greedy principal among polite ones")
+        await contend(load, places=SETTINGS.max_runs, greedy=60, polite=15, span_s=1.0)
+        progress(f"load: {sessions} sessions for {seconds:g} s")
+        load.start()
+        await _watch(load, hosts, recorder, storm, seconds, progress)
+        progress("drain in the middle of the load")
+        await load.linger(8, 3.0)
+        await hosts.drain(0.5)
+        await hosts.start()
+        access.up.set()
+        await _watch(load, hosts, recorder, storm, 1.0, progress)
+        await load.stop()
+        await load.complete()
+        progress("coming to rest")
+        await load.rest()
+        await note_processes(recorder, storm)
+        hosts.figures("quiet")
+        progress("reading everything back")
+        await load.read_back()
+        await hosts.drain(5.0)
+        await until_gone(recorder, storm, LIMITS.death_s)
+    finally:
+        await load.abandon()
+        await hosts.close()
+        stamps.close()
+        recorder.records.extend(read_stamps(folder / "stamps"))
 
 
 async def _watch(load: Load, hosts: _Hosts, recorder: Recorder, storm: str, seconds: float, progress: Progress) -> None:

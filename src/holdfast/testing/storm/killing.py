@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -229,6 +228,7 @@ def registered_failpoints() -> tuple[str, ...]:
 async def kill_storm(
     recorder: Recorder,
     *,
+    folder: Path,
     sessions: int,
     seconds: float,
     kill_every_s: float,
@@ -244,6 +244,7 @@ async def kill_storm(
 
     Parameters:
         recorder: gets the history; its opening is noted already.
+        folder: is there and empty; gets the store, the stamps and what the server writes to stderr.
         sessions: how many sessions are driven.
         seconds: how long it is killed at random; the failpoints come before.
         kill_every_s: mean time between two kills.
@@ -259,7 +260,6 @@ async def kill_storm(
         ServerUnreachable: the server cannot be started.
     """
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-storm-")))
         settings = msgspec.structs.replace(
             SETTINGS, port=free_port(), store=f"sqlite:///{folder / 'storm.db'}", principal_rate_per_s=0.0
         )
