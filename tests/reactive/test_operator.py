@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 import threading
 from collections.abc import Callable, Coroutine
@@ -28,7 +29,8 @@ from holdfast.errors import (
     StreamEnded,
     WaitExpired,
 )
-from holdfast.runtime import Scope, current_scope
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import Scope, current_interrupt, current_scope
 from tests.reactive.watching import Busy, Watcher, accounted, gone, soon
 
 
@@ -524,6 +526,10 @@ def test_a_full_buffer_on_the_loops_own_thread_is_an_error_and_never_blocks_it()
         {"block_s": float("inf")},
         {"block_s": float("nan")},
         {"block_s": "1"},
+        {"grace_s": float("nan")},
+        {"grace_s": float("inf")},
+        {"grace_s": -1},
+        {"grace_s": "5"},
     ],
     ids=str,
 )
@@ -661,6 +667,64 @@ def test_a_closed_bridge_refuses_subscriptions_with_an_error_to_the_observer() -
         gone(bridge)
 
     run(main)
+
+
+def test_a_drain_without_a_time_is_refused_and_the_bridge_goes_on() -> None:
+    async def main() -> None:
+        async with ReactiveBridge() as bridge:
+            for timeout_s in (float("nan"), float("inf"), -1.0):
+                with pytest.raises(ConfigurationError, match="timeout_s is "):
+                    await bridge.drain(timeout_s=timeout_s)
+            assert await bridge.collect(reactivex.of(2).pipe(bridge.each(double))) == [4]
+
+    run(main)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_clean_up_after_the_loop_was_closed_tells_observers_and_threads_and_says_what_is_left() -> None:
+    async def sleep(_: int) -> None:
+        await asyncio.sleep(1000)
+
+    def wait(_: int) -> None:
+        begun.set()
+        current = current_interrupt()
+        assert current is not None
+        woken.put(current.wait_blocking(10))
+
+    async def begin() -> None:
+        bridge.open()
+        for work, watcher in zip((sleep, wait), watchers, strict=False):
+            source.pipe(bridge.each(work)).subscribe(watcher)
+        source.on_next(1)
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+
+    begun, source = threading.Event(), Subject[int]()
+    woken: queue.Queue[Cause | None] = queue.Queue()
+    bridge, watchers = ReactiveBridge(name="ours"), [Watcher(), Watcher()]
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(asyncio.wait_for(begin(), 10))
+    loop.close()
+    with pytest.raises(
+        ScopeClosed, match="the event loop of ours was closed while 2 of its streams were open"
+    ) as caught:
+        bridge.cleanup("too late")
+    assert "before its loop" in caught.value.hint
+    cause = woken.get(timeout=10)
+    assert cause is not None and "too late" in cause.reason
+    for watcher in watchers:
+        assert isinstance(watcher.error, RunInterrupted)
+    assert bridge.cleanup() is None, "once is enough"
+    assert bridge.streams == 0
+
+
+def test_a_clean_up_of_a_bridge_without_streams_is_quiet_after_its_loop_was_closed() -> None:
+    async def begin() -> ReactiveBridge:
+        return ReactiveBridge().open()
+
+    bridge = asyncio.run(begin())
+    assert bridge.cleanup() is None
+    assert bridge.cleanup() is None
 
 
 def test_a_bridge_that_was_never_opened_says_so() -> None:

@@ -96,6 +96,8 @@ class ReactiveBridge:
             raise MissingExtra("the reactive bridge", extra="reactive")
         default = Shape(concurrency=100, buffer=1024, overflow="block", block_s=60.0, ordered=False, outcomes=False)
         self._shape = _shaped(default, shape)
+        if grace_s is not None:
+            _check_time("grace_s", grace_s)
         self.name = name
         self._run: Run | None = None
         if isinstance(owner, Scope):
@@ -183,10 +185,15 @@ class ReactiveBridge:
 
         Raises:
             WaitExpired: it is not over in time, since the loop of the bridge does not run or is blocked. It goes on.
+            ScopeClosed: that loop was closed under what was at work: observers and threads are told, tasks stay as
+                they stand.
         """
         cause = self._close(reason)
         scope = self.scope
-        if not scope.closed:
+        if self.loop.is_closed():
+            if not self._closed.done():
+                self._forsaken(cause)
+        elif not scope.closed:
             scope.request_stop(cause)
             if asyncio._get_running_loop() is None and not scope._is_around_caller():
                 timeout_s = scope.grace_s + scope.kill_after_s + _MARGIN_S
@@ -205,7 +212,11 @@ class ReactiveBridge:
 
         Parameters:
             timeout_s: the deadline, in seconds.
+
+        Raises:
+            ConfigurationError: a deadline that cannot be.
         """
+        _check_time("timeout_s", timeout_s)
         cause = self._close("drained")
         for flow in tuple(self._flows):
             flow.drain()
@@ -237,6 +248,19 @@ class ReactiveBridge:
             flow.settle(flow.cut_off(self.scope.interrupt.cause))
         if not self._closed.done():
             self._closed.set_result(None)
+
+    def _forsaken(self, cause: Cause) -> None:
+        """Its loop was closed before it, and no task of it moves any more. Raises `ScopeClosed` if there were any."""
+        self.scope.interrupt.trigger(cause=cause)
+        self._idle = []
+        left = len(self._flows)
+        self._swept()
+        if left:
+            raise ScopeClosed(
+                f"the event loop of {self.name} was closed while {left} of its streams were open: their tasks cannot "
+                "clean up any more",
+                hint="end the bridge before its loop: with 'async with', or with aclose() or drain() on that loop",
+            )
 
     def ended(self, flow: Flow) -> None:
         """A flow of this bridge has settled. For its flows only."""
@@ -444,7 +468,13 @@ def _shaped(default: Shape, given: Shaped) -> Shape:
             raise ConfigurationError(f"{name} is {value!r}", hint="give a whole number from 1")
     if shape.overflow not in ("block", "fail", "drop"):
         raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="give 'block', 'fail' or 'drop'")
-    block_s: object = shape.block_s
-    if not isinstance(block_s, (int, float)) or not 0 < block_s <= _MOST_S:
-        raise ConfigurationError(f"block_s is {block_s!r}", hint="give a number of seconds above 0, a year at most")
+    if shape.block_s == 0:
+        raise ConfigurationError("block_s is 0", hint="give overflow='fail' where no thread shall be held back")
+    _check_time("block_s", shape.block_s)
     return shape
+
+
+def _check_time(name: str, value: object) -> None:
+    """Raise `ConfigurationError` for what is no time to wait."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _MOST_S:
+        raise ConfigurationError(f"{name} is {value!r}", hint="give a number of seconds, a year at most")
