@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import signal
 import subprocess
@@ -23,6 +24,9 @@ from holdfast.runtime.processes import PIPE, TreeResult, process_host
 from holdfast.runtime.scope import Scope
 
 HOSTILE = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"]
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
+if importlib.util.find_spec("uvloop") is not None:
+    LOOPS.append(importlib.import_module("uvloop").new_event_loop)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -385,3 +389,72 @@ def test_a_stray_of_foreign_code_does_not_outlive_the_scope(tmp_path: Path) -> N
             assert scope.receipt.outcome == "gone"
 
     run(main)
+
+
+def test_a_stop_takes_no_dead_program_for_a_survivor_because_nobody_told_of_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            scope = Scope("call", parent=None, kill_after_s=20).open()
+            kept: list[subprocess.Popen[bytes]] = []
+
+            async def tool() -> None:
+                kept.append(subprocess.Popen(["sleep", "1000"]))
+
+            def deaf(adoption: Any, process: ForeignProcess, _: object) -> None:
+                adoption._let_go(process)
+
+            await scope.spawn(tool())
+            monkeypatch.setattr(adoption_processes._Adoption, "_end", deaf)
+            async with asyncio.timeout(10):  # far less than the stop may take
+                receipt = await scope.stop("enough", grace_s=0)
+            assert (receipt.outcome, receipt.survivors, receipt.stopped.processes) == ("gone", (), 1)
+            assert kept[0].wait() < 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("script", ["sleep 1000", "trap '' TERM; sleep 1000 & wait; wait"])
+@pytest.mark.parametrize("owned", [True, False], ids=["owned", "foreign"])
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_loop_that_is_held_up_during_a_stop_leaves_no_program_unproven(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], owned: bool, script: str
+) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with install(loop):
+            scope = Scope("call", parent=None).open()
+            kept: list[asyncio.subprocess.Process] = []
+            pids: list[int] = []
+
+            async def tool() -> None:
+                argv = ["sh", "-c", f"echo; {script}"]
+                if owned:
+                    process = await scope.process(argv, stdout=PIPE)
+                    assert process.stdout is not None
+                    await process.stdout.readline()
+                    pids.append(process.pid)
+                else:
+                    foreign = await asyncio.create_subprocess_exec(*argv, stdout=PIPE)
+                    assert foreign.stdout is not None
+                    await foreign.stdout.readline()
+                    kept.append(foreign)
+                    pids.append(foreign.pid)
+
+            await scope.spawn(tool())
+            stop = asyncio.ensure_future(scope.stop("enough", grace_s=0.1, kill_after_s=0.4))
+            await asyncio.sleep(0)
+            loop.call_soon(time.sleep, 0.7)
+            receipt = await stop
+            assert (receipt.outcome, receipt.survivors) == ("gone", ())
+            assert not alive(pids[0])
+            for foreign in kept:
+                await foreign.wait()
+
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await main()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(bounded())

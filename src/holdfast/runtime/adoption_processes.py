@@ -294,13 +294,15 @@ class _Adoption:
     def _end(self, process: ForeignProcess, family: _Family) -> None:
         """In the reading thread: an adopted program has ended. Its strays are children of ours by now."""
         self._let_go(process)
-        self._enter_strays(family.owner, family.tag)
-        with self._lock:
-            family.live.discard(process)
-            if not family.live and self._families.get(id(family.owner)) is family:
-                del self._families[id(family.owner)]
-                del self._by_tag[family.tag]
-        process._ended.set(True)
+        try:
+            self._enter_strays(family.owner, family.tag)
+        finally:  # a stray that cannot be held, for want of a descriptor, must not keep its scope waiting
+            with self._lock:
+                family.live.discard(process)
+                if not family.live and self._families.get(id(family.owner)) is family:
+                    del self._families[id(family.owner)]
+                    del self._by_tag[family.tag]
+            process._ended.set(True)
 
     def _orphans(self) -> tuple[list[int], bool]:
         """Our children that neither foreign code nor the process host started, and whether that is certain: while
@@ -444,7 +446,7 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_B
         async with asyncio.timeout(bound_s + _ANSWER_S):
             result = await request.answer.wait()
     except TimeoutError:
-        result = TreeResult(proven=False)
+        result = request.answer.value or TreeResult(proven=False)  # it may have come while the loop was held up
     deadline = time.monotonic() + _STARTING_S
     while True:
         concluded = request.conclude(result, last=time.monotonic() >= deadline)

@@ -135,6 +135,16 @@ class ProcessHandle(Handle[int]):
             self.scope._unproven(result)
             self._end(process.returncode)
 
+    def end_unheard(self) -> bool:
+        """End if the tree is gone, though the loop has not come to hear it yet. On the loop."""
+        result = None if self.process is None else self.process._held.gone.value
+        if result is None:
+            return False
+        if result.outcome != "gone":
+            self.scope._unproven(result)
+        self._end(None if self.process is None else self.process.returncode)
+        return True
+
     def _abandon(self) -> Abandoned | None:
         if self._attending is not None:
             self._attending.cancel()
@@ -183,6 +193,13 @@ class ForeignHandle(Handle[None]):
     def _press(self) -> None:
         """It is being killed with all others of its scope."""
 
+    def end_unheard(self) -> bool:
+        """End if the program runs no more, though nobody has told so: seen with own eyes. On the loop."""
+        if procfs.lives(self.process.pid, self.process.started):
+            return False
+        self._end()
+        return True
+
     def _abandon(self) -> Abandoned | None:
         self._settle(None, self._stopped("its death could not be proven in time"))
         return None
@@ -213,5 +230,5 @@ async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle]) -> N
     result = await kill_trees([handle.process for handle in handles])
     if result.outcome != "gone":
         scope._unproven(result)
-        for handle in handles:
-            handle._end()
+    for handle in handles:  # none is waited for any longer: either it was looked for and is dead, or it is named
+        handle._end()

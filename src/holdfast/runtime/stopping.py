@@ -9,7 +9,8 @@ Phases
   when whoever started it has ended, at the latest at half of the grace.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
-  have a moment to end by themselves, so that the receipt names what hangs and not whoever waited for it.
+  have a moment to end by themselves, so that the receipt names what hangs and not whoever waited for it. Before a
+  program is named it is looked at: the word of its end may be waiting behind this, in a loop that was held up.
 - ``ended``: every member is gone or abandoned, and the receipt stands. What the kill of foreign processes has to say is
   waited for too: their roots may be dead before it has found all the rest.
 """
@@ -245,6 +246,8 @@ class Stopping:
     def _force(self) -> None:
         with self.scope._gate:  # what foreign code starts is in before, and killed here, or is refused
             self.phase = "force"
+        # When the loop was held up, the kills that begin now have their time all the same.
+        self._end_at += max(0.0, self._loop.time() - self._force_at)
         self._tell_rest()
         for member in self.scope._handles():
             self._pressed[member] = member.name
@@ -276,7 +279,12 @@ class Stopping:
         if self.phase in ("last", "ended"):
             return
         self.phase = "last"
-        others = [member for member in self.scope._handles() if not isinstance(member, TaskHandle)]
+        others = [
+            member
+            for member in self.scope._handles()
+            if not isinstance(member, TaskHandle)
+            and not (isinstance(member, (ProcessHandle, ForeignHandle)) and member.end_unheard())
+        ]
         children = self.scope._children()
         self._end_at = self._loop.time() + self.scope._height() * _LAST_S
         for child in children:

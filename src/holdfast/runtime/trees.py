@@ -90,7 +90,7 @@ async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResul
                 return await answer.wait()
         if signum is not None:
             held.force(signum)
-    return TreeResult(proven=False)
+    return answer.value or TreeResult(proven=False)  # the answer may have come while the loop was held up
 
 
 def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
