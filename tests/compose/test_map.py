@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import threading
 import time
 import tracemalloc
@@ -168,6 +169,19 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
         with pytest.raises(UnknownAgent, match=r"give the host this one too") as unknown:
             await run.map("nobody", ["a"])
         assert "--agent" not in str(unknown.value), "no message of a person names it"
+        for no_function in (5, None, picky):
+            with pytest.raises(InvalidRequest, match=r"parallel\(\) calls functions, and .* is none") as refused:
+                await run.parallel(no_function)  # type: ignore[arg-type]
+        assert "delegate()" in refused.value.hint
+        with pytest.raises(InvalidRequest, match=r"map\(\) calls a function with each item, and 5 is none"):
+            await run.map(5, ["a"])  # type: ignore[arg-type]
+        timeout_s: Any
+        for timeout_s in (math.nan, "5"):
+            for timed in (picky, len):
+                with pytest.raises(InvalidRequest, match=f"deadline_s is {timeout_s!r}"):
+                    await run.map(timed, ["a"], timeout_s=timeout_s)
+            with pytest.raises(InvalidRequest, match="deadline_s is "):
+                await run.delegate(picky, "a", timeout_s=timeout_s)
         for no_items in (5, None, picky):
             for asked in (picky, len):
                 with pytest.raises(InvalidRequest, match=r"the items of map\(\) are .*range\(n\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
@@ -426,12 +427,21 @@ def test_a_deadline_counts_as_a_failure_of_the_branch() -> None:
         lambda: parallel(says("a"), on_failure="ignore"),  # type: ignore[arg-type]
         lambda: parallel(branch(says("a"), name="x"), branch(says("b"), name="x")),
         lambda: parallel(3),  # type: ignore[arg-type]
+        lambda: parallel(says("a"), concurrency=2.5),  # type: ignore[arg-type]
         lambda: branch(says("a"), deadline_s=0),
+        lambda: branch(says("a"), deadline_s=math.nan),
+        lambda: branch(says("a"), deadline_s="5"),  # type: ignore[arg-type]
         lambda: branch(says("a"), restart="always"),  # type: ignore[arg-type]
         lambda: supervised(says("a"), strategy="all"),  # type: ignore[arg-type]
         lambda: supervised(says("a"), restarts=-1),
         lambda: supervised(says("a"), within_s=0),
+        lambda: supervised(says("a"), restarts=2.5),  # type: ignore[arg-type]
+        lambda: supervised(says("a"), within_s=math.nan),
+        lambda: supervised(says("a"), within_s="5"),  # type: ignore[arg-type]
         lambda: supervised(says("a"), delay_s=-1),
+        lambda: supervised(says("a"), delay_s=math.nan),
+        lambda: supervised(says("a"), delay_s=math.inf),
+        lambda: supervised(says("a"), delay_s="5"),  # type: ignore[arg-type]
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_when_it_is_made(make: Callable[[], object]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import math
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ import anyio
 import pytest
 import uvloop
 
-from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime.interrupt import check_interrupt, current_interrupt, is_interrupted
 from holdfast.runtime.scope import Scope, current_scope, detached
@@ -495,6 +496,24 @@ def test_a_scope_never_opened_stops_at_once_and_refuses_members() -> None:
             scope.open()
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"grace_s": math.nan},
+        {"grace_s": math.inf},
+        {"grace_s": -1.0},
+        {"grace_s": "5"},
+        {"kill_after_s": math.nan},
+        {"deadline_s": math.nan},
+        {"deadline_s": "5"},
+    ],
+    ids=str,
+)
+def test_a_scope_takes_no_time_that_is_none(times: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{next(iter(times))} is .*a number of seconds"):
+        Scope("run", parent=None, **times)
 
 
 def test_a_stop_after_a_scope_has_ended_by_itself_says_that_nothing_was_left() -> None:

@@ -44,6 +44,8 @@ async def run_map(
     timeout_s: float | None,
 ) -> list[Any]:
     """See `Run.map`."""
+    if not isinstance(work, Agent):
+        _check_function(work, "map() calls a function with each item")
     if not isinstance(items, (AsyncIterable, Iterable)) and not hasattr(items, "__getitem__"):
         raise InvalidRequest(
             f"the items of map() are {items!r:.200}, which gives no items",
@@ -61,6 +63,8 @@ async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[
     """See `Run.parallel`."""
     if not branches:
         return []
+    for work in branches:
+        _check_function(work, "parallel() calls functions")
     parent = current_branch.get() or run._branch
     paths = [parent.next_id() for _ in branches]
     scope = run._around().child("parallel")
@@ -74,6 +78,13 @@ async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[
         room=len(branches),
     )
     return await lanes.done()
+
+
+def _check_function(work: object, what: str) -> None:
+    """Raise `InvalidRequest` for what cannot be called."""
+    if not callable(work):
+        hint = "an agent is asked by map() or delegate()" if isinstance(work, Agent) else "give it, not what it returns"
+        raise InvalidRequest(f"{what}, and {work!r:.200} is none", hint=hint)
 
 
 async def _call_each(

@@ -13,7 +13,7 @@ from typing import Literal
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.stopping import Cause
 
-__all__ = ["BranchResult", "Intensity", "Need", "Quorum", "Verdict", "told_results"]
+__all__ = ["BranchResult", "Intensity", "Need", "Quorum", "Verdict", "is_seconds", "told_results"]
 
 Need = Literal["all", "first", "some"] | int
 Verdict = Literal["open", "met", "lost"]
@@ -43,6 +43,11 @@ class BranchResult:
     def completed(self) -> bool:
         """Whether it has an answer."""
         return self.status == "completed"
+
+
+def is_seconds(value: object) -> bool:
+    """Whether it is a length of time: a number of seconds, 0 or more; infinity is one, nan is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 class Quorum:
@@ -94,8 +99,11 @@ class Intensity:
     __slots__ = ("_times", "limit", "within_s")
 
     def __init__(self, limit: int, within_s: float) -> None:
-        if limit < 0 or not within_s > 0:
-            raise ConfigurationError(f"restarts={limit}, within_s={within_s:g}: it takes 0 or more, in more than 0 s")
+        whole: object = limit
+        if not isinstance(whole, int) or whole < 0 or not is_seconds(within_s) or within_s == 0:
+            raise ConfigurationError(
+                f"restarts={limit!r}, within_s={within_s!r}: it takes a whole number from 0, in more than 0 s"
+            )
         self.limit = limit
         self.within_s = within_s
         self._times: deque[float] = deque()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
 from holdfast.clock import system_clock
-from holdfast.errors import Interrupted, ScopeClosed
+from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.carried import Entered
 from holdfast.runtime.enclosure import Body, current_place, inside
@@ -69,6 +70,9 @@ class Scope(Membership):
         sharer: who waits for a thread here; scopes of other sharers have their turns in between. By default the
             parent's.
 
+    Raises:
+        InvalidRequest: a time that is none, such as nan.
+
     A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members`, `add_closer` may be called from
     any thread or loop.
     """
@@ -89,6 +93,7 @@ class Scope(Membership):
         owner: str | None = None,
         sharer: str | None = None,
     ) -> None:
+        _check_times(deadline_s, grace_s, kill_after_s)
         nearest: Interrupt | None = None
         if detached:
             parent = None
@@ -498,6 +503,15 @@ class Scope(Membership):
     def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
         """A new scope that this one owns; use it with ``async with`` or ``open()``."""
         return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
+
+
+def _check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:
+    """Raise `InvalidRequest` for what is no time. A deadline may be over already, or never come."""
+    if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
+        raise InvalidRequest(f"deadline_s is {deadline_s!r}; it is a number of seconds, or None for no deadline")
+    for name, value in (("grace_s", grace_s), ("kill_after_s", kill_after_s)):
+        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise InvalidRequest(f"{name} is {value!r}; it is a number of seconds, 0 or more")
 
 
 def current_scope() -> Scope | None:

@@ -62,8 +62,9 @@ def parallel(
     parts = named(branches)
     if on_failure not in ("interrupt", "wait"):
         raise ConfigurationError(f"on_failure={on_failure!r} is not known", hint="use interrupt or wait")
-    if concurrency is not None and concurrency < 1:
-        raise ConfigurationError(f"concurrency is {concurrency}; it must be at least 1")
+    room: object = concurrency
+    if room is not None and (not isinstance(room, int) or room < 1):
+        raise ConfigurationError(f"concurrency is {concurrency!r}; it is a whole number, at least 1")
     work = _Parallel(
         parts=parts,
         quorum=Quorum(need, len(parts)),

@@ -11,6 +11,7 @@ from holdfast.agents.agent import Agent, AgentLike, as_agent
 from holdfast.agents.call import check_said
 from holdfast.agents.children import ChildTask
 from holdfast.errors import ConfigurationError
+from holdfast.protocol.branches import is_seconds
 
 if TYPE_CHECKING:
     from holdfast.agents.journal import Branch
@@ -91,8 +92,8 @@ def branch(
     Raises:
         ConfigurationError: no agent, or a deadline that is not above 0.
     """
-    if deadline_s is not None and not deadline_s > 0:
-        raise ConfigurationError(f"the deadline of a branch is {deadline_s:g} s; it must be above 0")
+    if deadline_s is not None and (not is_seconds(deadline_s) or deadline_s == 0):
+        raise ConfigurationError(f"the deadline of a branch is {deadline_s!r}; it is a number of seconds above 0")
     if restart not in ("transient", "permanent", "temporary"):
         raise ConfigurationError(f"restart={restart!r} is not known", hint="use transient, permanent or temporary")
     known = agent if isinstance(agent, str) else as_agent(agent)

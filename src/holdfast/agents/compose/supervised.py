@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,7 +21,7 @@ from holdfast.agents.compose.answers import Join, joined, result_of, texts_in_or
 from holdfast.agents.compose.parts import BranchLike, Part, named, shape
 from holdfast.agents.journal import Branch
 from holdfast.errors import BranchesFailed, ConfigurationError, TooManyRestarts
-from holdfast.protocol.branches import BranchResult, Intensity, told_results
+from holdfast.protocol.branches import BranchResult, Intensity, is_seconds, told_results
 from holdfast.protocol.stopping import Cause
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def supervised(
         raise ConfigurationError(
             f"strategy={strategy!r} is not known", hint="use one_for_one, rest_for_one or one_for_all"
         )
-    if not delay_s >= 0:
-        raise ConfigurationError(f"delay_s={delay_s:g}: it must be 0 or more")
+    if not is_seconds(delay_s) or delay_s == math.inf:
+        raise ConfigurationError(f"delay_s={delay_s!r}: it is a number of seconds, 0 or more")
     Intensity(restarts, within_s)
     work = _Supervised(
         parts=parts,
