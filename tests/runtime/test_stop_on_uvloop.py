@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -90,6 +91,42 @@ def test_a_loop_closes_though_a_program_was_left_open() -> None:
         assert is_alive(pid)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 2.0])
+def test_the_loop_keeps_nothing_of_a_program_whose_start_was_cut(grace_s: float) -> None:
+    """It waits for the program itself, and for ever if somebody else did."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with install(loop):
+            before = transports()
+            for _ in range(4):
+                scope = Scope("cut", detached=True, grace_s=grace_s, kill_after_s=5.0).open()
+
+                async def start(scope: Scope) -> None:
+                    loop.call_soon(scope.interrupt.trigger, "enough")
+                    await asyncio.create_subprocess_exec("sh", "-c", "trap '' TERM; sleep 1000")
+                    raise AssertionError("the start was not cut")
+
+                scope.spawn(start(scope))
+                async with asyncio.timeout(30):
+                    while not scope.interrupt.triggered:
+                        await asyncio.sleep(0)
+                await scope.stop("enough", grace_s=grace_s)
+            async with asyncio.timeout(30):
+                while left := transports() - before:
+                    await asyncio.sleep(0.01)
+            assert left == 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def transports() -> int:
+    """How many programs the loops of this process hold."""
+    gc.collect()
+    return sum(type(one).__name__ == "UVProcessTransport" for one in gc.get_objects())
 
 
 def is_alive(pid: int) -> bool:

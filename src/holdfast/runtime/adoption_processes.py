@@ -77,15 +77,16 @@ class ForeignProcess:
         started: start time in clock ticks since boot.
     """
 
-    __slots__ = ("_ended", "_orphan", "_pidfd", "_tag", "name", "pid", "started")
+    __slots__ = ("_ended", "_orphan", "_pidfd", "_tag", "_unnamed", "name", "pid", "started")
 
-    def __init__(self, pid: int, name: str, started: int, tag: int, pidfd: int, orphan: bool) -> None:
+    def __init__(self, pid: int, name: str, started: int, tag: int, pidfd: int, *, orphan: bool, unnamed: bool) -> None:
         self.pid = pid
         self.name = name
         self.started = started
         self._tag = tag
         self._pidfd = pidfd
         self._orphan = orphan
+        self._unnamed = unnamed  # its starter may wait for it, and has not told its pid
         self._ended: Once[bool] = Once()
 
     def __repr__(self) -> str:
@@ -231,7 +232,7 @@ class _Adoption:
         if not self._enter(owner, pid, name, tag, orphan=orphan):
             self._enter_strays(owner, tag)
 
-    def _enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool) -> bool:
+    def _enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool, unnamed: bool = False) -> bool:
         """False if it was not taken, and is dead then; or if it is just being taken in by another thread."""
         _tag_process(pid, tag)
         stat = procfs.read_stat(pid)
@@ -243,7 +244,7 @@ class _Adoption:
             os.kill(pid, signal.SIGKILL)  # it cannot be held, and it was not waited for: the number is its own
             raise
         started = 0 if stat is None else stat.started
-        process = ForeignProcess(pid, name, started, tag, pidfd, orphan)
+        process = ForeignProcess(pid, name, started, tag, pidfd, orphan=orphan, unnamed=unnamed)
         with self._lock:
             known = self._known.get(pid)
             if known is not None and known.started == started:  # found as a stray while it was being started
@@ -279,11 +280,12 @@ class _Adoption:
                         complete = self._enter(owner, pid, procfs.command(pid), tag, orphan=True) and complete
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
-        """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then: when
-        its start is cut, nobody else may wait for it."""
+        """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then, in
+        case that nobody else waits for it when its start is cut; but its starter is given the time to: a loop whose
+        program somebody else waits for keeps what it holds for it, for ever."""
         for pid in self._strangers():
-            if self._tag_of(pid) == tag:
-                self.enter(owner, pid, name, tag, orphan=True)
+            if self._tag_of(pid) == tag and not self._enter(owner, pid, name, tag, orphan=True, unnamed=True):
+                self._enter_strays(owner, tag)
 
     def note_outside(self, pid: int) -> None:
         """A program was started outside of any scope."""
@@ -348,8 +350,8 @@ class _Adoption:
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
-        """Wait for orphans that have ended and are ours for certain, or that nobody waited for in seconds; True if
-        there are orphans left."""
+        """Wait for orphans that have ended and are nobody else's for certain, or that nobody waited for in seconds; True
+        if there are orphans left."""
         with self._burying:  # so that no number is waited for twice
             return self._bury(ours)
 
@@ -368,7 +370,9 @@ class _Adoption:
             if not stat.dead:
                 continue
             since = zombies[pid] = self._zombies.get(pid, now)
-            if ours(foreign.tag_of(pid)) or now - since > _UNKNOWN_ZOMBIE_S:
+            known = self._known.get(pid)
+            certain = ours(foreign.tag_of(pid)) and not (known is not None and known._unnamed)
+            if certain or now - since > _UNKNOWN_ZOMBIE_S:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
                 del zombies[pid]
