@@ -350,8 +350,8 @@ class _Adoption:
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
-        """Wait for orphans that have ended and are nobody else's for certain, or that nobody waited for in seconds; True
-        if there are orphans left."""
+        """Wait for orphans that have ended and are nobody else's for certain, or that nobody waited for in seconds;
+        True if there are orphans left."""
         with self._burying:  # so that no number is waited for twice
             return self._bury(ours)
 
