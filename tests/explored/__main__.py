@@ -69,12 +69,12 @@ def _page(found: Found, schedules: int) -> Iterator[str]:
         yield ""
         yield f"## {item[0].upper()}{item[1:]}"
         yield ""
-        yield "| model | promise | schedules, ordinary tasks | eager tasks | states | faults that it sees |"
+        yield "| model | promise | schedules, ordinary tasks | eager tasks | states | sees the faults (after so many) |"
         yield "|---|---|---:|---:|---:|---|"
         for model, covered in models:
             counts = " | ".join(f"{'all ' if one.exhausted else ''}{one.schedules:,}" for one in covered)
             states = f"{max(one.states for one in covered):,}"
-            faults = "; ".join(fault.name for fault in model.faults) or "the same"
+            faults = "; ".join(f"{fault.name} ({model.seek(fault):,})" for fault in model.faults)
             yield f"| {model.name} | {model.promise} | {counts} | {states} | {faults} |"
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.explored import of_hosts, of_interrupts, of_mailboxes, of_queues, of_scopes, of_writers
+from tests.explored import (
+    of_hosts,
+    of_interrupts,
+    of_mailboxes,
+    of_queues,
+    of_scopes,
+    of_sessions,
+    of_writers,
+)
 from tests.explored.model import TASKS, Covered, Model, Tasks
 
 __all__ = ["FEW", "ITEMS", "MANY", "MODELS", "WHOLE", "planned", "run_all"]
@@ -14,6 +22,7 @@ MODELS: tuple[Model, ...] = (
     *of_scopes.MODELS,
     *of_mailboxes.MODELS,
     *of_queues.MODELS,
+    *of_sessions.MODELS,
     *of_hosts.MODELS,
     *of_writers.MODELS,
 )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast.testing import Report, explore
+from holdfast.testing import Report, ScheduleFailure, explore
 
 __all__ = ["TASKS", "Covered", "Fault", "Model", "Tasks", "fault"]
 
@@ -37,6 +37,19 @@ class Fault:
         with pytest.MonkeyPatch.context() as patch:
             self.put_in(patch)
             yield
+
+
+BY_MISTAKE = (AttributeError, ImportError, NameError, TypeError)
+"""What a fault of the product does not raise, and one of the patch does."""
+
+
+def leaves(error: BaseException | None) -> Iterator[BaseException]:
+    """What is in a group of errors, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    elif error is not None:
+        yield error
 
 
 def fault(put_in: Callable[[pytest.MonkeyPatch], object]) -> Fault:
@@ -74,10 +87,10 @@ class Model:
         name: what happens in it.
         promise: what must hold, with the number of the promise.
         scenario: the test.
-        faults: each must be found.
+        faults: at least one; each must be found.
         ends: there are no more schedules than this, with either task factory; 0 when they are too many to run all.
         share: of the schedules that its item owes, how much this model gets, against the others of its item.
-        seeks: how many schedules of each chooser are enough to find its faults.
+        seeks: how many schedules of each chooser and task factory are enough to find its faults.
     """
 
     item: str
@@ -87,7 +100,7 @@ class Model:
     faults: tuple[Fault, ...]
     ends: int = 0
     share: float = 1.0
-    seeks: int = 1000
+    seeks: int = 500
 
     def __str__(self) -> str:
         return f"{self.item}: {self.name}"
@@ -117,15 +130,23 @@ class Model:
             cpu_s=time.process_time() - began,
         )
 
-    def seek(self) -> None:
-        """Look for a fault with each chooser and task factory.
+    def seek(self, fault: Fault) -> int:
+        """Put a fault in and run schedules of each chooser and task factory until one fails; how many that took.
 
         Raises:
-            ScheduleFailure: it was found.
+            AssertionError: the fault was not found, or it is none: what failed is the patch that puts it in.
         """
-        for tasks in TASKS:
-            for chooser in ("random", "pct"):
-                self._explored(self.seeks, chooser, tasks)
+        before = 0
+        with fault.there():
+            for tasks in TASKS:
+                for chooser in ("random", "pct"):
+                    try:
+                        before += self._explored(self.seeks, chooser, tasks).schedules
+                    except ScheduleFailure as failure:
+                        for error in leaves(failure.__cause__):
+                            assert not isinstance(error, BY_MISTAKE), f"the patch does not fit the product: {error!r}"
+                        return before + failure.schedules
+        raise AssertionError(f"{self}: {fault.name}: not found in {before} schedules")
 
     def _explored(self, schedules: int, chooser: Any, tasks: Tasks) -> Report:
         return explore(self.scenario, schedules=schedules, chooser=chooser, seed=1, tasks=tasks, shrink=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.testing import ScheduleFailure
 from tests.explored.catalogue import FEW, ITEMS, MANY, MODELS, WHOLE, planned
 from tests.explored.model import TASKS, Fault, Model, Tasks
 
@@ -19,12 +18,12 @@ def test_no_schedule_breaks_a_promise(model: Model, tasks: Tasks) -> None:
 
 @pytest.mark.parametrize(("model", "fault"), SEEN, ids=lambda value: getattr(value, "name", ""))
 def test_the_model_sees_the_fault(model: Model, fault: Fault) -> None:
-    with fault.there(), pytest.raises(ScheduleFailure):
-        model.seek()
+    assert model.seek(fault) <= FEW
 
 
-def test_each_item_has_a_model_that_has_seen_a_fault() -> None:
-    assert {model.item for model, _ in SEEN} == set(ITEMS)
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_each_model_has_seen_a_fault(model: Model) -> None:
+    assert model.faults, "a model that was never red proves nothing: put in a fault, or take the model out"
 
 
 @pytest.mark.parametrize("item", ITEMS)
