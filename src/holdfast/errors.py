@@ -35,6 +35,7 @@
         │   ├── WaitsForItself       a run waits for its own session's next one
         │   ├── IdempotencyMismatch  the key was used with another body
         │   ├── SessionDeleted
+        │   ├── ScheduleBroken       what is stored of it cannot be read
         │   ├── ScheduleFinished     it has no more ticks
         │   ├── ScheduleChanged      somebody changed the schedule meanwhile
         │   └── IllegalTransition    a state change that the table does not have
@@ -139,6 +140,7 @@ __all__ = [
     "RunError",
     "RunFailed",
     "RunInterrupted",
+    "ScheduleBroken",
     "ScheduleChanged",
     "ScheduleFinished",
     "ScopeClosed",
@@ -425,6 +427,13 @@ class SessionDeleted(Conflict):
     code = "session_deleted"
     status = 410
     default_hint = "use another key, or the same one again after the purge"
+
+
+class ScheduleBroken(Conflict):
+    """What is stored of the schedule cannot be read."""
+
+    code = "schedule_broken"
+    default_hint = "put it again, delete it, or go back to the version that wrote it"
 
 
 class ScheduleFinished(Conflict):

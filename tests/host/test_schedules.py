@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from holdfast import Host, Run, agent
+from holdfast.clock import system_clock
 from holdfast.errors import (
     Draining,
     HoldfastError,
@@ -19,6 +23,7 @@ from holdfast.errors import (
     InvalidRequest,
     InvalidSchedule,
     LimitExceeded,
+    ScheduleBroken,
     ScheduleFinished,
     StorageError,
     UnknownAgent,
@@ -29,7 +34,7 @@ from holdfast.host.schedules import LOOK_EVERY_S
 from holdfast.protocol.events import MessageAccepted, RunStarted
 from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.settings import Settings
-from holdfast.storage import MemoryStore
+from holdfast.storage import MemoryStore, SqliteStore
 from holdfast.storage.port import DueSchedule, Fire, Fired
 from holdfast.testing import VirtualClock, explore, run_virtual
 from tests.host.test_sessions_explored import check_log, settle_all
@@ -226,6 +231,105 @@ def test_a_schedule_for_an_agent_that_is_gone_stays_is_told_once_and_turns_in_no
             await host.session("s").stop()
 
     run_virtual(main())
+
+
+class Later:
+    """The machine's clock, set so far forward."""
+
+    def __init__(self, later_s: float = 0.0) -> None:
+        self.later_s = later_s
+
+    def now(self) -> float:
+        return system_clock.now() + self.later_s
+
+    def monotonic(self) -> float:
+        return system_clock.monotonic() + self.later_s
+
+
+def stored_body(path: str, schedule_id: str) -> Any:
+    with closing(sqlite3.connect(path)) as database:
+        return database.execute("SELECT body FROM schedule WHERE schedule_id = ?", (schedule_id,)).fetchone()[0]
+
+
+def store_body(path: str, schedule_id: str, body: Any) -> None:
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE schedule SET body = ? WHERE schedule_id = ?", (body, schedule_id))
+
+
+NEWER = (
+    b'{"principal":"local","schedule_id":"x","revision":1,"spec":{"session":"s","text":"t","miss":"ask"},"progress":{}}'
+)
+
+
+@pytest.mark.parametrize("body", [NEWER, b"\x00\xff", b'{"principal": "\xff"}', b"", None], ids=str)
+def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body: bytes | None, tmp_path: Path) -> None:
+    path = str(tmp_path / "host.db")
+
+    async def main() -> None:
+        async with hosted(SqliteStore(path), clock=Later()) as host:
+            for key in ("broken", "whole", "late"):
+                await host.schedule(key, f"tick {key}", every_s=3600.0, miss="delay", schedule_id=key)
+        kept = stored_body(path, "broken")
+        store_body(path, "broken", 5 if body is None else body)
+        clock = Later(2 * 3600.0)
+        watched = Watched(SqliteStore(path))
+        async with hosted(watched, clock=clock) as host:
+            while len(watched.fired) < 3:
+                await asyncio.sleep(0.01)
+            assert [await accepted(host, key) for key in ("whole", "late")] == [["tick whole"], ["tick late"]]
+            told = [one.text for one in host.incidents.newest]
+            assert len(told) == 1 and "'broken' of 'local' cannot fire: what is stored of it cannot be read" in told[0]
+            view, *others = await host.schedules(principal="local")
+            assert (view.schedule_id, view.session, view.state, view.next_at) == ("broken", "broken", "broken", None)
+            assert view.problem is not None and view.problem in told[0]
+            assert [other.state for other in others] == ["active", "active"]
+            asked = watched.asked["due_schedules"]
+            await asyncio.sleep(0.1)
+            assert watched.asked["due_schedules"] == asked, "it turns in no loop"
+            broken = host.find_schedule("broken")
+            for change in (broken.pause, broken.resume, broken.run_now):
+                with pytest.raises(ScheduleBroken, match="'broken' is broken") as refused:
+                    await change()
+                assert "put it again" in refused.value.hint
+            clock.later_s += 2 * 3600.0
+            host.timetable._wake()
+            while len(watched.fired) < 6:
+                await asyncio.sleep(0.01)
+            assert len(host.incidents.newest) == 1, "it is told once"
+        assert stored_body(path, "broken") == (5 if body is None else body), "it is for the version that wrote it"
+        store_body(path, "broken", kept)
+        async with hosted(SqliteStore(path), clock=Later(8 * 3600.0)) as host:
+            while (await host.find_schedule("broken").info()).fired < 1:
+                await asyncio.sleep(0.01)
+            assert await accepted(host, "broken") == ["tick broken"], "it goes on where it can be read again"
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("end", ["put", "delete"])
+def test_a_schedule_that_cannot_be_read_is_put_again_or_deleted(end: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "host.db")
+
+    async def main() -> None:
+        async with hosted(SqliteStore(path), clock=Later()) as host:
+            schedule = await host.schedule("s", "tick", every_s=3600.0, schedule_id="one")
+            await schedule.pause()
+        store_body(path, "one", NEWER)
+        async with hosted(SqliteStore(path), clock=Later()) as host:
+            schedule = host.find_schedule("one")
+            assert (await schedule.info()).state == "broken"
+            if end == "delete":
+                assert (await schedule.delete()).state == "broken"
+                assert await host.schedules() == []
+                return
+            await host.schedule("s", "tock", every_s=60.0, schedule_id="one")
+            view = await schedule.info()
+            assert (view.state, view.text, view.problem) == ("active", "tock", None)
+            assert view.created_at > 0.0
+            assert (await schedule.run_now()).disposition == "started"
+            assert await accepted(host, "s") == ["tock"]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
 
 
 def test_a_schedule_whose_session_was_deleted_is_told_and_goes_on_counting() -> None:

@@ -7,6 +7,7 @@ Invariants:
 - What is due is fired in batches in which principals take turns; a batch that moves nothing is not repeated at once.
 - Wall-clock time decides what is due. It is looked at every `LOOK_EVERY_S` at least, so that a clock which jumps is
   noticed, forwards and back.
+- A schedule that cannot be read, or whose tick is refused, stops no other one.
 - A host that drains fires nothing more; the ticks are due, or missed, at the next start.
 """
 
@@ -64,6 +65,8 @@ class Schedules:
         self._next_at = math.inf
         self._looking = False
         self._ahead_s = math.inf
+        self._broken: set[int] = set()
+        """Rows of schedules that cannot be read, and were told."""
 
     def start(self) -> None:
         """Begin; looks for the first time at once."""
@@ -179,13 +182,15 @@ class Schedules:
         match fired.outcome:
             case "fired":
                 counts["ticks_fired"] += 1
-            case "duplicate" | "missed" | "set_back" | "changed" | "waits":
+            case "duplicate" | "missed" | "set_back" | "changed" | "waits" | "broken":
                 pass
             case outcome:
                 counts["ticks_refused"] += 1
                 if outcome in ("mailbox_full", "limit_exceeded"):
                     host.incidents.kept["P9"] += 1
-        if fired.problem is not None:
+        told = due.schedule in self._broken
+        (self._broken.add if fired.outcome == "broken" else self._broken.discard)(due.schedule)
+        if fired.problem is not None and not (told and fired.outcome == "broken"):
             text = f"schedule {due.schedule_id!r} of {due.principal!r} cannot fire: {fired.problem}"
             host.incidents.report(Incident(at=host.now(), kind="schedule", text=text, session=due.spec.session))
 

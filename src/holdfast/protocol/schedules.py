@@ -136,7 +136,8 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
     Parameters:
         schedule_id: its id, among those of its principal.
         principal: whose it is.
-        state: ``finished`` once it has no more ticks.
+        state: ``finished`` once it has no more ticks; ``broken`` if what is stored of it cannot be read: then only
+            its ids and its session are known.
         next_at: when it fires next, jitter included; None while it is paused or finished.
         fired, missed, refused: how many of its ticks were.
         last: what became of the newest tick.
@@ -145,7 +146,7 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
 
     schedule_id: str
     principal: str
-    state: Literal["active", "paused", "finished"]
+    state: Literal["active", "paused", "finished", "broken"]
     fired: int
     missed: int
     refused: int

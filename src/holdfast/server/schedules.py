@@ -141,7 +141,7 @@ async def get_schedule(native: Native, exchange: Exchange) -> Answer:
     "/v1/schedules/{schedule_id}",
     body=PauseBody,
     answers={200: ScheduleView},
-    errors=(errors.UnknownSchedule, errors.InvalidKey),
+    errors=(errors.UnknownSchedule, errors.ScheduleBroken, errors.InvalidKey),
 )
 async def pause_schedule(native: Native, exchange: Exchange) -> Answer:
     """Pause a schedule, or let it go on with the first tick from now on."""
@@ -158,6 +158,7 @@ async def pause_schedule(native: Native, exchange: Exchange) -> Answer:
     answers={202: Receipt},
     errors=(
         errors.UnknownSchedule,
+        errors.ScheduleBroken,
         errors.ScheduleFinished,
         errors.ScheduleChanged,
         errors.SessionBusy,

@@ -326,7 +326,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Parameters:
         outcome: ``fired``, ``missed`` (ticks were counted, none is to be fired now), ``duplicate`` (it was fired before
             a clock was set back), the code of what refused it; ``set_back`` if the clock was and it has another tick
-            now; ``changed`` if it is not what was read; ``waits`` if nothing is due.
+            now; ``changed`` if it is not what was read; ``waits`` if nothing is due; ``broken`` if what is stored of it
+            cannot be read: it is looked at again much later.
         missed: ticks that were counted as missed.
         sent: what became of the message, for ``fired`` and ``duplicate``.
         schedule: as it stands now; None when it is gone.

@@ -182,6 +182,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
         paused: whether it has no ticks for the time being.
         last: what became of the newest tick.
         problem: why that could not be fired, for people.
+        broken: why its body cannot be read; then only its ids, its revision and its session are known. Never written.
     """
 
     schedule: int = 0
@@ -195,6 +196,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     problem: str | None = None
     created_at: float = 0.0
     updated_at: float = 0.0
+    broken: str | None = None
 
     @property
     def due_at(self) -> float | None:
@@ -346,6 +348,10 @@ class Tables(Protocol):
         """Forget a schedule."""
         ...
 
+    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
+        """Look at a schedule whose body cannot be read no sooner than at ``until``; what is stored of it stays."""
+        ...
+
 
 def due_at(row: SessionRow) -> float:
     """Before when nothing of the mailbox is taken; 0 when something may be taken at once, or nothing waits."""
@@ -485,16 +491,22 @@ def schedule_view(row: ScheduleRow) -> ScheduleView:
     """A schedule as people see it."""
     progress = row.progress
     return ScheduleView(
+def _state(row: ScheduleRow) -> Literal["active", "paused", "finished", "broken"]:
+    if row.broken is not None:
+        return "broken"
+    return "finished" if row.progress.tick_at is None else "paused" if row.paused else "active"
+
+
         **msgspec.structs.asdict(row.spec),
         schedule_id=row.schedule_id,
         principal=row.principal,
-        state="finished" if progress.tick_at is None else "paused" if row.paused else "active",
+        state=_state(row),
         next_at=row.due_at,
         fired=progress.fired,
         missed=progress.missed,
         refused=progress.refused,
         last=row.last,
-        problem=row.problem,
+        problem=row.broken or row.problem,
         created_at=row.created_at,
         updated_at=row.updated_at,
     )

@@ -6,6 +6,8 @@ Invariants:
   is durable without the other.
 - Nothing that refuses a message stops its schedule: the tick is counted and noted, and the next one comes in its time.
   A schedule whose ticks cannot be told any more (its time zone is gone) is paused, so that it is not tried in a loop.
+- A schedule that cannot be read stops no other one: it is put off, and what is stored of it stays as it is until it is
+  put again or deleted.
 - What is fired is what the caller read: whatever happened to the schedule meanwhile has made another revision.
 """
 
@@ -21,6 +23,7 @@ from holdfast.errors import (
     InvalidSchedule,
     LimitExceeded,
     MailboxFull,
+    ScheduleBroken,
     ScheduleChanged,
     ScheduleFinished,
     SessionBusy,
@@ -37,6 +40,8 @@ __all__ = ["delete_schedule", "fire_schedule", "pause_schedule", "put_schedule"]
 
 _PASSING = (SessionBusy, MailboxFull)
 """Refusals that pass by themselves."""
+_LOOK_AGAIN_S = 3600.0
+"""After this time a schedule that cannot be read is looked at again: a newer version may have been installed."""
 _BODY_HASH = b"schedule"
 """Of what schedules send: another length than that of any other message, so that nobody passes for one."""
 _replace = msgspec.structs.replace
@@ -76,7 +81,15 @@ def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
     progress = row.progress
     if _cadence(row.spec) != _cadence(spec):
         progress = schedules.begin(spec, _seed(principal, schedule_id), at)
-    row = _changed(row, spec=spec, progress=progress, problem=None, updated_at=at)
+    row = _changed(
+        row,
+        spec=spec,
+        progress=progress,
+        problem=None,
+        broken=None,
+        created_at=at if row.broken is not None else row.created_at,
+        updated_at=at,
+    )
     tables.save_schedule(row)
     return schedule_view(row)
 
@@ -92,9 +105,15 @@ def _existing(tables: Tables, principal: str, schedule_id: str) -> ScheduleRow:
     return row
 
 
+def _check_whole(row: ScheduleRow) -> None:
+    if row.broken is not None:
+        raise ScheduleBroken(f"the schedule {row.schedule_id!r} is broken: {row.broken}")
+
+
 def pause_schedule(tables: Tables, principal: str, schedule_id: str, paused: bool, at: float) -> ScheduleView:
     """See `Store.pause_schedule`."""
     row = _existing(tables, principal, schedule_id)
+    _check_whole(row)
     if row.paused is not paused:
         progress = row.progress
         if not paused:
@@ -123,6 +142,9 @@ def fire_schedule(tables: Tables, request: Fire) -> Fired:
 
 def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
     at = request.send.at
+    if row.broken is not None:
+        tables.put_off_schedule(row, at=at, until=at + _LOOK_AGAIN_S)
+        return Fired(outcome="broken", schedule=schedule_view(row), problem=row.broken)
     if row.paused:
         return Fired(outcome="waits", schedule=schedule_view(row))
     try:
@@ -166,6 +188,7 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 
 
 def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
+    _check_whole(row)
     if row.progress.tick_at is None:
         raise ScheduleFinished(f"the schedule {row.schedule_id!r} is finished")
     sent = _send(tables, row, request, f"schedule:{row.schedule}:{request.send.message_id}")

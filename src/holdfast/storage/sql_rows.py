@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.errors import told
 from holdfast.protocol.events import encode_json
 from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
+from holdfast.protocol.schedules import Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.records import (
     EndedRun,
@@ -207,9 +209,20 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
 
 
 def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
-    """A schedule from its row's id and body."""
-    schedule, body = columns
-    return msgspec.structs.replace(_decode_schedule(body), schedule=schedule)
+    """A schedule from its row. One whose body cannot be read is ``broken``: the others go on without it."""
+    schedule, principal, schedule_id, revision, session, body = columns
+    try:
+        return msgspec.structs.replace(_decode_schedule(body), schedule=schedule)
+    except (TypeError, ValueError) as error:
+        return ScheduleRow(
+            schedule=schedule,
+            principal=principal,
+            schedule_id=schedule_id,
+            revision=revision,
+            spec=ScheduleSpec(session=session, text=""),
+            progress=Progress(anchor_at=0.0, tick_at=None, due_at=None, decided_at=0.0),
+            broken=f"what is stored of it cannot be read, a newer version wrote it or it is damaged: {told(error)}",
+        )
 
 
 def schedule_columns(row: ScheduleRow) -> tuple[object, ...]:

@@ -347,6 +347,10 @@ class SqlTables:
         self._between()
         database = self._database
         dropped = 0
+    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
+        self._database.write("put_off_schedule", until, at, row.schedule)
+        self._between()
+
         for (session,) in database.query("tombstones", after, upto, tombstones_before):
             for (body,) in database.query("ended_runs", session, session, _ALL, session):
                 run = decode_run(body)

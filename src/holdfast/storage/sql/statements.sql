@@ -241,10 +241,10 @@ UPDATE schedule SET revision = ?, session = ?, due_at = ?, decided_at = ?, body 
 DELETE FROM schedule WHERE schedule = ? AND revision = ?
 
 -- name: schedule_by_id
-SELECT schedule, body FROM schedule WHERE principal = ? AND schedule_id = ?
+SELECT schedule, principal, schedule_id, revision, session, body FROM schedule WHERE principal = ? AND schedule_id = ?
 
 -- name: schedule_by_number
-SELECT schedule, body FROM schedule WHERE schedule = ?
+SELECT schedule, principal, schedule_id, revision, session, body FROM schedule WHERE schedule = ?
 
 -- name: schedules_of
 SELECT count(*) FROM schedule WHERE principal = ?
@@ -252,22 +252,26 @@ SELECT count(*) FROM schedule WHERE principal = ?
 -- name: due_schedules
 -- Parameters: now, the time after which a decision was made under a clock that was set back, limit. Principals in turn.
 -- Bodies may be large: only those that are answered are read.
-SELECT schedule, body FROM (
+SELECT schedule, principal, schedule_id, revision, session, body FROM (
     SELECT schedule AS number, row_number() OVER (PARTITION BY principal ORDER BY due_at, schedule) AS turn
     FROM schedule WHERE due_at <= ? OR decided_at > ? ORDER BY turn, due_at, schedule LIMIT ?
 ) AS due JOIN schedule ON schedule.schedule = due.number ORDER BY turn, due_at, schedule
 
 -- name: next_schedule
+-- name: put_off_schedule
+-- Of a row whose body cannot be read, which stays as it is: when it is looked at again.
+UPDATE schedule SET due_at = ?, decided_at = ? WHERE schedule = ?
+
 SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL
 
 -- name: schedules
-SELECT schedule, body FROM schedule ORDER BY schedule LIMIT ?
+SELECT schedule, principal, schedule_id, revision, session, body FROM schedule ORDER BY schedule LIMIT ?
 
 -- name: schedules_of_principal
-SELECT schedule, body FROM schedule WHERE principal = ? ORDER BY schedule LIMIT ?
+SELECT schedule, principal, schedule_id, revision, session, body FROM schedule WHERE principal = ? ORDER BY schedule LIMIT ?
 
 -- name: schedules_of_session
-SELECT schedule, body FROM schedule WHERE principal = ? AND session = ? ORDER BY schedule LIMIT ?
+SELECT schedule, principal, schedule_id, revision, session, body FROM schedule WHERE principal = ? AND session = ? ORDER BY schedule LIMIT ?
 
 -- name: add_key
 INSERT INTO api_key (key_id, principal, role, digest, created_at, label, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)
