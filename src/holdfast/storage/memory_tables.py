@@ -280,13 +280,13 @@ class MemoryTables:
         if row.due_at is not None:
             insort(self.by_due, (row.due_at, row.schedule))
 
+    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
+        raise AssertionError("rows in memory are values, which can all be read")
+
     def drop_schedule(self, row: ScheduleRow) -> None:
         self._not_due(row)
         del self.schedules[row.schedule]
         del self._schedule_ids[row.principal, row.schedule_id]
-    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
-        raise AssertionError("rows in memory are values, which can all be read")
-
         self._schedule_counts[row.principal] -= 1
 
     def _not_due(self, row: ScheduleRow) -> None:

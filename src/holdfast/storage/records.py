@@ -344,12 +344,12 @@ class Tables(Protocol):
         """Write a schedule that was changed; its revision has grown by one."""
         ...
 
-    def drop_schedule(self, row: ScheduleRow) -> None:
-        """Forget a schedule."""
-        ...
-
     def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
         """Look at a schedule whose body cannot be read no sooner than at ``until``; what is stored of it stays."""
+        ...
+
+    def drop_schedule(self, row: ScheduleRow) -> None:
+        """Forget a schedule."""
         ...
 
 
@@ -487,16 +487,16 @@ def schedule_due(row: ScheduleRow) -> DueSchedule:
     )
 
 
-def schedule_view(row: ScheduleRow) -> ScheduleView:
-    """A schedule as people see it."""
-    progress = row.progress
-    return ScheduleView(
 def _state(row: ScheduleRow) -> Literal["active", "paused", "finished", "broken"]:
     if row.broken is not None:
         return "broken"
     return "finished" if row.progress.tick_at is None else "paused" if row.paused else "active"
 
 
+def schedule_view(row: ScheduleRow) -> ScheduleView:
+    """A schedule as people see it."""
+    progress = row.progress
+    return ScheduleView(
         **msgspec.structs.asdict(row.spec),
         schedule_id=row.schedule_id,
         principal=row.principal,

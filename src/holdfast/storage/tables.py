@@ -327,6 +327,10 @@ class SqlTables:
             raise SessionChanged
         self._between()
 
+    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
+        self._database.write("put_off_schedule", until, at, row.schedule)
+        self._between()
+
     def drop_schedule(self, row: ScheduleRow) -> None:
         if self._database.write("drop_schedule", row.schedule, row.revision) != 1:
             raise SessionChanged
@@ -347,10 +351,6 @@ class SqlTables:
         self._between()
         database = self._database
         dropped = 0
-    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
-        self._database.write("put_off_schedule", until, at, row.schedule)
-        self._between()
-
         for (session,) in database.query("tombstones", after, upto, tombstones_before):
             for (body,) in database.query("ended_runs", session, session, _ALL, session):
                 run = decode_run(body)

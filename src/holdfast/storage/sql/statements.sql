@@ -237,6 +237,10 @@ VALUES (?, ?, ?, ?, ?, ?, ?)
 -- The last parameters: the row, and the revision that was read: what somebody else changed is not written.
 UPDATE schedule SET revision = ?, session = ?, due_at = ?, decided_at = ?, body = ? WHERE schedule = ? AND revision = ?
 
+-- name: put_off_schedule
+-- Of a row whose body cannot be read, which stays as it is: when it is looked at again.
+UPDATE schedule SET due_at = ?, decided_at = ? WHERE schedule = ?
+
 -- name: drop_schedule
 DELETE FROM schedule WHERE schedule = ? AND revision = ?
 
@@ -258,10 +262,6 @@ SELECT schedule, principal, schedule_id, revision, session, body FROM (
 ) AS due JOIN schedule ON schedule.schedule = due.number ORDER BY turn, due_at, schedule
 
 -- name: next_schedule
--- name: put_off_schedule
--- Of a row whose body cannot be read, which stays as it is: when it is looked at again.
-UPDATE schedule SET due_at = ?, decided_at = ? WHERE schedule = ?
-
 SELECT min(due_at) FROM schedule WHERE due_at IS NOT NULL
 
 -- name: schedules
