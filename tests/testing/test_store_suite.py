@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from holdfast.storage import MemoryStore
-from holdfast.storage.port import Committed, RunCommit
+from holdfast.errors import HoldfastError
 from holdfast.testing import STORE_CHECKS, run_store_check
-
-
-class Forgetful(MemoryStore):
-    """Commits a run without its transcript."""
-
-    def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
-        return super().commit_run(RunCommit(lease=commit.lease, status=commit.status, at=commit.at))
+from tests.testing import store_faults_people, store_faults_records  # noqa: F401 - they add to FAULTS
+from tests.testing.store_faults import FAULTS, CommitsOnlyTheEnd
 
 
 def test_a_broken_rule_is_named_with_the_verb_and_the_port() -> None:
     [check] = [one for one in STORE_CHECKS if one.__name__ == "a_commit_writes_everything_and_frees_the_slot"]
     with pytest.raises(AssertionError) as failed:
-        run_store_check(check, Forgetful)
+        run_store_check(check, CommitsOnlyTheEnd)
     verb, rule = failed.value.__notes__[-2:]
     assert verb.startswith("the verb before it: Store.commit_run: End a run: its last events")
     assert "a commit writes everything and frees the slot" in rule
     assert "holdfast/storage/port.py" in rule
+
+
+@pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
+def test_the_check_finds_a_store_with_the_fault(check: Any) -> None:
+    store = FAULTS[check.__name__]()
+    with pytest.raises((AssertionError, HoldfastError)) as failed:
+        run_store_check(check, lambda: store)
+    assert any("the rule that is broken" in note for note in failed.value.__notes__)
 
 
 @pytest.mark.parametrize("name", ["STORE_CHECKS", "MODEL_CHECKS", "AGENT_CHECKS", "CHANNEL_CHECKS"])
