@@ -84,6 +84,71 @@ def test_an_error_in_an_adopted_task_stays_with_who_awaits_it(installed: Callabl
     installed(main)
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_who_exits_in_a_task_of_foreign_code_ends_the_task_and_not_the_loop(
+    installed: Callable[[Main], None], depth: int
+) -> None:
+    async def leaves() -> None:
+        await asyncio.sleep(0)
+        sys.exit(3)
+
+    async def works() -> str:
+        return await asyncio.sleep(0.05, "done")
+
+    async def below(depth: int) -> None:
+        if depth:
+            await asyncio.create_task(below(depth - 1))
+        else:
+            await asyncio.create_task(leaves(), name="leaver")
+
+    async def main() -> None:
+        async with Scope("other") as other:
+            busy = other.spawn(works())
+            async with Scope("run", detached=True) as scope:
+                with pytest.raises(RuntimeError, match=r"leaves called sys\.exit\(3\)") as caught:
+                    await below(depth)
+                assert isinstance(caught.value.__cause__, SystemExit)
+                assert not scope.interrupt.triggered
+            assert await busy == "done"
+
+    installed(main)
+
+
+def test_a_guarded_task_is_seen_and_cancelled_as_before(installed: Callable[[Main], None]) -> None:
+    begun: list[str] = []
+
+    async def library() -> None:
+        begun.append("library")
+        try:
+            await forever()
+        except asyncio.CancelledError as error:
+            begun.append(str(error))
+            raise
+
+    async def quits() -> int:
+        raise KeyError("own")
+
+    async def main() -> None:
+        async with Scope("run"):
+            never = asyncio.create_task(library())
+            assert "library" in repr(never)
+            never.cancel("before it began")
+            with pytest.raises(asyncio.CancelledError):
+                await never
+            assert begun == []
+            seen = asyncio.create_task(library())
+            await asyncio.sleep(0)
+            seen.cancel("enough")
+            with pytest.raises(asyncio.CancelledError):
+                await seen
+            assert begun == ["library", "enough"]
+            with pytest.raises(KeyError, match="own"):
+                await asyncio.create_task(quits())
+        gc.collect()  # nothing is left that says it was never awaited
+
+    installed(main)
+
+
 def test_a_task_started_below_an_adopted_one_is_adopted_too(installed: Callable[[Main], None]) -> None:
     async def main() -> None:
         ended: list[str] = []

@@ -7,6 +7,8 @@ Invariants
 - Tasks and executor calls become members of the scope in whose context they were started. Their results and errors
   belong to the foreign code that started them: an error does not interrupt the scope.
 - During the grace of a stop clean-up code may still start tasks and calls; after it they are born cancelled.
+- Who calls ``sys.exit()`` in such a task or call ends that, with an error that says so, and not the loop: others have
+  their work on it. Ctrl-C, `KeyboardInterrupt`, is the user's and goes its way.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from types import CoroutineType
 from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
@@ -25,7 +28,7 @@ from holdfast.runtime.adoption_threads import call_name, starting_scope, watch_t
 from holdfast.runtime.enclosure import current_place, inside
 from holdfast.runtime.forked import watch_forks
 from holdfast.runtime.membership import Membership
-from holdfast.runtime.owned_tasks import TaskHandle
+from holdfast.runtime.owned_tasks import TaskHandle, without_exit
 from holdfast.runtime.owned_threads import ThreadHandle
 from holdfast.runtime.scope import Scope, current_scope
 from holdfast.runtime.threads import ThreadPool, shared_threads
@@ -69,9 +72,15 @@ class TaskAdopter:
         # A context that was given may be shared by several tasks, and may be the current one: it is left as it is.
         handle._context = context
         adopted = scope._adopt(handle)
+        work = coroutine
+        if adopted and isinstance(coroutine, CoroutineType):
+            handle._coroutine = coroutine
+            work = without_exit(coroutine)
         try:
-            task = self._make(loop, coroutine, options)
+            task = self._make(loop, work, options)
         except BaseException:
+            if work is not coroutine:
+                work.close()
             scope._discard(handle, None)
             raise
         if adopted:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from holdfast.protocol.stopping import Abandoned, Cause
 from holdfast.runtime.enclosure import Enclosure, current_place, task_stack
@@ -15,9 +16,26 @@ from holdfast.runtime.members import Handle, Member
 if TYPE_CHECKING:
     from holdfast.runtime.membership import Membership
 
-__all__ = ["TaskHandle"]
+__all__ = ["TaskHandle", "without_exit"]
 
 T = TypeVar("T")
+
+
+def without_exit(coroutine: CoroutineType[Any, Any, T]) -> CoroutineType[Any, Any, T]:
+    """The same for a task of foreign code, but that a `SystemExit` is an error of the task and does not end the loop.
+
+    Where it never begins, closing ``coroutine`` is left to the caller.
+    """
+    guarded = cast(CoroutineType[Any, Any, T], _guarded(coroutine))
+    guarded.__name__, guarded.__qualname__ = coroutine.__name__, coroutine.__qualname__
+    return guarded
+
+
+async def _guarded(coroutine: CoroutineType[Any, Any, T]) -> T:
+    try:
+        return await coroutine
+    except SystemExit as left:
+        raise RuntimeError(f"{coroutine.__qualname__} called sys.exit({left.code!r})") from left
 
 
 class TaskHandle(Handle[T]):
@@ -72,6 +90,9 @@ class TaskHandle(Handle[T]):
         self.task = None
         if self.adopted:
             # Its owner is foreign code: the task keeps its result and error, and nobody awaits this handle.
+            coroutine, self._coroutine = self._coroutine, None
+            if coroutine is not None:
+                coroutine.close()  # where the task was cancelled before its first step; else it is over
             self._settle(None, None)
             self.scope._discard(self, None)
             return
@@ -115,7 +136,7 @@ class TaskHandle(Handle[T]):
 
     def _abandon(self) -> Abandoned:
         self._take_name()
-        stack = task_stack(self.task)
+        stack = task_stack(self.task)[0 if self._coroutine is None else 1 :]  # from foreign code's own on
         self._settle(None, self._stopped("it did not end and was abandoned"))
         return Abandoned(kind="task", name=self.name, stack=stack)
 
