@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -304,7 +306,13 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
     assert "1 fired" in removed
     left = json.loads(server.run("schedule", "ls", "--all", "--json").stdout)["schedules"]
     assert [view["schedule_id"] for view in left] == ["daily"]
+    with closing(sqlite3.connect(server.folder / "holdfast.db")) as database, database:
+        database.execute("UPDATE schedule SET body = 'damaged' WHERE schedule_id = 'daily'")
+    broken = server.run("schedule", "ls").stdout.splitlines()
+    assert broken[1].split()[:5] == ["daily", "timed", "broken", "-", "-"]
+    assert broken[2].startswith("daily: what is stored of it cannot be read")
     for arguments, code, word in (
+        (["pause", "daily"], 4, "schedule_broken"),
         (["add", "x", "--cron", "0 0 30 2 *"], 4, "invalid_schedule"),
         (["add", "x"], 4, "invalid_schedule"),
         (["add", "x", "--every", "9", "--miss", "never"], 4, "invalid_schedule"),

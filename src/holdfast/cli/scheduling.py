@@ -155,7 +155,9 @@ def _counts(view: ScheduleView) -> str:
 
 
 def _when(view: ScheduleView) -> str:
-    return f"every {view.every_s:g} s" if view.every_s is not None else f"{view.cron} ({view.timezone})"
+    if view.every_s is not None:
+        return f"every {view.every_s:g} s"
+    return "-" if view.cron is None else f"{view.cron} ({view.timezone})"  # None: it is broken
 
 
 def _next(view: ScheduleView) -> str:

@@ -274,6 +274,7 @@ def _schedules(schedules: list[ScheduleView], everybody: bool) -> str:
     for view in schedules:
         owner = f'<span class="soft"> of {escape(view.principal)}</span>' if everybody else ""
         when = f"every {view.every_s:g} s" if view.every_s is not None else f"{view.cron} ({view.timezone})"
+        when = "" if view.state == "broken" else when
         due = view.state if view.next_at is None else _time(view.next_at)
         problem = f'<br><span class="bad">{escape(view.problem)}</span>' if view.problem else ""
         rows.append(
