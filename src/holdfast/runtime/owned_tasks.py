@@ -26,7 +26,7 @@ def without_exit(coroutine: CoroutineType[Any, Any, T]) -> CoroutineType[Any, An
 
     Where it never begins, closing ``coroutine`` is left to the caller.
     """
-    guarded = cast(CoroutineType[Any, Any, T], _guarded(coroutine))
+    guarded = cast("CoroutineType[Any, Any, T]", _guarded(coroutine))
     guarded.__name__, guarded.__qualname__ = coroutine.__name__, coroutine.__qualname__
     return guarded
 
