@@ -22,7 +22,7 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.host.history import through
 from holdfast.host.session import Session
 from holdfast.protocol.events import TextDelta, ToolStarted
-from holdfast.protocol.messages import Message
+from holdfast.protocol.messages import KeptState, Message
 from holdfast.protocol.transcript import RunTranscript
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
@@ -209,7 +209,7 @@ def test_a_branch_has_the_state_and_an_import_what_was_said() -> None:
             assert await host.session("branch").ask("b") == "2 of 3"
             assert await session.ask("b") == "2 of 3"
             export = await session.export()
-            assert not any(entry.kept for entry in [*export.entries, *await session.transcript()])
+            assert not any(entry.kept is not None for entry in [*export.entries, *await session.transcript()])
             await host.session("imported").import_history(export)
             assert await host.session("imported").ask("c") == "1 of 5"  # a count is said nowhere
 
@@ -265,12 +265,15 @@ def test_what_an_import_says_was_kept_is_not_taken() -> None:
         async with hosted(graph_agent(graphs.counting(), name="counting")) as host:
             session = host.session("s")
             await session.ask("a")
-            kept = (await host.store.transcript((await session.info()).number))[-1].kept
-            assert kept
+            number = (await session.info()).number
+            kept = (await host.store.transcript(number))[-1].kept
+            assert kept is not None
+            whole = KeptState(by=kept.by, body=await host.store.kept(number, kept.n))
             export = await session.export()
-            forged = [msgspec.structs.replace(entry, kept=kept) for entry in export.entries]
-            await host.session("t").import_history(msgspec.structs.replace(export, entries=tuple(forged)))
-            assert await host.session("t").ask("b") == "1 of 3"
+            for key, stolen in (("its number", kept), ("its body", whole)):
+                forged = [msgspec.structs.replace(entry, kept=stolen) for entry in export.entries]
+                await host.session(key).import_history(msgspec.structs.replace(export, entries=tuple(forged)))
+                assert await host.session(key).ask("b") == "1 of 3"
 
     run(test())
 
@@ -278,11 +281,9 @@ def test_what_an_import_says_was_kept_is_not_taken() -> None:
 @pytest.mark.parametrize("packed", ["", "!!!!", "AAAA", "eJx", "AA=="])
 def test_a_state_that_cannot_be_read_begins_anew_with_what_was_said(packed: str) -> None:
     class Broken(MemoryStore):
-        async def transcript(self, *args: Any, **kwargs: Any) -> Any:
-            return [
-                msgspec.structs.replace(entry, kept=f"langgraph 1 counting\n{packed}" if entry.kept else "")
-                for entry in await super().transcript(*args, **kwargs)
-            ]
+        async def kept(self, session: int, n: int) -> str:
+            assert (await super().kept(session, n)).startswith("langgraph 1 counting\n")
+            return f"langgraph 1 counting\n{packed}"
 
     async def test() -> None:
         async with hosted(graph_agent(graphs.counting(), name="counting"), store=Broken()) as host:
@@ -293,15 +294,16 @@ def test_a_state_that_cannot_be_read_begins_anew_with_what_was_said(packed: str)
 
 
 def test_only_a_completed_run_keeps_something_and_a_late_result_none_of_it() -> None:
+    mine = KeptState(by="me", body="mine")
     for status in ("completed", "failed", "interrupted"):
         transcript = RunTranscript("r", [Message(message_id="m", seq=1, content="hi")])
         transcript.feed(ToolStarted(run_id="r", call_id="r.1", name="look"))
         transcript.say("meanwhile")
-        transcript.kept = "mine"
+        transcript.kept = mine
         entries = transcript.entries(status=status)
-        assert [entry.kept for entry in entries] == ["", "", "", "mine" if status == "completed" else ""]
-    numbered = [msgspec.structs.replace(entry, n=n, kept="mine") for n, entry in enumerate(entries, 1)]
-    assert [(entry.n, entry.kept) for entry in through(numbered, 2)] == [(1, "mine"), (2, "mine"), (4, "")]
+        assert [entry.kept for entry in entries] == [None, None, None, mine if status == "completed" else None]
+    numbered = [msgspec.structs.replace(entry, n=n, kept=mine) for n, entry in enumerate(entries, 1)]
+    assert [(entry.n, entry.kept) for entry in through(numbered, 2)] == [(1, mine), (2, mine), (4, None)]
 
 
 class Logged(TypedDict):

@@ -1,9 +1,11 @@
 """A file of an older schema opens with all its data, and a crash on the way leaves it as it was.
 
-``version_1.sql`` is the dump of a file that Holdfast wrote when its schema had version 1.
+``version_1.sql`` and ``version_3.sql`` are dumps of files that Holdfast wrote when its schema had that version; in the
+second, the log is pruned, and what agents keep stands in the transcript.
 """
 
 import asyncio
+import json
 import pathlib
 import sqlite3
 from contextlib import closing
@@ -12,11 +14,13 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.errors import HoldfastError
+from holdfast.protocol.messages import KeptState
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import Claim, EditHistory, RunCommit, Send
 from tests.storage.audit import audit, recover
 
 OLD = pathlib.Path(__file__).with_name("version_1.sql").read_text("utf-8")
+WITH_STATES = pathlib.Path(__file__).with_name("version_3.sql").read_text("utf-8")
 
 
 def run(coroutine):
@@ -32,6 +36,14 @@ def path(tmp_path):
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(OLD)
+    return path
+
+
+@pytest.fixture
+def with_states(tmp_path):
+    path = tmp_path / "with_states.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(WITH_STATES)
     return path
 
 
@@ -70,13 +82,56 @@ async def contents(store, key):
     return [entry.content for entry in await store.transcript(await number(store, key))]
 
 
-def test_an_old_file_has_the_shape_of_a_new_one_once_it_was_opened(path, tmp_path):
+def pieces(path):
+    """All pieces of transcripts, decoded."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(
+            "SELECT session, run_id, entries FROM run WHERE entries IS NOT NULL"
+            " UNION ALL SELECT session, edit_id, entries FROM edit WHERE entries IS NOT NULL"
+        ).fetchall()
+    return {(session, piece): [json.loads(line) for line in entries.split(b"\n")] for session, piece, entries in rows}
+
+
+def test_an_old_file_has_the_shape_of_a_new_one_once_it_was_opened(path, with_states, tmp_path):
     async def main():
-        for file in (path, tmp_path / "new.db"):
+        for file in (path, with_states, tmp_path / "new.db"):
             await (await begin(file)).close()
 
     run(main())
-    assert shape(path) == shape(tmp_path / "new.db")
+    assert shape(path) == shape(with_states) == shape(tmp_path / "new.db")
+
+
+def test_what_agents_kept_moves_out_of_the_transcript_whole(with_states):
+    before = pieces(with_states)
+    kept = {
+        (session, entry["n"]): entry["kept"]
+        for (session, _), entries in before.items()
+        for entry in entries
+        if "kept" in entry
+    }
+    assert len(kept) == 10
+    assert any('"kept":"' in entry["content"] for entries in before.values() for entry in entries)
+
+    async def main():
+        for _ in range(2):
+            store = await begin(with_states)
+            await audit(store)
+            for view in await store.sessions(principal=None, limit=9):
+                for entry in await store.transcript(view.number):
+                    body = kept.get((view.number, entry.n), "")
+                    assert await store.kept(view.number, entry.n) == body
+                    assert entry.kept == (KeptState(by="langgraph 1 counting", n=entry.n) if body else None)
+            await store.close()
+
+    run(main())
+    for entries in before.values():
+        for entry in entries:
+            if "kept" in entry:
+                entry["kept"] = {"by": "langgraph 1 counting", "n": entry["n"]}
+    assert pieces(with_states) == before
+    with closing(sqlite3.connect(with_states)) as connection:
+        rows = connection.execute("SELECT session, n, body FROM kept").fetchall()
+    assert {(session, n): body.decode() for session, n, body in rows} == kept, "also of what was undone"
 
 
 def test_an_old_file_keeps_its_data_and_goes_on(path):
@@ -116,10 +171,14 @@ def test_an_old_file_keeps_its_data_and_goes_on(path):
 
 
 @pytest.mark.parametrize("point", ["before_write", "between_writes", "before_commit"])
-def test_a_migration_that_breaks_off_has_changed_nothing(path, point):
+def test_a_migration_that_breaks_off_has_changed_nothing(path, with_states, point):
     before = shape(path)
+    states = shape(with_states), pieces(with_states)
 
     async def main():
+        with failpoints.arm(f"sqlite.open.{point}", error=OSError("now")), pytest.raises((HoldfastError, OSError)):
+            await begin(with_states)
+        assert (shape(with_states), pieces(with_states)) == states
         with failpoints.arm(f"sqlite.open.{point}", error=OSError("now")), pytest.raises((HoldfastError, OSError)):
             await begin(path)
         assert shape(path) == before

@@ -43,6 +43,10 @@ class Surroundings(Protocol):
         """The session's transcript before this run."""
         ...
 
+    async def kept(self, n: int) -> str:
+        """What an agent kept with the transcript's entry `n` (`KeptState.n`); empty if that cannot be found."""
+        ...
+
     def find_agent(self, name: str) -> Agent:
         """The host's agent of that name. Raises `UnknownAgent`."""
         ...

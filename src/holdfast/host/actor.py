@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.protocol.events import shown
 from holdfast.runtime import Broadcast
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class SessionActor:
     def publish(self, events: Sequence[Stored]) -> None:
         """Show readers what is stored now."""
         if events and not self.log.closed:
-            self.log.publish(events, first_seq=events[0].seq)
+            self.log.publish(shown(events), first_seq=events[0].seq)
             if events[-1].kind == "session.deleted":
                 self.deleted = True
 

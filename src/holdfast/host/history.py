@@ -18,7 +18,7 @@ from holdfast.errors import (
     NotSupported,
     SessionBusy,
 )
-from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, SessionExport
+from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, KeptState, SessionExport
 from holdfast.protocol.states import TERMINAL_RUN_STATES
 from holdfast.protocol.transcript import last_kept
 from holdfast.runtime import Scope
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
     from holdfast.host.session import Session
 
-__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "shown", "through"]
+__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "shown", "through", "with_states"]
 
 
 def shown(entries: Iterable[Entry]) -> list[Entry]:
     """The entries as readers see them: without what agents keep for themselves."""
-    return [msgspec.structs.replace(entry, kept="") if entry.kept else entry for entry in entries]
+    return [msgspec.structs.replace(entry, kept=None) if entry.kept is not None else entry for entry in entries]
 
 
 async def edit(
@@ -108,6 +108,18 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
     return [*(entry for entry in entries if entry.n <= through_n), *shown(late)]
 
 
+async def with_states(host: Host, session: int, entries: Sequence[Entry]) -> list[Entry]:
+    """These entries of a session with all that is kept with them, for another session."""
+    whole = []
+    for entry in entries:
+        if entry.kept is not None:
+            body = await host.store.kept(session, entry.kept.n)
+            kept = KeptState(by=entry.kept.by, body=body) if body else None
+            entry = msgspec.structs.replace(entry, kept=kept)
+        whole.append(entry)
+    return whole
+
+
 async def compact(host: Host, session: Session, keep: int) -> None:
     """See `SessionLike.compact`. A transcript that is short already is left as it is."""
     view = await session.info()
@@ -178,4 +190,4 @@ def check_import(export: SessionExport) -> list[Entry]:
     named = {attachment.digest for entry in entries for attachment in entry.attachments}
     if missing := named - export.attachments.keys():
         raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}", hint=_UNCHANGED)
-    return [msgspec.structs.replace(entry, n=0, kept="") for entry in entries]  # what agents keep is never taken in
+    return [msgspec.structs.replace(entry, n=0, kept=None) for entry in entries]  # what agents keep is never taken in

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import InvalidCursor, UnknownMessage, UnknownSession
-from holdfast.protocol.events import Gap, Stored, parse_cursor
+from holdfast.protocol.events import Gap, Stored, parse_cursor, shown
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ async def _is_settled(host: Host, session: int, key: str, message_id: str) -> bo
 async def _from_store(host: Host, session: int, cursor: int, until: int) -> Sequence[Stored] | Gap:
     page = [event for event in await host.store.read_events(session, after=cursor, limit=PAGE) if event.seq > cursor]
     if page and page[0].seq == cursor + 1:
-        return page
+        return shown(page)
     return Gap(after=cursor, until=page[0].seq - 1 if page else until, reason="pruned")
 
 

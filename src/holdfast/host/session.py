@@ -402,7 +402,9 @@ class Session:
         if through_n is not None and through_n < 0:
             raise InvalidRequest(f"through_n is {through_n!r}; it is the number of an entry, or 0 for none")
         other = Session(self._host, self.principal, key, self._agent)
-        entries = history.through(await self._host.store.transcript(await self._row()), through_n)
+        row = await self._row()
+        entries = history.through(await self._host.store.transcript(row), through_n)
+        entries = await history.with_states(self._host, row, entries)
         view = await self.info()
         await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
         return await other.info()

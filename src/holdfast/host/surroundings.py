@@ -81,6 +81,10 @@ class RunSurroundings:
         """The session's transcript before this run."""
         return await self._host.store.transcript(self._run.actor.session)
 
+    async def kept(self, n: int) -> str:
+        """What an agent kept with the transcript's entry `n`."""
+        return await self._host.store.kept(self._run.actor.session, n)
+
     def find_agent(self, name: str) -> Agent:
         """The host's agent of that name. Raises `UnknownAgent`."""
         try:

@@ -5,6 +5,7 @@ An event is stored without its number: the store allocates the number, and `wire
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -46,6 +47,7 @@ __all__ = [
     "format_cursor",
     "parse_cursor",
     "plain",
+    "shown",
     "wire",
 ]
 
@@ -168,7 +170,8 @@ class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
         calls: the calls it asks for, with our ids.
         usage: of this request.
         model: the model's own name for itself.
-        state: what the model layer needs back with the next request of this run, such as signatures. Opaque.
+        state: what the run needs back in a later step or attempt, such as a model's signatures. Opaque, and not shown
+            to readers.
     """
 
     run_id: str
@@ -311,6 +314,8 @@ EVENT_KINDS: tuple[str, ...] = tuple(str(member.__struct_config__.tag) for membe
 _kinds: dict[type, str] = {member: str(member.__struct_config__.tag) for member in Event.__args__}
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+_step_decoder = msgspec.json.Decoder(StepFinished)
+_STEP_FINISHED = _kinds[StepFinished]
 
 
 def plain(text: str) -> str:
@@ -350,6 +355,18 @@ def _all_plain(value: Any) -> Any:
 def wire(stored: Stored) -> bytes:
     """The JSON of a stored event, number included, as it stands behind ``data:``."""
     return b'{"seq":%d,%b' % (stored.seq, stored.body[1:])
+
+
+def shown(events: Sequence[Stored]) -> list[Stored]:
+    """The events as readers get them: without what a run writes down for itself alone, `StepFinished.state`."""
+    return [_without_state(event) if event.kind == _STEP_FINISHED else event for event in events]
+
+
+def _without_state(stored: Stored) -> Stored:
+    step = _step_decoder.decode(stored.body)
+    if step.state is None:
+        return stored
+    return stored._replace(body=_encoder.encode(msgspec.structs.replace(step, state=None)))
 
 
 def decode_event(stored: Stored) -> Event:

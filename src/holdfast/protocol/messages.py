@@ -20,6 +20,7 @@ __all__ = [
     "Disposition",
     "Entry",
     "HistoryEdit",
+    "KeptState",
     "MailboxItem",
     "Message",
     "MessageState",
@@ -204,6 +205,21 @@ class Settlement(Value, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class KeptState(Value, frozen=True, kw_only=True):
+    """What the agent of a completed run keeps for the session's next one.
+
+    Parameters:
+        by: who keeps it; only the newest of the same is read.
+        body: the state, opaque, on its way into the store. Entries that were read have it not: `Store.kept` gives it.
+        n: where the store has it, the number of the entry it came with; 0 on its way in. An entry that takes the place
+            of others in the same session may carry on what they kept.
+    """
+
+    by: str
+    body: str = ""
+    n: int = 0
+
+
 class Entry(Value, frozen=True, kw_only=True):
     """One entry of a transcript.
 
@@ -218,8 +234,8 @@ class Entry(Value, frozen=True, kw_only=True):
         partial: the run was interrupted before the text was whole.
         status: of a ``tool_result``; ``interrupted`` stands for a call that has no result of its own.
         attachments: of a ``user`` entry.
-        kept: what the agent of a completed run keeps for the session's next one; opaque, and not shown to readers.
-            It goes and comes with the run's entries.
+        kept: what the agent of a completed run keeps for the session's next one; not shown to readers. It goes and
+            comes with the run's entries.
     """
 
     n: int = 0
@@ -232,7 +248,7 @@ class Entry(Value, frozen=True, kw_only=True):
     partial: bool = False
     status: Literal["ok", "error", "interrupted"] = "ok"
     attachments: tuple[Attachment, ...] = ()
-    kept: str = ""
+    kept: KeptState | None = None
 
 
 class MailboxItem(Value, frozen=True, kw_only=True):

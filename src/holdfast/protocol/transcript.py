@@ -26,7 +26,7 @@ from holdfast.protocol.events import (
     ToolFinished,
     ToolStarted,
 )
-from holdfast.protocol.messages import Entry, Message
+from holdfast.protocol.messages import Entry, KeptState, Message
 from holdfast.protocol.model import NO_RESULT
 
 __all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "result_text"]
@@ -40,9 +40,9 @@ def result_text(result: ToolFinished) -> str:
     return _json(result.result) if result.status == "ok" else result.error or NO_RESULT
 
 
-def last_kept(entries: Sequence[Entry]) -> str:
+def last_kept(entries: Sequence[Entry]) -> KeptState | None:
     """What was kept last in these entries, for the summary that takes their place."""
-    return next((entry.kept for entry in reversed(entries) if entry.kept), "")
+    return next((entry.kept for entry in reversed(entries) if entry.kept is not None), None)
 
 
 def _json(value: object) -> str:
@@ -85,7 +85,7 @@ class RunTranscript:
         self._stepped = False
         self.size = 0
         """Characters of text so far."""
-        self.kept = ""
+        self.kept: KeptState | None = None
         """What the run's last entry keeps for the next run of the session, if this one completes."""
 
     def say(self, text: str) -> None:
@@ -189,7 +189,7 @@ class RunTranscript:
         for call_id in list(self._open):
             self._result(call_id, NO_RESULT, "interrupted")
         entries = self._in_order()
-        if self.kept and entries and status == "completed":
+        if self.kept is not None and entries and status == "completed":
             entries[-1] = msgspec.structs.replace(entries[-1], kept=self.kept)
         return entries
 

@@ -26,17 +26,20 @@ from holdfast.storage.session_log import Log, existing_session, new_session
 __all__ = ["add_attachment", "check_retry", "drop_retried", "edit_history", "kept_attachments", "number_entries"]
 
 
-def number_entries(row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries under the transcript's next numbers."""
+def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """The entries under the transcript's next numbers; what is kept with them is written, each by itself."""
     replace = msgspec.structs.replace
     first = row.next_n
     row.next_n = first + len(entries)
-    return tuple(
-        [
-            replace(entry, n=n) if entry.content.isascii() else replace(entry, n=n, content=plain(entry.content))
-            for n, entry in enumerate(entries, first)
-        ]
-    )
+    numbered = [
+        replace(entry, n=n) if entry.content.isascii() else replace(entry, n=n, content=plain(entry.content))
+        for n, entry in enumerate(entries, first)
+    ]
+    for index, entry in enumerate(numbered):
+        if entry.kept is not None and entry.kept.body:
+            tables.add_kept(row, entry.n, plain(entry.kept.body))
+            numbered[index] = replace(entry, kept=replace(entry.kept, body="", n=entry.n))
+    return tuple(numbered)
 
 
 def kept_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
@@ -122,16 +125,15 @@ def _replace(tables: Tables, request: EditHistory) -> Edited:
             raise SessionBusy(f"the session {request.key!r} has a history", hint="choose a key that is new")
         kept_attachments(tables, request.principal, _attached(request))
     removed = tables.transcript(row, row.history_id) if newest is not None else ()
+    if fresh:
+        tables.add_session(row)
     log = Log(row)
-    entries = number_entries(row, request.entries)
+    entries = number_entries(tables, row, request.entries)
     seq = log.add(_edited(request.edit, request.at, removed=removed, added=len(entries)))
     history = HistoryRow(f"edit_{seq}", row.history_id, True, row.next_n - 1, entries)
     row.history_id = history.history_id
     row.updated_at = request.at
-    if fresh:
-        tables.add_session(row)
-    else:
-        tables.save(row)
+    tables.save(row)
     tables.add_edit(row, history)
     tables.use_attachments(row, [attachment.digest for attachment in _attached(request)])
     return _done(tables, row, removed, log, request.at)

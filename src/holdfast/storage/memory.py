@@ -311,6 +311,13 @@ class MemoryStore:
 
         return await self._do(read)
 
+    async def kept(self, session: int, n: int) -> str:
+        def read(tables: MemoryTables) -> str:
+            found = tables.sessions.get(session)
+            return "" if found is None else found.kept.get(n, "")
+
+        return await self._do(read)
+
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
         def read(tables: MemoryTables) -> tuple[int, SessionView] | None:
             row = tables.find(principal, key)

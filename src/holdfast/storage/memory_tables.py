@@ -75,7 +75,7 @@ class _Attachment(msgspec.Struct, gc=False):
 class _Session:
     """One session's rows. ``entries`` is the transcript as of the history row ``shown``."""
 
-    __slots__ = ("attached", "by_key", "entries", "history", "log", "messages", "row", "runs", "shown")
+    __slots__ = ("attached", "by_key", "entries", "history", "kept", "log", "messages", "row", "runs", "shown")
 
     def __init__(self, row: SessionRow) -> None:
         self.row = row
@@ -84,6 +84,7 @@ class _Session:
         self.by_key: dict[str, str] = {}
         self.runs: dict[str, EndedRun] = {}
         self.history: dict[str, HistoryRow] = {}
+        self.kept: dict[int, str] = {}
         self.entries: list[Entry] = []
         self.shown: str | None = None
         self.attached: set[str] = set()
@@ -216,6 +217,9 @@ class MemoryTables:
             if session.shown == history.previous_id and not history.whole:
                 session.entries.extend(history.entries)
                 session.shown = history.history_id
+
+    def add_kept(self, row: SessionRow, n: int, body: str) -> None:
+        self.sessions[row.session].kept[n] = body
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
         self.sessions[row.session].history[history.history_id] = history

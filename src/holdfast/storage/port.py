@@ -667,7 +667,11 @@ class Store(Protocol):
         ...
 
     async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
-        """Entries with n > after, all as they stand at one moment."""
+        """Entries with n > after, all as they stand at one moment; without the bodies of what is kept with them."""
+        ...
+
+    async def kept(self, session: int, n: int) -> str:
+        """What an agent kept with the entry of that number (`KeptState.n`), also once it was undone; else empty."""
         ...
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:

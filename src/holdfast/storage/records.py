@@ -292,6 +292,10 @@ class Tables(Protocol):
         """Write a run that has ended, with its piece of the transcript."""
         ...
 
+    def add_kept(self, row: SessionRow, n: int, body: str) -> None:
+        """Write what an agent keeps with the entry of that number."""
+        ...
+
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
         """Write a history row that belongs to no run; it is ``whole``."""
         ...

@@ -78,6 +78,11 @@ class SqlReads:
             return tuple(read_entries(self._database, session, newest, after=after, limit=limit))
         return ()
 
+    def kept(self, session: int, n: int) -> str:
+        for (body,) in self._query("kept", session, n):
+            return bytes(body).decode()
+        return ""
+
     def questions(self, session: int) -> tuple[Question, ...]:
         for columns in self._query("session_by_number", session):
             return row_of(columns)[0].questions

@@ -47,6 +47,7 @@ from holdfast.protocol.schedules import ScheduleView
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import scheduling, sql, verbs
 from holdfast.storage.filelock import FileLock
+from holdfast.storage.migrating import move_kept
 from holdfast.storage.port import (
     ALL_ENTRIES,
     Answered,
@@ -83,7 +84,7 @@ __all__ = ["SCHEMA_VERSION", "SqliteStore"]
 
 _T = TypeVar("_T")
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
@@ -270,6 +271,8 @@ class _WritingConnection:
         for block in blocks:
             for statement in sql.block(block).split(";\n"):
                 connection.execute(statement)
+        if 0 < version < 4:
+            move_kept(database)
         connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _passing("between_writes", self._verbs)
@@ -558,6 +561,9 @@ class SqliteStore:
 
     async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
         return await self._read(lambda reads: reads.transcript(session, after=after, limit=limit))
+
+    async def kept(self, session: int, n: int) -> str:
+        return await self._read(lambda reads: reads.kept(session, n))
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
         return await self._read(lambda reads: reads.find_session(principal, key))

@@ -46,7 +46,14 @@ __all__ = ["SessionChanged", "SqlTables"]
 _KEPT_SESSIONS = 2048
 _PRUNED_TOGETHER = 1000
 _ALL = 2**62
-_PURGES = ("purge_withdrawn_messages", "purge_events", "purge_edits", "purge_attachment_uses", "purge_session")
+_PURGES = (
+    "purge_withdrawn_messages",
+    "purge_events",
+    "purge_edits",
+    "purge_kept",
+    "purge_attachment_uses",
+    "purge_session",
+)
 
 
 class SessionChanged(Exception):
@@ -83,13 +90,22 @@ class SqlTables:
         self._events: list[tuple[object, ...]] = []
         self._runs: list[tuple[object, ...]] = []
         self._edits: list[tuple[object, ...]] = []
+        self._kept: list[tuple[object, ...]] = []
         self._uses: list[tuple[object, ...]] = []
 
     def forget(self) -> None:
         """Drop what was kept and collected; numbers that were given out stay used."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
-        for collected in (self._taken, self._withdrawn, self._events, self._runs, self._edits, self._uses):
+        for collected in (
+            self._taken,
+            self._withdrawn,
+            self._events,
+            self._runs,
+            self._edits,
+            self._kept,
+            self._uses,
+        ):
             collected.clear()
 
     def trim(self) -> None:
@@ -134,6 +150,7 @@ class SqlTables:
             ("add_events", self._events),
             ("add_runs", self._runs),
             ("add_edits", self._edits),
+            ("add_kept", self._kept),
             ("use_attachments", self._uses),
         ):
             if collected:
@@ -270,6 +287,9 @@ class SqlTables:
                 int(run.rolled_back),
             )
         )
+
+    def add_kept(self, row: SessionRow, n: int, body: str) -> None:
+        self._kept.append((row.session, n, body.encode()))
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
         entries = pack_entries(history.entries) if history.entries else None

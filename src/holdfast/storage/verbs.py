@@ -349,7 +349,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     end_seq = row.next_seq - 1
     history = None
     if (commit.entries or commit.replaces_history) and not rolled_back:
-        entries = number_entries(row, commit.entries)
+        entries = number_entries(tables, row, commit.entries)
         history = HistoryRow(lease.run_id, row.history_id, commit.replaces_history, row.next_n - 1, entries)
         row.history_id = lease.run_id
     last_n = row.next_n - 1

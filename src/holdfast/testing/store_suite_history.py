@@ -15,7 +15,7 @@ from holdfast.errors import (
     UnknownSession,
 )
 from holdfast.protocol.events import HistoryEdited, MessageAccepted, decode_event
-from holdfast.protocol.messages import Attachment, Entry, HistoryEdit
+from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, KeptState
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, Edited, EditHistory
 from holdfast.testing.store_driver import Check, Driver, MakeStore, opened, refused
@@ -139,6 +139,41 @@ async def a_run_may_replace_the_transcript(make_store: MakeStore) -> None:
         assert await _read(on, session) == []
         await on.store.edit_history(_edit("undo"))
         assert await _read(on, session) == ["1", "2"]
+
+
+@_check
+async def what_an_agent_keeps_is_read_by_itself(make_store: MakeStore) -> None:
+    def kept(body: str) -> Entry:
+        return Entry(role="assistant", content=body[:1], kept=KeptState(by="a", body=body))
+
+    async with opened(make_store) as on:
+        claim = await on.start()
+        session = claim.lease.session
+        await on.commit(claim, entries=[Entry(role="user", content="hi"), kept("1 é\n\0\ud800")])
+        await on.commit(await on.start(), entries=[kept("2" * 100_000)])
+        entries = await on.store.transcript(session)
+        assert [entry.kept for entry in entries] == [None, KeptState(by="a", n=2), KeptState(by="a", n=3)]
+        await _say(on, "3")
+        summary = Entry(role="summary", content="s", kept=entries[1].kept)
+        await on.store.edit_history(
+            EditHistory(principal="p", key="k", edit="compact", at=30.0, entries=[summary, entries[2]])
+        )
+        carried = await on.store.transcript(session)
+        assert [(entry.n, entry.kept) for entry in carried] == [(5, entries[1].kept), (6, entries[2].kept)]
+        copied = EditHistory(principal="p", key="b", edit="branch", at=30.0, entries=[kept("b")], agent="demo")
+        branch = (await on.store.edit_history(copied)).session
+        again = await on.start()
+        await on.commit(again, entries=[Entry(role="summary", content="t"), kept("4")], replaces_history=True)
+        await on.commit(again, entries=[Entry(role="summary", content="t"), kept("4")], replaces_history=True)
+        await on.store.edit_history(_edit("undo"))
+        assert await on.store.transcript(session) == carried
+    async with opened(make_store, at=2.0) as on:
+        bodies = [await on.store.kept(session, n) for n in range(10)]
+        assert bodies == ["", "", "1 é\n\0\\ud800", "2" * 100_000, "", "", "", "", "4", ""]
+        assert [await on.store.kept(branch, n) for n in range(3)] == ["", "b", ""]
+        await on.store.delete_session("p", "k", at=60.0, cause=Cause(kind="stop"))
+        await on.store.prune(events_before=0.0, tombstones_before=99.0, idempotency_before=0.0)
+        assert [await on.store.kept(session, 3), await on.store.kept(branch, 1)] == ["", "b"]
 
 
 @_check

@@ -29,7 +29,7 @@ from holdfast.agents.adapters.langgraph_messages import as_json, asked, messages
 from holdfast.agents.adapters.langgraph_numbers import NodeBranch
 from holdfast.agents.adapters.langgraph_people import ask_all, questions_of, resume_of
 from holdfast.agents.adapters.langgraph_speech import Nodes, Speech
-from holdfast.agents.adapters.langgraph_state import Kept, RunSaver, fingerprint, pack, unpack
+from holdfast.agents.adapters.langgraph_state import Kept, RunSaver, fingerprint, owner, pack, unpack
 from holdfast.agents.journal import current_branch
 from holdfast.agents.results import told_briefly
 from holdfast.errors import ConfigurationError, RunFailed
@@ -42,7 +42,7 @@ from holdfast.protocol.events import (
     ToolStarted,
     plain,
 )
-from holdfast.protocol.messages import Question
+from holdfast.protocol.messages import KeptState, Question
 
 if TYPE_CHECKING:
     from holdfast.agents.adapters.langgraph import GraphAgent
@@ -112,7 +112,7 @@ class GraphRun:
             self._stretch += 1
             stopped = await self._work_on(given, config)
         if self._run._parent is None:
-            self._run.transcript.kept = self._kept
+            self._run.transcript.kept = KeptState(by=owner(self._agent.name), body=self._kept)
 
     # ── what it begins with ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -157,8 +157,8 @@ class GraphRun:
         history = await run.history()
         if agent.takes_messages:
             self._before = fingerprint(history)
-            return self._messages(history)
-        kept, _, _ = self._last_kept(history)
+            return await self._messages(history)
+        kept, _, _ = await self._last_kept(history)
         if kept is not None:
             self._saver.load(kept)
         if agent.input is None:
@@ -177,9 +177,9 @@ class GraphRun:
             )
         return given
 
-    def _messages(self, history: Sequence[Entry]) -> Any:
+    async def _messages(self, history: Sequence[Entry]) -> Any:
         """What was said since the state that the session has of the graph, and what the run was asked."""
-        kept, since, changed = self._last_kept(history)
+        kept, since, changed = await self._last_kept(history)
         channel = self._graph.channels[_MESSAGES]
         added: list[BaseMessage] = asked(self._run.messages)
         if kept is not None and changed and getattr(channel, "operator", None) is not add_messages:
@@ -192,16 +192,19 @@ class GraphRun:
             return {_MESSAGES: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *messages_of(history), *added]}
         return {_MESSAGES: [*messages_of(since), *added]}
 
-    def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
+    async def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
         """What the newest completed run of the graph kept, the entries that came after it, and whether the transcript
         before that run is another one by now: one that was summed up."""
         if self._run._parent is None:
             for at in range(len(history) - 1, -1, -1):
                 entry = history[at]
-                kept = unpack(entry.kept, self._agent.name) if entry.kept else None
-                if kept is not None:
-                    first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
-                    return kept, history[at + 1 :], kept.before != fingerprint(history[:first])
+                if entry.kept is None or entry.kept.by != owner(self._agent.name):
+                    continue
+                kept = unpack(await self._run._surroundings.kept(entry.kept.n), self._agent.name)
+                if kept is None:
+                    break
+                first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
+                return kept, history[at + 1 :], kept.before != fingerprint(history[:first])
         return None, history, False
 
     # ── its work ─────────────────────────────────────────────────────────────────────────────────────────────────

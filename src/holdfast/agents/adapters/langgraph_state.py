@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from holdfast.protocol.messages import Entry
 
-__all__ = ["Kept", "RunSaver", "fingerprint", "pack", "unpack"]
+__all__ = ["Kept", "RunSaver", "fingerprint", "owner", "pack", "unpack"]
 
 _log = logging.getLogger("holdfast.agents")
 
@@ -156,6 +156,11 @@ def fingerprint(entries: Iterable[Entry]) -> bytes:
     return digest.digest()
 
 
+def owner(graph: str) -> str:
+    """Who keeps the state of the graph of that name: the first line of what `pack` makes."""
+    return f"{FORM} {graph}"
+
+
 def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
     """The rows as text. Raises `LimitExceeded` for more than `limit_bytes` of it."""
     body = msgspec.msgpack.encode(kept)
@@ -165,13 +170,13 @@ def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
             f"the graph's state takes {len(packed):,} bytes, more than {limit_bytes:,}",
             hint="keep large data in files or a database and its name in the state, or raise state_limit_bytes",
         )
-    return f"{FORM} {graph}\n{packed}"
+    return f"{owner(graph)}\n{packed}"
 
 
 def unpack(text: str, graph: str) -> Kept | None:
     """What `pack` made for the graph of that name; None for anything else, so that a session is not stuck with it."""
     head, _, packed = text.partition("\n")
-    if head != f"{FORM} {graph}":
+    if head != owner(graph):
         return None
     try:
         body = base64.b64decode(packed)

@@ -103,6 +103,14 @@ CREATE TABLE edit (
     entries blob,
     PRIMARY KEY (session, edit_id)
 );
+-- kept: what an agent keeps with the transcript's entry of that number. It is read by its number alone, and stays for
+-- undo and branches until the session is purged.
+CREATE TABLE kept (
+    session bigint NOT NULL,
+    n bigint NOT NULL,
+    body blob NOT NULL,
+    PRIMARY KEY (session, n)
+);
 -- attachment: bytes, once for each principal that has them; at: when they were put in (last).
 CREATE TABLE attachment (
     principal text NOT NULL,
@@ -210,3 +218,12 @@ CREATE TABLE schedule (
 );
 CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
+
+-- name: migrate_3
+-- From version 3 of the schema to version 4. There what is kept stood in the entries; `migrating.move_kept` takes it out.
+CREATE TABLE kept (
+    session bigint NOT NULL,
+    n bigint NOT NULL,
+    body blob NOT NULL,
+    PRIMARY KEY (session, n)
+);

@@ -137,14 +137,32 @@ LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
 WHERE coalesce(run.last_n, edit.last_n) > ? AND coalesce(run.entries, edit.entries) IS NOT NULL
 ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
 
+-- name: run_pieces
+SELECT session, run_id FROM run WHERE entries IS NOT NULL
+
+-- name: edit_pieces
+SELECT session, edit_id FROM edit WHERE entries IS NOT NULL
+
 -- name: run_piece
 SELECT previous_id, whole, last_n, entries FROM run WHERE session = ? AND run_id = ?
 
 -- name: edit_piece
 SELECT previous_id, 1, last_n, entries FROM edit WHERE session = ? AND edit_id = ?
 
+-- name: save_run_piece
+UPDATE run SET entries = ? WHERE session = ? AND run_id = ?
+
+-- name: save_edit_piece
+UPDATE edit SET entries = ? WHERE session = ? AND edit_id = ?
+
 -- name: add_edits
 INSERT INTO edit (session, edit_id, previous_id, last_n, entries) VALUES [[(?, ?, ?, ?, ?)]]
+
+-- name: add_kept
+INSERT INTO kept (session, n, body) VALUES [[(?, ?, ?)]]
+
+-- name: kept
+SELECT body FROM kept WHERE session = ? AND n = ?
 
 -- name: add_runs
 INSERT INTO run (run_id, session, previous_run_id, next_run_id, fence, started_seq, commit_seq, end_seq, last_n, body,
@@ -199,6 +217,9 @@ DELETE FROM run WHERE run_id = ? AND session = ?
 
 -- name: purge_edits
 DELETE FROM edit WHERE session = ?
+
+-- name: purge_kept
+DELETE FROM kept WHERE session = ?
 
 -- name: purge_attachment_uses
 DELETE FROM attachment_use WHERE session = ?
