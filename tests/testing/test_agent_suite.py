@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import SkipTest
 
 import pytest
 
@@ -46,17 +47,43 @@ def repeats() -> Any:
     return work
 
 
+def remembers() -> Agent:
+    def script(request: ModelRequest) -> ScriptedAnswer:
+        return " / ".join(message.content for message in request.messages if isinstance(message, UserMessage))
+
+    return Agent(name="built-in", model=ScriptedModel(script))
+
+
 SUBJECTS = {
     "plain": AgentSubject(make=plain, recall=repeats),
-    "bare": AgentSubject(make=bare, steps="async"),
-    "built-in": AgentSubject(make=with_model),
+    "bare": AgentSubject(make=bare, steps="async", recall=repeats),
+    "built-in": AgentSubject(make=with_model, recall=remembers),
 }
+NOT_OF_BARE = [check for check in AGENT_CHECKS if "plain_step" in check.__name__]
+"""It awaits its step, so that there are no plain ones."""
 
 
-@pytest.mark.parametrize("check", AGENT_CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
+@pytest.mark.parametrize(
+    ("check", "subject"),
+    [
+        pytest.param(check, subject, id=f"{name}-{check.__name__}")
+        for name, subject in SUBJECTS.items()
+        for check in AGENT_CHECKS
+        if name != "bare" or check not in NOT_OF_BARE
+    ],
+)
 def test_an_agent_of_ours_conforms(check: Any, subject: AgentSubject) -> None:
     run_agent_check(check, subject)
+
+
+def test_what_a_framework_does_not_have_is_skipped_and_named() -> None:
+    assert len(NOT_OF_BARE) == 4
+    for check in NOT_OF_BARE:
+        with pytest.raises(SkipTest, match="the subject does not offer it: plain functions"):
+            run_agent_check(check, SUBJECTS["bare"])
+    (recalling,) = (check for check in AGENT_CHECKS if check.__name__ == "the_next_run_knows_what_was_said")
+    with pytest.raises(SkipTest, match="the subject does not offer it: a conversation that later runs know"):
+        run_agent_check(recalling, AgentSubject(make=bare))
 
 
 @pytest.mark.parametrize("check", AGENT_CHECKS, ids=lambda check: check.__name__)
