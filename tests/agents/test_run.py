@@ -13,7 +13,7 @@ from holdfast import Host, Run, Session, Settings, agent
 from holdfast.agents import as_agent
 from holdfast.agents.journal import Journal
 from holdfast.agents.run import Call
-from holdfast.errors import NotDeterministic, RunFailed
+from holdfast.errors import Interrupted, NotDeterministic, RunFailed
 from holdfast.protocol.events import (
     ChildFinished,
     Event,
@@ -25,6 +25,7 @@ from holdfast.protocol.events import (
     ToolStarted,
 )
 from holdfast.runtime import check_interrupt, current_interrupt, current_scope
+from holdfast.runtime.owned_tasks import TaskHandle
 
 
 def talk(*agents: Any, scenario: Callable[[Host], Coroutine[Any, Any, None]]) -> None:
@@ -366,3 +367,26 @@ def test_deltas_join_to_the_answer() -> None:
         assert "".join(deltas) == answer == "".join(f"{n}," for n in range(300))
 
     talk(chatty, scenario=scenario)
+
+
+def test_a_branch_that_is_cancelled_before_it_begins_keeps_its_run_busy_no_longer() -> None:
+    async def never() -> None:
+        raise AssertionError("it began")
+
+    async def lead(run: Run) -> str:
+        busy = [run._lines._busy]
+        branch = run.spawn(never)
+        assert isinstance(branch, TaskHandle)
+        assert branch.task is not None
+        branch.task.cancel()
+        with pytest.raises(Interrupted):
+            await branch
+        await asyncio.sleep(0)
+        busy.append(run._lines._busy)
+        await run.spawn(asyncio.sleep, 0)
+        await run.spawn(lambda: None)
+        await asyncio.sleep(0)
+        busy.append(run._lines._busy)
+        return repr(busy)
+
+    assert says(lead) == "[1, 1, 1]"

@@ -431,16 +431,24 @@ class Run:
         where: Placement = on or placement_of(work)
         label = name or name_of(work)
         bound = functools.partial(work, *args)
-        ended = self._lines.remove if where == "loop" else functools.partial(self._soon, self._lines.remove)
-        counted = where != "process"
+        counted = int(where != "process")
         self._lines.add(counted)  # before it begins: an eager task may have ended when `spawn` returns
+
+        def ended() -> None:
+            """Told where it ran, and by its handle, as it may never have begun: the first counts. On the run's loop."""
+            nonlocal counted
+            left, counted = counted, 0
+            self._lines.remove(left)
+
+        tell = ended if where == "loop" else functools.partial(self._soon, ended)
         try:
             handle: Handle[Any] = self.scope.spawn(
-                placed(bound, Branch(self._next_id()), where, ended), on=where, name=label
+                placed(bound, Branch(self._next_id()), where, tell), on=where, name=label
             )
         except BaseException:
-            self._lines.remove(counted)
+            ended()
             raise
+        handle.when_done(ended)
         self._spawned.append(handle)
         return handle
 

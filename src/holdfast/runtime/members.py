@@ -7,7 +7,7 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
@@ -156,6 +156,19 @@ class Handle(Enclosure, Generic[T]):
         if not self._done:
             raise asyncio.InvalidStateError(f"{self.name!r} is not done; await the handle")
         return self._error
+
+    def when_done(self, fn: Callable[[], object]) -> None:
+        """Have ``fn`` called once on the scope's loop, soon after it has ended or was abandoned; also where it never
+        began. From any thread; ``fn`` runs outside of any scope.
+        """
+        self.scope._on_loop(self._tell_when_done, fn)
+
+    def _tell_when_done(self, fn: Callable[[], object]) -> None:
+        future: asyncio.Future[None] = self.scope._loop_here().create_future()
+        future.add_done_callback(lambda _: fn(), context=contextvars.Context())
+        self._waiters[future] = None
+        if self._done:
+            wake((future,))
 
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
