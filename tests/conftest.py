@@ -7,7 +7,7 @@ import ipaddress
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +36,16 @@ def is_here(address: Any) -> bool:
 def pytest_xdist_auto_num_workers() -> int:
     """One process more than there are processors, as most tests mostly wait; bounded, as each has its own memory."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 7) + 1
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """`frontrun` skips a test that did not ask for it, and then nobody looks at its threads: it fails instead."""
+    report = yield
+    if report.skipped and "frontrun CLI" in str(report.longrepr):
+        report.outcome = "failed"
+        report.longrepr = f"{item.nodeid} explores threads: it needs a fixture that sets FRONTRUN_ACTIVE"
+    return report
 
 
 @pytest.fixture(autouse=True, scope="module")

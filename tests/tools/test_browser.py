@@ -26,11 +26,12 @@ from holdfast.tools.web_gate import Gate
 from tests.tools.test_web import Request, serving
 from tests.tools.using import Bench, on_host
 
+NO_PLAYWRIGHT = "no playwright: install the extra browser"
 HAS_PLAYWRIGHT = importlib.util.find_spec("playwright") is not None
 CHROMIUM = find_chromium()
 real = pytest.mark.skipif(
     CHROMIUM is None or not HAS_PLAYWRIGHT,
-    reason="no Chromium: install one, or name it in HOLDFAST_CHROMIUM" if HAS_PLAYWRIGHT else "no playwright",
+    reason="no Chromium: install one, or name it in HOLDFAST_CHROMIUM" if HAS_PLAYWRIGHT else NO_PLAYWRIGHT,
 )
 
 PAGE = b"""<!doctype html><title>First</title><h1>Welcome</h1>
@@ -289,7 +290,7 @@ def test_a_browser_that_is_not_there_is_told() -> None:
             assert told.startswith("!ToolFailed: the browser could not be started"), told
 
     if not HAS_PLAYWRIGHT:
-        pytest.skip("no playwright")
+        pytest.skip(NO_PLAYWRIGHT)
     with_server(local(executable="/nowhere/chromium"), agent)
 
 

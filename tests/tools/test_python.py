@@ -470,7 +470,7 @@ def test_an_interpreter_that_cannot_be_started_is_told(tmp_path: Path) -> None:
         assert told.startswith("!ToolFailed: the script could not be started")
 
 
-@pytest.mark.skipif(not os.path.exists("/bin/python3"), reason="no Python in /bin")
+@pytest.mark.skipif(not os.path.exists("/bin/python3"), reason="no /bin/python3: install the system's Python")
 def test_another_interpreter_shows_a_script_no_more_of_the_machine(tmp_path: Path) -> None:
     (told,) = run(tmp_path, "import os, sys\nsys.executable, sorted(os.listdir('/'))", interpreter="/bin/python3")
     executable, seen = json.loads(told.removeprefix("[value] "))

@@ -185,7 +185,7 @@ def test_what_the_loop_had_no_time_to_read_is_in_the_result(tmp_path: Path, monk
 def test_the_far_end_of_a_substitution_may_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.tools.programs._LINGER_S", 10.0)
     if not os.access("/bin/bash", os.X_OK):
-        pytest.skip("no bash")
+        pytest.skip("no bash: install it")
     assert run(tmp_path, "echo seen > >(sleep 0.05; cat)") == ["seen\n[exit code 0]"]
 
 
