@@ -256,12 +256,13 @@ def store_body(path: str, schedule_id: str, body: Any) -> None:
         database.execute("UPDATE schedule SET body = ? WHERE schedule_id = ?", (body, schedule_id))
 
 
+EVERY = b'"every_s":-5.0'
 NEWER = (
     b'{"principal":"local","schedule_id":"x","revision":1,"spec":{"session":"s","text":"t","miss":"ask"},"progress":{}}'
 )
 
 
-@pytest.mark.parametrize("body", [NEWER, b"\x00\xff", b'{"principal": "\xff"}', b"", None], ids=str)
+@pytest.mark.parametrize("body", [NEWER, b"\x00\xff", b'{"principal": "\xff"}', b"", EVERY, None], ids=str)
 def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body: bytes | None, tmp_path: Path) -> None:
     path = str(tmp_path / "host.db")
 
@@ -270,7 +271,9 @@ def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body
             for key in ("broken", "whole", "late"):
                 await host.schedule(key, f"tick {key}", every_s=3600.0, miss="delay", schedule_id=key)
         kept = stored_body(path, "broken")
-        store_body(path, "broken", 5 if body is None else body)
+        damaged = 5 if body is None else kept.replace(b'"every_s":3600.0', EVERY) if body == EVERY else body
+        assert damaged != kept
+        store_body(path, "broken", damaged)
         clock = Later(2 * 3600.0)
         watched = Watched(SqliteStore(path))
         async with hosted(watched, clock=clock) as host:
@@ -296,7 +299,7 @@ def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body
             while len(watched.fired) < 6:
                 await asyncio.sleep(0.01)
             assert len(host.incidents.newest) == 1, "it is told once"
-        assert stored_body(path, "broken") == (5 if body is None else body), "it is for the version that wrote it"
+        assert stored_body(path, "broken") == damaged, "it is for the version that wrote it"
         store_body(path, "broken", kept)
         async with hosted(SqliteStore(path), clock=Later(8 * 3600.0)) as host:
             while (await host.find_schedule("broken").info()).fired < 1:

@@ -70,7 +70,7 @@ def test_no_file_tool_reads_or_changes_what_is_the_hosts(tmp_path: Path) -> None
     assert private_paths() == ()
 
 
-@pytest.mark.skipif(find_isolation().kind == "none", reason="scripts are not confined here")
+@pytest.mark.skipif(find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}")
 def test_no_script_reads_or_changes_what_is_the_hosts(tmp_path: Path) -> None:
     lay_out(tmp_path)
     (tmp_path / "h.db.d").mkdir()

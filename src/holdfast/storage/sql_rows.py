@@ -212,7 +212,10 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
     """A schedule from its row. One whose body cannot be read is ``broken``: the others go on without it."""
     schedule, principal, schedule_id, revision, session, body = columns
     try:
-        return msgspec.structs.replace(_decode_schedule(body), schedule=schedule)
+        row = _decode_schedule(body)
+        if row.spec.every_s is not None and not row.spec.every_s > 0.0:
+            raise ValueError(f"every_s is {row.spec.every_s}")  # its ticks have no end
+        return msgspec.structs.replace(row, schedule=schedule)
     except (TypeError, ValueError) as error:
         return ScheduleRow(
             schedule=schedule,
