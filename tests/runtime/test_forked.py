@@ -1,10 +1,12 @@
-"""A signal that ends a forked child is not taken for one to its parent."""
+"""A forked child has none of its parent's signals, and is in none of its scopes."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import posix
 import signal
+import threading
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,8 @@ import pytest
 import uvloop
 
 from holdfast.runtime.adoption import install
+from holdfast.runtime.adoption_threads import starting_scope
+from holdfast.runtime.scope import Scope
 
 
 def fork_sleeper() -> int:
@@ -52,3 +56,52 @@ def test_a_signal_to_a_forked_child_ends_it_and_is_not_seen_by_its_parent(
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(asyncio.wait_for(main(), 60))
     assert seen == ["SIGUSR1"]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.parametrize("on", ["thread", "loop", "bare"])
+def test_a_forked_child_is_in_no_scope_though_a_lock_of_it_was_held_at_the_fork(on: str) -> None:
+    """A pool of processes that starts threads, say: its processes would wait for that lock for ever."""
+    statuses: list[int] = []
+
+    def fork(scope: Scope) -> None:
+        with scope._gate:
+            in_fork = threading.Thread(target=fork_in, args=(scope,), daemon=True) if on == "bare" else None
+            if in_fork is not None:
+                in_fork.start()
+                in_fork.join(20)
+            else:
+                fork_in(scope)
+
+    def fork_in(scope: Scope) -> None:
+        pid = posix.fork()  # the one in os would wait here for the lock, to make the child a member
+        if pid == 0:
+            status = 1
+            try:
+                homeless = starting_scope() is None
+                thread = threading.Thread(target=time.sleep, args=(0,), daemon=True)
+                thread.start()
+                thread.join(10)
+                status = 0 if homeless else 2
+            finally:
+                os._exit(status)
+        deadline = time.monotonic() + 5
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                statuses.append(os.waitstatus_to_exitcode(status))
+                return
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+
+    async def main() -> None:
+        with install(asyncio.get_running_loop()):
+            async with asyncio.timeout(30), Scope("call") as scope:
+                if on == "loop":
+                    fork(scope)
+                else:
+                    await scope.spawn(fork, scope, on="thread")
+
+    asyncio.run(main())
+    assert statuses == [0]

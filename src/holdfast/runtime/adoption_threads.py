@@ -9,6 +9,7 @@ Invariants
 - What such a call or thread starts in its turn, be it a thread, a call or a program, belongs to the same scope, though
   no context says so; see `starting_scope`.
 - Outside of scopes everything runs as before, for the price of one look at a context variable.
+- A forked child is in no scope: the scope's loop is its parent's, and a lock of it may be held there for ever.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import concurrent.futures.thread
 import contextlib
 import contextvars
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -74,7 +76,7 @@ class ForeignCall(Handle[None]):
         finally:
             self.thread = None
             if before is None:
-                del _homes[thread]
+                _homes.pop(thread, None)  # none is there in a forked child that comes back
             else:
                 _homes[thread] = before
 
@@ -142,6 +144,16 @@ def starting_scope() -> Scope | None:
         return scope
     return _homes.get(threading.current_thread())
 
+
+def _leave_scopes() -> None:
+    """In a forked child."""
+    global _homes
+    _homes = weakref.WeakKeyDictionary()
+    current_place.variable.set(None)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_scopes)
 
 _plain_start = threading.Thread.start
 _plain_submit = ThreadPoolExecutor.submit
