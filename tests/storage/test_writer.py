@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import failpoints
 from holdfast.errors import StorageError, StoreCorrupt
-from holdfast.protocol.messages import Entry
+from holdfast.protocol.messages import Entry, KeptState
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore, writer
 from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
@@ -313,6 +313,28 @@ def test_every_verb_can_be_repeated_after_its_reply_was_lost(tmp_path):
         log = await store.read_events(sent.session, after=0, limit=100)
         assert [event.seq for event in log] == list(range(1, len(log) + 1))
         assert sum(event.kind == "message.settled" for event in log) == 2
+        await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("point", ["before_write", "between_writes", "before_commit"])
+def test_a_commit_that_broke_off_leaves_nothing_for_the_one_that_is_tried_again(tmp_path, point):
+    kept = Entry(role="user", content="x", kept=KeptState(by="a", body="state"))
+
+    async def main():
+        store = SqliteStore(str(tmp_path / "store.db"))
+        await store.open(node_id="n", at=1.0)
+        claim = (await store.send(request(1))).claim
+        commit = RunCommit(lease=claim.lease, status="completed", at=4.0, entries=[kept])
+        with (
+            failpoints.arm(f"sqlite.commit_run.{point}", error=StorageError("now")),
+            pytest.raises(StorageError, match="now"),
+        ):
+            await store.commit_run(commit)
+        await store.commit_run(commit)
+        assert [entry.kept for entry in await store.transcript(claim.lease.session)] == [KeptState(by="a", n=1)]
+        assert await store.kept(claim.lease.session, 1) == "state"
         await store.close()
 
     asyncio.run(main())
