@@ -10,6 +10,7 @@ import pytest
 from holdfast import Host, Run, agent
 from holdfast.errors import Draining
 from holdfast.host.actor import SessionActor
+from holdfast.host.dispatch import Dispatch
 from holdfast.host.statistics import DrainReport
 from holdfast.protocol.events import Event, Gap, MessageSettled
 from holdfast.settings import Settings
@@ -89,6 +90,8 @@ async def drained(deadline_s: float) -> None:
             report = await host.drain(deadline_s=deadline_s)
             assert not report.orphans
             assert not host.statistics().running, "the drain is over, and a run is not"
+            with pytest.raises(Draining):
+                await session.send("too late")
 
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
             for work in (send, drain):
@@ -119,6 +122,25 @@ def a_drain_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Host, "_draining", draining)
 
 
+@fault
+def a_draining_host_takes_messages(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Host, "draining", property(lambda self: False, lambda self, on: None), raising=False)
+
+
+@fault
+def a_claim_on_its_way_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    async def unused(self: Dispatch) -> None:
+        while self._host.live:
+            await asyncio.sleep(0.01)
+
+    patch.setattr(Dispatch, "unused", unused)
+
+
+@fault
+def runs_are_given_up_at_the_deadline(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Host, "_cut_short", lambda self, run: run.abandon())
+
+
 MODELS = (
     Model(
         item="log",
@@ -134,8 +156,11 @@ MODELS = (
             name=f"with {'no time' if not deadline_s else 'time for all'}",
             promise="P12: a drain ends each run and loses no message; what comes late is refused",
             scenario=partial(drained, deadline_s),
-            faults=(a_drain_waits_for_nobody,),
+            faults=(a_drain_waits_for_nobody, a_draining_host_takes_messages, *faults),
         )
-        for deadline_s in (0.0, 10.0)
+        for deadline_s, faults in (
+            (0.0, (runs_are_given_up_at_the_deadline,)),
+            (10.0, (a_claim_on_its_way_is_not_waited_for,)),
+        )
     ),
 )

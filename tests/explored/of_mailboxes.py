@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 
 from holdfast.errors import HoldfastError
-from holdfast.protocol.events import Stored
+from holdfast.protocol.events import Stored, decode_event
 from holdfast.protocol.messages import Policy, Question
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import MemoryStore, verbs
+from holdfast.storage import MemoryStore, session_log, verbs
 from holdfast.storage.memory_tables import MemoryTables
 from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
 from tests.explored.model import Model, fault
+from tests.explored.session_faults import (
+    a_run_that_is_stopped_is_steered,
+    a_session_that_is_busy_starts_another_run,
+    what_did_not_steer_ends_with_its_run,
+    what_steers_is_given_and_waits_on,
+)
+from tests.explored.story import Story
 from tests.storage.audit import audit, recover
 
 
@@ -61,7 +68,8 @@ async def over(store: MemoryStore) -> None:
     await looked_at.open(node_id="n", at=2.5)
     await audit(looked_at)
     await recover(looked_at, at=3.0)
-    await audit(looked_at)
+    for log in (await audit(looked_at)).values():
+        Story(interrupts=1).tell(map(decode_event, log))
 
 
 async def senders_and_holders() -> None:
@@ -208,8 +216,30 @@ def numbers_are_taken_before_events_are_stored(patch: pytest.MonkeyPatch) -> Non
 
 
 @fault
-def a_session_that_is_busy_starts_another_run(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verbs, "occupancy", lambda **_: "idle")
+def what_was_taken_back_waits_on(patch: pytest.MonkeyPatch) -> None:
+    withdraw = verbs.withdraw
+
+    def twice(tables: Any, principal: str, key: str, message_id: str, at: float) -> Any:
+        row = tables.find(principal, key)
+        waiting = row.waiting
+        withdrawn = withdraw(tables, principal, key, message_id, at)
+        row.waiting = waiting
+        return withdrawn
+
+    patch.setattr(verbs, "withdraw", twice)
+
+
+@fault
+def questions_outlive_a_stop(patch: pytest.MonkeyPatch) -> None:
+    stop_run = session_log.stop_run
+
+    def asks_on(row: Any, log: Any, cause: Cause, at: float) -> bool:
+        questions = row.questions
+        stopped = stop_run(row, log, cause, at)
+        row.questions = questions
+        return stopped
+
+    patch.setattr(verbs, "stop_run", asks_on)
 
 
 MODELS = (
@@ -218,14 +248,24 @@ MODELS = (
         name="senders, holders and one who takes back",
         promise="P4: one holder; P5: accepted once, settled once; P11: a crash loses nothing",
         scenario=senders_and_holders,
-        faults=(a_claim_does_not_look_who_holds, an_idempotency_key_is_not_looked_at),
+        faults=(
+            a_claim_does_not_look_who_holds,
+            an_idempotency_key_is_not_looked_at,
+            what_was_taken_back_waits_on,
+        ),
     ),
     Model(
         item="mailbox",
         name="a run that is steered, asks and is interrupted",
         promise="P5: what steers is taken or waits; P10: one table of states",
         scenario=steered_asked_and_interrupted,
-        faults=(a_session_that_is_busy_starts_another_run,),
+        faults=(
+            a_session_that_is_busy_starts_another_run,
+            what_steers_is_given_and_waits_on,
+            what_did_not_steer_ends_with_its_run,
+            a_run_that_is_stopped_is_steered,
+            questions_outlive_a_stop,
+        ),
     ),
     Model(
         item="log",

@@ -13,11 +13,12 @@ import pytest
 
 from holdfast.errors import HoldfastError, SessionBusy, StorageError
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import SqliteStore, verbs, writer
+from holdfast.storage import SqliteStore, writer
 from holdfast.storage.port import Claim, Interrupt, NotReady, RunCommit, Send
 from holdfast.storage.tables import SqlTables
 from holdfast.storage.writer import Writer
 from tests.explored.model import Model, fault
+from tests.explored.session_faults import a_session_that_is_busy_starts_another_run
 from tests.storage.audit import audit
 
 ITEM = "SQLite writer"
@@ -242,11 +243,6 @@ def close_does_not_wait_for_what_was_accepted(patch: pytest.MonkeyPatch) -> None
 @fault
 def the_lock_of_the_hand_over_is_never_released(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Writer, "_prepared", lambda self: None)
-
-
-@fault
-def a_session_that_is_busy_starts_another_run(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verbs, "occupancy", lambda **_: "idle")
 
 
 MODELS = (

@@ -140,9 +140,14 @@ class Story:
 
     def _settle(self, event: MessageSettled) -> None:
         assert event.message_id not in self.settled, "a message was settled twice"
+        self.settled[event.message_id] = event.state
         run_id = event.run_id
-        assert run_id is not None
+        if run_id is None:
+            assert event.state == "withdrawn"
+            left = [(message_id, policy) for message_id, policy in self._waiting if message_id != event.message_id]
+            assert len(left) == len(self._waiting) - 1, "withdrawn, and it did not wait"
+            self._waiting = left
+            return
         assert event.message_id in (*self.took[run_id], *self.steered[run_id]), "settled by a run that never took it"
         expected = "superseded" if run_id in self._rolled_back else self._finished[run_id]
         assert event.state == expected, "a message and its run ended differently"
-        self.settled[event.message_id] = event.state

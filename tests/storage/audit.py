@@ -136,4 +136,5 @@ async def recover(store, *, at):
 
 
 async def finish(store, claim, *, at):
-    await store.commit_run(RunCommit(lease=claim.lease, status="interrupted", at=at, cause=Cause(kind="crash")))
+    cause = claim.interrupt or Cause(kind="crash")
+    await store.commit_run(RunCommit(lease=claim.lease, status="interrupted", at=at, cause=cause))
