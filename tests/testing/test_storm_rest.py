@@ -97,6 +97,33 @@ def test_a_session_that_stands_still_is_told_and_no_other(hands: Hands) -> None:
     assert hands.now - began < 2 * STANDSTILL_S
 
 
+class Parked(Asking):
+    """A session whose run waits for an answer; what is done to it is noted."""
+
+    def __init__(self, hands: Hands) -> None:
+        super().__init__("person", hands, 1)
+        self.done: list[str] = []
+
+    async def answer(self, question_id: str, text: str) -> None:
+        self.done.append("answer")
+        await super().answer(question_id, text)
+
+    async def send(self, content: str, **_: object) -> SimpleNamespace:
+        self.done.append("send")
+        return SimpleNamespace(message_id=f"m_{len(self.done)}")
+
+
+def test_who_steers_a_session_that_asks_answers_first(hands: Hands) -> None:
+    session = Parked(hands)
+
+    async def steer() -> None:
+        async with asyncio.timeout(10):
+            await People(SimpleNamespace(session=lambda key: session), random.Random(1)).steer()  # type: ignore[arg-type]
+
+    asyncio.run(steer())
+    assert session.done == ["answer", "send", "send", "send"]
+
+
 def looked(answers: Iterator[SessionView | Exception], hands: Hands) -> str | None:
     async def look() -> SessionView:
         hands.now += LOOK_S
