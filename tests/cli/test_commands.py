@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sqlite3
@@ -16,6 +17,7 @@ import pytest
 from holdfast import errors
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import say, say_error
+from holdfast.cli.sending import content_of
 from holdfast.protocol.events import EVENT_KINDS
 from tests.cli.processes import Served, clean_environment, run, served
 
@@ -273,6 +275,21 @@ def test_what_an_agent_says_cannot_drive_the_terminal(
     shown = capsys.readouterr()
     assert shown.out == "a\u00b7]0;title\u00b7\tb\nc\u00b7\u00b7\n"
     assert "\x1b" not in shown.err
+
+
+def test_who_is_asked_for_the_message_at_a_terminal_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, told in ((True, "Ctrl-D"), (False, "")):
+        stdin = io.StringIO("words")
+        monkeypatch.setattr(stdin, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert content_of("given") == "given"
+        assert capsys.readouterr().err == ""
+        assert content_of("-" if terminal else None) == "words"
+        shown = capsys.readouterr()
+        assert told in shown.err and bool(told) is bool(shown.err)
+        assert shown.out == ""
 
 
 def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, tzinfo
 from typing import TYPE_CHECKING, Any, cast
@@ -11,6 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from holdfast.cli.connection import Target, run_with_client
 from holdfast.cli.exits import Exit
 from holdfast.cli.output import note, say, say_json, say_table
+from holdfast.cli.sending import content_of
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSchedule
@@ -37,12 +37,12 @@ def add(
     max_runs: int | None,
 ) -> Exit:
     """Make or replace a schedule of `text`, or of what stdin has."""
-    content = sys.stdin.read() if text in (None, "-") else text
+    content = content_of(text)
 
     async def work(client: Client) -> None:
         schedule = await client.schedule(
             session,
-            content or "",
+            content,
             every_s=every_s,
             cron=cron,
             timezone=timezone,

@@ -19,9 +19,18 @@ if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
     from holdfast.protocol.messages import Attachment, Policy, Receipt, Settlement
 
-__all__ = ["attach", "finish", "read", "send"]
+__all__ = ["attach", "content_of", "finish", "read", "send"]
 
 _PROGRESS_AFTER_S = 2.0
+
+
+def content_of(text: str | None) -> str:
+    """The message that was given; with - or none, what stdin has. A person at a terminal is told that it waits."""
+    if text is not None and text != "-":
+        return text
+    if sys.stdin.isatty():
+        note("write the message; Ctrl-D on a line of its own ends it")
+    return sys.stdin.read()
 
 
 def send(
@@ -36,13 +45,13 @@ def send(
     files: Sequence[str] = (),
 ) -> Exit:
     """Send `text`, or what stdin has, with `files` attached; with `wait_s` print the answer, else the receipt."""
-    content = sys.stdin.read() if text in (None, "-") else text
+    content = content_of(text)
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
         attached = [await attach(remote, file) for file in files]
         receipt = await remote.send(
-            content or "",
+            content,
             policy=cast("Policy", policy),
             agent=agent,
             idempotency_key=idempotency_key,

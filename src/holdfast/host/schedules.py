@@ -189,7 +189,10 @@ class Schedules:
                 if outcome in ("mailbox_full", "limit_exceeded"):
                     host.incidents.kept["P9"] += 1
         told = due.schedule in self._broken
-        (self._broken.add if fired.outcome == "broken" else self._broken.discard)(due.schedule)
+        if fired.outcome == "broken":
+            self._broken.add(due.schedule)
+        else:
+            self._broken.discard(due.schedule)
         if fired.problem is not None and not (told and fired.outcome == "broken"):
             text = f"schedule {due.schedule_id!r} of {due.principal!r} cannot fire: {fired.problem}"
             host.incidents.report(Incident(at=host.now(), kind="schedule", text=text, session=due.spec.session))
