@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import posix
 import signal
@@ -15,7 +16,9 @@ import uvloop
 
 from holdfast.runtime.adoption import install
 from holdfast.runtime.adoption_threads import starting_scope
+from holdfast.runtime.interrupt import current_interrupt
 from holdfast.runtime.scope import Scope
+from holdfast.runtime.shield import shielded_by
 
 
 def fork_sleeper() -> int:
@@ -102,6 +105,29 @@ def test_a_forked_child_is_in_no_scope_though_a_lock_of_it_was_held_at_the_fork(
                     fork(scope)
                 else:
                     await scope.spawn(fork, scope, on="thread")
+
+    asyncio.run(main())
+    assert statuses == [0]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_neither_the_interrupt_nor_a_shield_reaches_into_a_forked_child() -> None:
+    """A loop of the child would never stop what its parent's shield holds, and stop with its parent's scope."""
+    statuses: list[int] = []
+
+    async def main() -> None:
+        other = asyncio.create_task(asyncio.sleep(0))
+        async with asyncio.timeout(30), Scope("call") as scope, scope.interrupt.shield(timeout_s=10):
+            pid = posix.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    shield = shielded_by(other, contextvars.copy_context())
+                    status = 2 if current_interrupt() is not None else 3 if shield is not None else 0
+                finally:
+                    os._exit(status)
+            _, ended = os.waitpid(pid, 0)
+            statuses.append(os.waitstatus_to_exitcode(ended))
 
     asyncio.run(main())
     assert statuses == [0]

@@ -146,10 +146,9 @@ def starting_scope() -> Scope | None:
 
 
 def _leave_scopes() -> None:
-    """In a forked child."""
+    """In a forked child; what its context says is left by `Carried`."""
     global _homes
     _homes = weakref.WeakKeyDictionary()
-    current_place.variable.set(None)
 
 
 if hasattr(os, "register_at_fork"):

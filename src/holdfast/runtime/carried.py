@@ -9,6 +9,7 @@ Invariants
   that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
   the value on to the body of their ``with``, as they must.)
 - A value that was left is visible nowhere in the task that entered it, whatever context it was left in.
+- No value is visible in a forked child: it belongs to a loop of the parent, and a lock of it may be held for ever.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
 import sys
 import threading
 from contextvars import Context, ContextVar, Token
+from functools import partial
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -127,6 +130,8 @@ class Carried(Generic[T]):
     def __init__(self, name: str, in_generator: type[InGenerator[T]] = InGenerator) -> None:
         self._in_generator = in_generator
         self.variable: ContextVar[T | InGenerator[T] | None] = ContextVar(name, default=None)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=partial(self.variable.set, None))
 
     def get(self) -> T | None:
         """What is visible here, or None."""
