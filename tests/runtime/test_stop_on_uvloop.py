@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime import Scope, install, procfs
+from holdfast.runtime.adoption_processes import Owner, _Adoption
 
 uvloop = pytest.importorskip("uvloop") if sys.platform == "linux" else pytest.skip("no uvloop", allow_module_level=True)
 
@@ -93,9 +94,20 @@ def test_a_loop_closes_though_a_program_was_left_open() -> None:
     os.waitpid(pid, 0)
 
 
+@pytest.mark.parametrize("found_before", [False, True], ids=["", "found as a stray before"])
 @pytest.mark.parametrize("grace_s", [0.0, 2.0])
-def test_the_loop_keeps_nothing_of_a_program_whose_start_was_cut(grace_s: float) -> None:
+def test_the_loop_keeps_nothing_of_a_program_whose_start_was_cut(
+    grace_s: float, found_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for the program itself, and for ever if somebody else did."""
+    plain = _Adoption.enter_unnamed
+
+    def enter_unnamed(adoption: _Adoption, owner: Owner, name: str, tag: int) -> None:
+        adoption._enter_strays(owner, tag)  # as the reading thread does when another program ends in this moment
+        plain(adoption, owner, name, tag)
+
+    if found_before:
+        monkeypatch.setattr(_Adoption, "enter_unnamed", enter_unnamed)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

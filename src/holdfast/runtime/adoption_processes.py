@@ -249,6 +249,7 @@ class _Adoption:
             known = self._known.get(pid)
             if known is not None and known.started == started:  # found as a stray while it was being started
                 known._orphan = known._orphan and orphan
+                known._unnamed = known._unnamed or unnamed
                 os.close(pidfd)
                 return False
             family = self._families.get(id(owner))
@@ -283,6 +284,9 @@ class _Adoption:
         """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then, in
         case that nobody else waits for it when its start is cut; but its starter is given the time to: a loop whose
         program somebody else waits for keeps what it holds for it, for ever."""
+        with self._lock:  # as a stray of a program that ended just now it may be known already: it is one of these
+            for known in self._known.values():
+                known._unnamed = known._unnamed or (known._orphan and known._tag == tag)
         for pid in self._strangers():
             if self._tag_of(pid) == tag and not self._enter(owner, pid, name, tag, orphan=True, unnamed=True):
                 self._enter_strays(owner, tag)
