@@ -256,13 +256,14 @@ def store_body(path: str, schedule_id: str, body: Any) -> None:
         database.execute("UPDATE schedule SET body = ? WHERE schedule_id = ?", (body, schedule_id))
 
 
-EVERY = b'"every_s":-5.0'
+EVERY = (b'"every_s":-5.0', b'"every_s":1e-300')
+DEEP = b'{"unknown":' + b"[" * 5000 + b"]" * 5000 + b"}"
 NEWER = (
     b'{"principal":"local","schedule_id":"x","revision":1,"spec":{"session":"s","text":"t","miss":"ask"},"progress":{}}'
 )
 
 
-@pytest.mark.parametrize("body", [NEWER, b"\x00\xff", b'{"principal": "\xff"}', b"", EVERY, None], ids=str)
+@pytest.mark.parametrize("body", [NEWER, b"\x00\xff", b'{"principal": "\xff"}', b"", DEEP, *EVERY, None], ids=range(8))
 def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body: bytes | None, tmp_path: Path) -> None:
     path = str(tmp_path / "host.db")
 
@@ -271,7 +272,7 @@ def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body
             for key in ("broken", "whole", "late"):
                 await host.schedule(key, f"tick {key}", every_s=3600.0, miss="delay", schedule_id=key)
         kept = stored_body(path, "broken")
-        damaged = 5 if body is None else kept.replace(b'"every_s":3600.0', EVERY) if body == EVERY else body
+        damaged = 5 if body is None else kept.replace(b'"every_s":3600.0', body) if body in EVERY else body
         assert damaged != kept
         store_body(path, "broken", damaged)
         clock = Later(2 * 3600.0)

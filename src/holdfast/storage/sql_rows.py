@@ -10,7 +10,7 @@ import msgspec
 from holdfast.errors import told
 from holdfast.protocol.events import encode_json
 from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
-from holdfast.protocol.schedules import Progress, ScheduleSpec
+from holdfast.protocol.schedules import LEAST_EVERY_S, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.records import (
     EndedRun,
@@ -213,10 +213,10 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
     schedule, principal, schedule_id, revision, session, body = columns
     try:
         row = _decode_schedule(body)
-        if row.spec.every_s is not None and not row.spec.every_s > 0.0:
-            raise ValueError(f"every_s is {row.spec.every_s}")  # its ticks have no end
+        if row.spec.every_s is not None and not row.spec.every_s >= LEAST_EVERY_S:
+            raise ValueError(f"every_s is {row.spec.every_s}")  # its ticks have no end, or cannot be counted
         return msgspec.structs.replace(row, schedule=schedule)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         return ScheduleRow(
             schedule=schedule,
             principal=principal,
