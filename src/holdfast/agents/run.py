@@ -458,7 +458,11 @@ class Run:
             self._loop.call_soon_threadsafe(fn)
 
     async def parallel(self, *branches: Callable[[], Any]) -> list[Any]:
-        """Run branches at the same time; results in order. The first error stops the others and is raised."""
+        """Run branches at the same time; results in order. The first error stops the others and is raised.
+
+        Raises:
+            InvalidRequest: one of them cannot be called; none has begun then.
+        """
         self._check_open()
         return await run_parallel(self, branches)
 
@@ -524,7 +528,7 @@ class Run:
             what the function raises; what `delegate` raises.
             TimeoutError: the deadline of a function's item was over.
             ValueError: ``concurrency`` is below 1.
-            InvalidRequest: ``items`` gives no items.
+            InvalidRequest: ``work`` cannot be called, or ``items`` gives no items.
         """
         self._check_open()
         if concurrency < 1:

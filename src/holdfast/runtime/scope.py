@@ -282,8 +282,9 @@ class Scope(Membership):
         """Interrupt the scope, wait for the grace, press what is left, and answer what became of everything.
 
         It may be called any number of times, from any loop; all callers get the same receipt. A shorter grace than
-        that of a stop under way shortens it. It ends after ``grace_s + kill_after_s`` whatever the members do. When
-        the caller is cancelled the stop goes on.
+        that of a stop under way shortens it. It ends after ``grace_s + kill_after_s`` whatever the members do; where
+        the loop was held up at the end of the grace, ``kill_after_s`` counts from when it moves again. When the caller
+        is cancelled the stop goes on.
 
         Parameters:
             reason: free text for people.
