@@ -900,6 +900,32 @@ def test_a_scope_inside_anyio_is_stopped_by_it(on_loop: Callable[[Main], None]) 
     on_loop(main)
 
 
+def test_a_task_group_that_failed_in_a_scope_and_was_caught_is_over(on_loop: Callable[[Main], None]) -> None:
+    """Up to Python 3.12 the group leaves a cancel in the count of its task, which nobody asked for any more."""
+
+    async def fail() -> None:
+        raise ValueError("one of a group")
+
+    async def main() -> None:
+        for _ in range(2):
+            async with Scope("around") as scope:
+                with contextlib.suppress(ExceptionGroup):
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(fail())
+                await scope.spawn(asyncio.sleep, 0)
+        task = asyncio.current_task()
+        assert task is not None
+        with pytest.raises(asyncio.CancelledError):
+            async with Scope("around"):
+                with contextlib.suppress(ExceptionGroup):
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(fail())
+                task.cancel()
+                await asyncio.sleep(60)
+
+    on_loop(main)
+
+
 def test_a_timeout_around_a_scope_ends_it_and_stays_a_timeout() -> None:
     async def main() -> None:
         for joined in (False, True):

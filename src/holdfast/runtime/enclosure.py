@@ -126,9 +126,15 @@ class Body(Enclosure):
         self.live = False
         self.generator = None
 
-    def settle(self) -> bool:
-        """Take back what was delivered, at the very end; True if a cancellation that is not ours is left."""
+    def settle(self, error: BaseException | None) -> bool:
+        """Take back what was delivered, at the very end; True if a cancellation that is not ours is left.
+
+        A task that is asked twice at once sees one ``CancelledError``: where ours was among them, or where one comes out
+        of the body as its ``error``, the task's count says whether there was another. A body that saw none has no say in
+        that count: up to Python 3.12 a ``TaskGroup`` that failed leaves one in it.
+        """
         task = self.task
+        delivered = bool(self.cancels)
         assert task is not None
         outer = self.outer
         if outer is not None:
@@ -143,7 +149,7 @@ class Body(Enclosure):
                 for _ in range(self.cancels):
                     task.uncancel()
             self.cancels = 0
-        return task.cancelling() > self.cancelling_before
+        return (delivered or isinstance(error, asyncio.CancelledError)) and task.cancelling() > self.cancelling_before
 
     def abandoned(self) -> Abandoned:
         """Names the body that did not end."""

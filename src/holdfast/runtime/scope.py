@@ -185,7 +185,7 @@ class Scope(Membership):
         if error is not None:
             self._body_failed(error)
         cancelled = await self._end()
-        if body.settle() and cancelled is None:
+        if body.settle(error) and cancelled is None:
             cancelled = asyncio.CancelledError()
         self._body = None
         if isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
