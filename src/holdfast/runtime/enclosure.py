@@ -129,9 +129,9 @@ class Body(Enclosure):
     def settle(self, error: BaseException | None) -> bool:
         """Take back what was delivered, at the very end; True if a cancellation that is not ours is left.
 
-        A task that is asked twice at once sees one ``CancelledError``: where ours was among them, or where one comes out
-        of the body as its ``error``, the task's count says whether there was another. A body that saw none has no say in
-        that count: up to Python 3.12 a ``TaskGroup`` that failed leaves one in it.
+        A task that is asked twice at once sees one ``CancelledError``: where ours was among them, or where one comes
+        out of the body as its ``error``, the task's count says whether there was another. A body that saw none has no
+        say in that count: up to Python 3.12 a ``TaskGroup`` that failed leaves one in it.
         """
         task = self.task
         delivered = bool(self.cancels)
