@@ -375,8 +375,8 @@ class _Adoption:
                 continue
             since = zombies[pid] = self._zombies.get(pid, now)
             known = self._known.get(pid)
-            certain = ours(foreign.tag_of(pid)) and not (known is not None and known._unnamed)
-            if certain or now - since > _UNKNOWN_ZOMBIE_S:
+            nobodys = ours(foreign.tag_of(pid)) and not (known is not None and known._unnamed)
+            if nobodys or now - since > _UNKNOWN_ZOMBIE_S:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
                 del zombies[pid]
