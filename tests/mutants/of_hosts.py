@@ -151,11 +151,11 @@ MUTANTS = (
         file="host/readers.py",
         old="""
     if page and page[0].seq == cursor + 1:
-        return page
+        return shown(page)
 """,
         new="""
     if page:
-        return page
+        return shown(page)
 """,
         tests=("tests/host/test_reading.py",),
     ),
