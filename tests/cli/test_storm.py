@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,17 +37,9 @@ from holdfast.testing.storm.conduct import conduct_kills, conduct_remote
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import MARKER
+from tests.nemesis.storms import run_storm, sockets_may_be_left
 
 BOUND_S = 110.0
-
-
-@contextmanager
-def sockets_may_be_left() -> Iterator[None]:
-    """The HTTP library leaves a socket to the garbage collector when a connection is cut while it is made."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        yield
-        gc.collect()
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -57,8 +47,7 @@ def run(work: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(BOUND_S):
             await work
 
-    with sockets_may_be_left():
-        asyncio.run(bounded())
+    run_storm(bounded())
 
 
 def told(report: Report) -> list[object]:

@@ -11,6 +11,7 @@ from holdfast.testing.nemesis.conduct import run_kills
 from holdfast.testing.nemesis.episode import Episode
 from holdfast.testing.nemesis.faults import Fault
 from holdfast.testing.nemesis.readers import STALL_S
+from tests.nemesis.storms import run_storm
 
 SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=11)
 
@@ -25,7 +26,7 @@ def run(fault: Fault, ask: Ask) -> Outcome:
             outcome, _ = await torment(fault, ask, quietly)
             return outcome
 
-    return asyncio.run(work())
+    return run_storm(work())
 
 
 def judged(outcome: Outcome) -> tuple[object, ...]:
@@ -62,5 +63,5 @@ def test_ten_thousand_connections_leave_nothing_and_disturb_nobody() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_sigkill_at_every_failpoint_loses_nothing_and_each_was_hit() -> None:
-    outcome, _ = asyncio.run(run_kills(SHORT, quietly))
+    outcome, _ = run_storm(run_kills(SHORT, quietly))
     assert judged(outcome) == ((), (), True)

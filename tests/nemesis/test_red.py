@@ -11,6 +11,7 @@ from holdfast import failpoints
 from holdfast.testing.nemesis import FAULTS, Ask, Outcome, disks, episode, readers, torment
 from holdfast.testing.nemesis.conduct import run_kills
 from holdfast.testing.storm import killing, reading
+from tests.nemesis.storms import run_storm
 
 SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=13)
 
@@ -108,7 +109,7 @@ def test_a_worse_product_is_found(worse: Worse, monkeypatch: pytest.MonkeyPatch)
         async with asyncio.timeout(100):
             return (await torment(FAULTS[worse.fault], SHORT, quietly))[0]
 
-    outcome = asyncio.run(work())
+    outcome = run_storm(work())
     assert not outcome.passed
     assert any(worse.found in found for found in outcome.found), outcome.found
 
@@ -124,7 +125,7 @@ def test_a_reader_that_dies_instead_of_misbehaving_is_found(monkeypatch: pytest.
         async with asyncio.timeout(100):
             return (await torment(FAULTS["readers"], SHORT, quietly))[0]
 
-    outcome = asyncio.run(work())
+    outcome = run_storm(work())
     assert outcome.found == ("the reader that closes its half died of ConnectionRefusedError: nobody is there",) * 6
     assert outcome.never == ("half closed",)
 
@@ -134,6 +135,6 @@ def test_a_failpoint_that_nobody_passes_is_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(killing, "_HIT_S", 1.0)
     monkeypatch.setattr(failpoints, "_names", set(failpoints.names()))
     name = failpoints.register("sqlite.never.before_write")
-    outcome, _ = asyncio.run(run_kills(SHORT, quietly, points=(name,)))
+    outcome, _ = run_storm(run_kills(SHORT, quietly, points=(name,)))
     assert outcome.found == (f"failpoint {name} was never hit",)
     assert not outcome.passed
