@@ -326,6 +326,7 @@ def test_a_commit_that_broke_off_leaves_nothing_for_the_one_that_is_tried_again(
         store = SqliteStore(str(tmp_path / "store.db"))
         await store.open(node_id="n", at=1.0)
         claim = (await store.send(request(1))).claim
+        assert claim is not None
         commit = RunCommit(lease=claim.lease, status="completed", at=4.0, entries=[kept])
         with (
             failpoints.arm(f"sqlite.commit_run.{point}", error=StorageError("now")),
