@@ -31,7 +31,7 @@ from holdfast.testing.storm.watch import in_tree, note_processes, process_figure
 
 __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
 
-_HIT_S = 20.0
+_HIT_S = 60.0
 _OF_STOPS = ("interrupt", "stop_session")
 """Verbs of the store that are to meet a run that is on."""
 

@@ -52,10 +52,10 @@ class People:
         self._accepted[session.key, receipt.message_id] = name
 
     async def steer(self) -> None:
-        """Talk to an agent that listens while it works; one that waits for an answer would not get to it."""
-        session = self._session()
-        with suppress(NotFound):  # nothing was ever sent to it
-            await self._answer(session)
+        """Talk to an agent that listens while it works. What waits in its session, or for an answer, comes first."""
+        key = self._chance.choice(self._keys)
+        await self._unrest(key)
+        session = self._client.session(key)
         await self._send(session, "listen", "say")
         for _ in range(2):
             await asyncio.sleep(_LISTEN_S / 4)
