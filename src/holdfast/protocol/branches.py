@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.stopping import Cause
@@ -45,7 +45,7 @@ class BranchResult:
         return self.status == "completed"
 
 
-def is_seconds(value: object) -> bool:
+def is_seconds(value: object) -> TypeGuard[float]:
     """Whether it is a length of time: a number of seconds, 0 or more; infinity is one, nan is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 

@@ -220,6 +220,10 @@ class Handle(Enclosure, Generic[T]):
         """What works for it now."""
         return self.task
 
+    def _end_unheard(self) -> bool:
+        """End now if it is over and the loop has not come to hear of it yet; whether it was. On the loop."""
+        return False
+
     def _abandon(self) -> Abandoned | None:
         """Give the member up; what it still returns does not count."""
         raise NotImplementedError

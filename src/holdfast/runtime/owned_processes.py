@@ -135,7 +135,7 @@ class ProcessHandle(Handle[int]):
             self.scope._unproven(result)
             self._end(process.returncode)
 
-    def end_unheard(self) -> bool:
+    def _end_unheard(self) -> bool:
         """End if the tree is gone, though the loop has not come to hear it yet. On the loop."""
         result = None if self.process is None else self.process._held.gone.value
         if result is None:
@@ -193,7 +193,7 @@ class ForeignHandle(Handle[None]):
     def _press(self) -> None:
         """It is being killed with all others of its scope."""
 
-    def end_unheard(self) -> bool:
+    def _end_unheard(self) -> bool:
         """End if the program runs no more, though nobody has told so: seen with own eyes. On the loop."""
         if procfs.lives(self.process.pid, self.process.started):
             return False

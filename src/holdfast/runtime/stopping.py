@@ -282,8 +282,7 @@ class Stopping:
         others = [
             member
             for member in self.scope._handles()
-            if not isinstance(member, TaskHandle)
-            and not (isinstance(member, (ProcessHandle, ForeignHandle)) and member.end_unheard())
+            if not isinstance(member, TaskHandle) and not member._end_unheard()
         ]
         children = self.scope._children()
         self._end_at = self._loop.time() + self.scope._height() * _LAST_S

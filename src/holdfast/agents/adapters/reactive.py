@@ -21,6 +21,7 @@ from holdfast.agents.adapters.reactive_work import ItemText, branching, label_of
 from holdfast.agents.run import Run
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, Interrupted, MissingExtra, ScopeClosed, WaitExpired
+from holdfast.protocol.branches import is_seconds
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
 
@@ -476,5 +477,5 @@ def _shaped(default: Shape, given: Shaped) -> Shape:
 
 def _check_time(name: str, value: object) -> None:
     """Raise `ConfigurationError` for what is no time to wait."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _MOST_S:
+    if not (is_seconds(value) and value <= _MOST_S):
         raise ConfigurationError(f"{name} is {value!r}", hint="give a number of seconds, a year at most")
