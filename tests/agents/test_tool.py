@@ -142,6 +142,9 @@ def test_what_cannot_be_a_tool_is_told_with_what_to_do() -> None:
             tool(function)
     with pytest.raises(ConfigurationError, match="no name for a tool"):
         tool(name="bad name")(lambda: None)
+    for timeout_s in (float("nan"), -1, "5"):
+        with pytest.raises(ConfigurationError, match=f"deadline of the tool 'x' is {timeout_s!r}, which is no"):
+            tool(name="x", timeout_s=timeout_s)(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="no schema of an object"):
         Tool(name="x", description="", parameters={"type": "string"}, work=dict)
     with pytest.raises(ConfigurationError, match="is not a tool"):

@@ -182,12 +182,17 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
                     await run.map(timed, ["a"], timeout_s=timeout_s)
             with pytest.raises(InvalidRequest, match="deadline_s is "):
                 await run.delegate(picky, "a", timeout_s=timeout_s)
+        for no_time in (float("nan"), "5"):
+            with pytest.raises(InvalidRequest, match=f"deadline_s is {no_time!r}"):
+                await run.call(len, "a", timeout_s=no_time)  # type: ignore[arg-type]
         for no_items in (5, None, picky):
             for asked in (picky, len):
                 with pytest.raises(InvalidRequest, match=r"the items of map\(\) are .*range\(n\)"):
                     await run.map(asked, no_items)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="at least 1"):
             await run.map(picky, ["a"], concurrency=0)
+        with pytest.raises(TypeError, match="concurrency is '4'; it must be a whole number"):
+            await run.map(picky, ["a"], concurrency="4")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="an item of picky takes text"):
             await run.map(picky, [3])
         return "ok"

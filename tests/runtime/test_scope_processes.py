@@ -20,8 +20,9 @@ from holdfast.protocol.stopping import Cause
 from holdfast.runtime import adoption_processes
 from holdfast.runtime.adoption import install
 from holdfast.runtime.adoption_processes import ForeignProcess
-from holdfast.runtime.processes import PIPE, TreeResult, process_host
+from holdfast.runtime.processes import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.scope import Scope
+from holdfast.runtime.trees import ReaperTree
 
 HOSTILE = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"]
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
@@ -209,6 +210,73 @@ def test_a_start_that_is_not_over_at_the_end_of_a_stop_is_named() -> None:
     run(main)
 
 
+def hard_to_kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Process], None]:
+    """Kills run over their bound: what is returned lets a tree die in the end."""
+
+    async def kill_tree(process: Process, *, term_first_s: float = 0.0) -> TreeResult:
+        return TreeResult(survivors=(process.pid,), proven=False)
+
+    monkeypatch.setattr(Process, "kill_tree", kill_tree)
+    return lambda process: process._held.tell(("kill", 0.0, 2.0))
+
+
+def test_a_tree_that_outlives_the_bound_of_its_kill_has_all_the_time_of_the_stop_to_die(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, kill_after_s=20).open()
+        process = await scope.process(["sleep", "1000"])
+        end = hard_to_kill(monkeypatch)
+        stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
+        await until(lambda: scope.interrupt.cause is not None)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not stop.done()
+        end(process)
+        receipt = await stop
+        assert (receipt.outcome, receipt.survivors, receipt.stopped.processes) == ("gone", (), 1)
+
+    run(main)
+
+
+def test_a_tree_that_outlives_the_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, kill_after_s=0.05).open()
+        process = await scope.process(["sleep", "1000"])
+        end = hard_to_kill(monkeypatch)
+        receipt = await scope.stop("enough", grace_s=0)
+        assert alive(process.pid)
+        assert (receipt.outcome, receipt.survivors) == ("unknown", (process.pid,))
+        end(process)
+        await process.wait_gone()
+
+    run(main)
+
+
+def test_a_receipt_names_what_a_killed_reaper_left_though_the_program_had_ended_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, kill_after_s=20).open()
+        process = await scope.process(["sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid"])
+        await process.wait()
+        stray = int((tmp_path / "pid").read_text())
+        tree = process._held
+        assert isinstance(tree, ReaperTree)
+        await until(lambda: tree.gone._callbacks)  # only the stray is waited for now
+        with monkeypatch.context() as deaf:
+            deaf.setattr(ReaperTree, "tell", lambda *_: None)
+            stop = asyncio.ensure_future(scope.stop("enough", grace_s=0))
+            await until(lambda: tree._answers)
+        tree.finish(TreeResult(survivors=(stray,), proven=False))  # as when the zygote tells of a lost reaper
+        receipt = await stop
+        assert (receipt.outcome, receipt.survivors) == ("unknown", (stray,))
+        tree.tell(("kill", 0.0, 2.0))
+        await until(lambda: not alive(stray))
+
+    run(main)
+
+
 # Isolated functions
 
 
@@ -347,7 +415,7 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
     async def main() -> None:
         answer = asyncio.Event()
 
-        async def kill_trees(roots: Sequence[ForeignProcess]) -> TreeResult:
+        async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float) -> TreeResult:
             await answer.wait()  # they end meanwhile, as they were asked to
             return TreeResult(unattributed=("1 stray",))
 

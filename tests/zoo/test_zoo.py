@@ -70,12 +70,7 @@ def of_nobody() -> list[int]:
     cells = list(processes.cells._idle)
     expected = {cell.process.pid for cell in cells} | {getattr(cell.process._held, "reaper", 0) for cell in cells}
     expected |= {link.pid for link in processes._links.values()}
-    found = []
-    for pid in procfs.descendants(os.getpid()):
-        stat = procfs.read_stat(pid)
-        if pid not in expected and stat is not None and not stat.dead:
-            found.append(pid)
-    return found
+    return [pid for pid in procfs.living(procfs.descendants(os.getpid())) if pid not in expected]
 
 
 def truth(stage: Stage, token: str, receipt: StopReceipt, fate: Fate) -> None:

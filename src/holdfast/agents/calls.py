@@ -104,7 +104,7 @@ async def _in_scope(run: Run, wanted: Wanted) -> Any:
     name = wanted.name
     deadline_s = run._limits.call_s if wanted.timeout_s is None else wanted.timeout_s
     around = run._around()
-    scope = around.child(name, deadline_s=deadline_s if deadline_s < math.inf else None)
+    scope = around.child(name, deadline_s=None if deadline_s == math.inf else deadline_s)
     where = wanted.on or placement_of(wanted.work)
     try:
         async with scope:

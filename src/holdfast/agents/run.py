@@ -341,6 +341,7 @@ class Run:
             what the function raises; in a later attempt `CallFailed` in its place.
             TimeoutError: the deadline was over.
             NotDeterministic, RunClosed.
+            InvalidRequest: ``timeout_s`` is no number of seconds.
             TypeError: arguments or result that JSON cannot hold.
         """
         self._check_open()
@@ -527,10 +528,12 @@ class Run:
         Raises:
             what the function raises; what `delegate` raises.
             TimeoutError: the deadline of a function's item was over.
-            ValueError: ``concurrency`` is below 1.
+            TypeError, ValueError: ``concurrency`` is no whole number, or below 1.
             InvalidRequest: ``work`` cannot be called, or ``items`` gives no items.
         """
         self._check_open()
+        if not isinstance(concurrency, int):
+            raise TypeError(f"concurrency is {concurrency!r:.100}; it must be a whole number")
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency}; it must be at least 1")
         if isinstance(work, str):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
 
 from holdfast.agents.schema import check_schema, read_signature
 from holdfast.errors import ConfigurationError, InvalidArguments
+from holdfast.protocol.branches import is_seconds
 from holdfast.protocol.model import ToolSpec
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ class Tool:
             raise ConfigurationError(
                 f"the parameters of the tool {self.name!r} are no schema of an object",
                 hint='give {"type": "object", "properties": {...}}',
+            )
+        if self.timeout_s is not None and not is_seconds(self.timeout_s):
+            raise ConfigurationError(
+                f"the deadline of the tool {self.name!r} is {self.timeout_s!r:.100}, which is no length of time",
+                hint="give timeout_s a number of seconds, 0 or more",
             )
         object.__setattr__(self, "takes_call", wants_call(self.work))
 

@@ -7,6 +7,7 @@ Invariants
   that is cut too: who started it may be cancelled again and leave, the member stays until the kill has answered.
 - A scope waits for the program to end by itself, but not for strays that it left running: those end with the scope.
 - What could not be proven dead is told to the stop under way, and its receipt says so.
+- A tree that outlives the bound of its kill is killed on: only one that outlives the stop is named.
 """
 
 from __future__ import annotations
@@ -34,11 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
 
+_TOLD_S = 0.5
+"""What a long stop keeps of its time, so that it hears whom its kill names in the end."""
+
 
 class ProcessHandle(Handle[int]):
     """A member that is a program with everything it starts."""
 
-    __slots__ = ("_attending", "_killing", "cut", "process")
+    __slots__ = ("_attending", "_killing", "_outlived", "cut", "process")
 
     kind: MemberKind = "process"
 
@@ -48,6 +52,8 @@ class ProcessHandle(Handle[int]):
         self.cut = False
         self._attending: asyncio.Task[None] | None = None
         self._killing: dict[asyncio.Task[None], None] = {}
+        self._outlived: tuple[int, ...] = ()
+        """Pids that were still there at the bound of the last kill."""
 
     async def _take(self, process: Process) -> None:
         """The program was started.
@@ -102,11 +108,16 @@ class ProcessHandle(Handle[int]):
     async def _attention(self) -> None:
         process = self.process
         assert process is not None
-        returncode = await process.wait()
+        await process.wait()
         if not process.gone:
             self.scope._leave_behind(self)
-        await process.wait_gone()
-        self._end(returncode)
+        self._conclude(await process.wait_gone())
+
+    def _conclude(self, result: TreeResult) -> None:
+        """Nothing more will be known of the tree. On the loop."""
+        if result.outcome != "gone" and not self._done:
+            self.scope._unproven(result)
+        self._end(None if self.process is None else self.process.returncode)
 
     def _end(self, returncode: int | None) -> None:
         if self._settle(returncode, None if returncode is not None else self._stopped("it was killed")):
@@ -128,21 +139,14 @@ class ProcessHandle(Handle[int]):
             killing.add_done_callback(self._killing.pop, context=contextvars.Context())
 
     async def _kill_tree(self, process: Process, term_first_s: float) -> None:
-        result = await process.kill_tree(term_first_s=term_first_s)
-        if result.outcome == "gone":
-            return
-        if not self._done:
-            self.scope._unproven(result)
-            self._end(process.returncode)
+        self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors
 
     def _end_unheard(self) -> bool:
         """End if the tree is gone, though the loop has not come to hear it yet. On the loop."""
         result = None if self.process is None else self.process._held.gone.value
         if result is None:
             return False
-        if result.outcome != "gone":
-            self.scope._unproven(result)
-        self._end(None if self.process is None else self.process.returncode)
+        self._conclude(result)
         return True
 
     def _abandon(self) -> Abandoned | None:
@@ -150,6 +154,16 @@ class ProcessHandle(Handle[int]):
             self._attending.cancel()
         self._settle(None, self._stopped("its death could not be proven in time"))
         return None
+
+    def _unproven(self) -> TreeResult:
+        """What can be said of a tree whose end was not heard of in time."""
+        from holdfast.runtime.trees import TreeResult
+
+        if self.process is None:
+            return TreeResult(unattributed=(f"{self.name} (it was being started)",), proven=False)
+        if living := procfs.living(self._outlived or (self.process.pid,)):
+            return TreeResult(survivors=tuple(living), proven=False)
+        return TreeResult(unattributed=(f"{self.name} (nobody told of the end of its tree)",), proven=False)
 
     def _snapshot(self) -> Member:
         state = "starting" if self.process is None else "stopping" if self.due else "running"
@@ -204,6 +218,12 @@ class ForeignHandle(Handle[None]):
         self._settle(None, self._stopped("its death could not be proven in time"))
         return None
 
+    def _unproven(self) -> TreeResult:
+        """What can be said of a program that was seen alive a moment ago."""
+        from holdfast.runtime.trees import TreeResult
+
+        return TreeResult(survivors=(self.process.pid,), proven=False)
+
     def _snapshot(self) -> Member:
         state = "stopping" if self.due else "running"
         return Member(
@@ -223,11 +243,14 @@ def boot_ticks() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
 
 
-async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle]) -> None:
-    """Kill what foreign code started inside the scope, with all that it ever started."""
+async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle], left_s: float) -> None:
+    """Kill what foreign code started inside the scope, with all that it ever started; ``left_s`` is what the stop has
+    left for it."""
     from holdfast.runtime.adoption_processes import kill_trees
+    from holdfast.runtime.trees import KILL_BOUND_S
 
-    result = await kill_trees([handle.process for handle in handles])
+    bound_s = max(KILL_BOUND_S, left_s - _TOLD_S)
+    result = await kill_trees([handle.process for handle in handles], bound_s=bound_s)
     if result.outcome != "gone":
         scope._unproven(result)
     for handle in handles:  # none is waited for any longer: either it was looked for and is dead, or it is named

@@ -28,6 +28,7 @@ __all__ = [
     "descendants",
     "environment_value",
     "lives",
+    "living",
     "pidfd_open",
     "pidfd_signal",
     "read_stat",
@@ -103,6 +104,11 @@ def lives(pid: int, started: int) -> bool:
     """True while the process that started then under this pid runs."""
     stat = read_stat(pid)
     return stat is not None and stat.started == started and not stat.dead
+
+
+def living(pids: Iterable[int]) -> list[int]:
+    """Those that run; a zombie does not."""
+    return [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.dead]
 
 
 def all_pids() -> Iterator[int]:

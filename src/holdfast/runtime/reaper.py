@@ -288,8 +288,10 @@ class Reaper:
                 seen.update(kids)
             frontier = below
         if self._report_at is not None and now >= self._report_at:
-            self._report_at = None
-            send(self._control, ("survivors", self._killed, procfs.descendants(os.getpid())))
+            living = procfs.living(procfs.descendants(os.getpid()))
+            if living:  # else all that is left is to read their exit statuses
+                self._report_at = None
+                send(self._control, ("survivors", self._killed, living))
 
 
 def _become(

@@ -260,7 +260,8 @@ class Stopping:
             member._force()
         foreign = [member for member in self.scope._handles() if isinstance(member, ForeignHandle)]
         if foreign:
-            self._killing = self.scope._make_own_task(kill_foreign(self.scope, foreign), "kill foreign processes")
+            killing = kill_foreign(self.scope, foreign, self._end_at - self._loop.time())
+            self._killing = self.scope._make_own_task(killing, "kill foreign processes")
             self._killing.add_done_callback(self._killed, context=contextvars.Context())
         self._press_at = self._loop.time() + self._press_in_s
 
@@ -307,11 +308,7 @@ class Stopping:
             if living is not None:
                 self.scope._leave_over(Leftover(abandoned.name, member.started_at, living))
         elif isinstance(member, (ProcessHandle, ForeignHandle)):
-            self._unknown = True
-            if member.process is not None:
-                self._survivors.append(member.process.pid)
-            else:
-                self._unattributed.append(f"{member.name} (it was being started)")
+            self.unproven(member._unproven())
 
     def _give_up_tasks_in(self, ticks: int) -> None:
         if ticks:
