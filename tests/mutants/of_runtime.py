@@ -93,6 +93,28 @@ _triggering = allocate_lock()
         tests=("tests/runtime/test_scope.py",),
     ),
     Mutant(
+        name="an unproven end is heard, not told",
+        of="P3",
+        breaks="the receipt says gone though the kill of a program could not prove that all it started is dead",
+        file="runtime/owned_processes.py",
+        old="""
+        if result.outcome != "gone" and not self._done:
+            self.scope._unproven(result)
+        self._end(None if self.process is None else self.process.returncode)
+""",
+        new="        self._end(None if self.process is None else self.process.returncode)",
+        tests=("tests/runtime/test_scope_processes.py",),
+    ),
+    Mutant(
+        name="named before its time is over",
+        of="P3",
+        breaks="a program that is slow to die on a busy machine is called a survivor in a stop that has time left",
+        file="runtime/owned_processes.py",
+        old="        self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors",
+        new="        self._conclude(await process.kill_tree(term_first_s=term_first_s))",
+        tests=("tests/runtime/test_scope_processes.py",),
+    ),
+    Mutant(
         name="a late return counts",
         of="P1",
         breaks="a thread that was given up still delivers its result into a run that is over",
