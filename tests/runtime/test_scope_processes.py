@@ -277,6 +277,22 @@ def test_a_receipt_names_what_a_killed_reaper_left_though_the_program_had_ended_
     run(main)
 
 
+def test_a_tree_that_was_lost_before_any_stop_is_named_at_the_end_of_its_scope() -> None:
+    async def main() -> None:
+        async with Scope("call") as scope:
+            process = await scope.process(["sleep", "1000"])
+            tree = process._held
+            assert isinstance(tree, ReaperTree)
+            tree.finish(TreeResult(survivors=(process.pid,), proven=False))  # as when its reaper was killed
+            await until(lambda: not scope.members())
+        assert scope.receipt is not None
+        assert (scope.receipt.outcome, scope.receipt.survivors) == ("unknown", (process.pid,))
+        tree.tell(("kill", 0.0, 2.0))
+        await until(lambda: not alive(process.pid))
+
+    run(main)
+
+
 # Isolated functions
 
 

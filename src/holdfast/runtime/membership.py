@@ -111,6 +111,7 @@ class Membership:
         "_stopping",
         "_survived",
         "_unowned",
+        "_unproven_trees",
         "_waiters",
         "errors",
         "grace_s",
@@ -155,6 +156,8 @@ class Membership:
         self._adopted: dict[Handle[Any], None] = {}
         self._unowned: weakref.WeakSet[threading.Thread] | None = None
         self._survived: list[StopReceipt] = []
+        self._unproven_trees: tuple[TreeResult, ...] = ()
+        """Of programs that ended before any stop."""
         self._leftovers: list[Leftover] = []
         self._closers: dict[Closer, None] = {}
         self._waiters: dict[asyncio.Future[None], None] = {}
@@ -284,6 +287,8 @@ class Membership:
     def _unproven(self, result: TreeResult) -> None:
         if self._stopping is not None:
             self._stopping.unproven(result)
+        else:
+            self._unproven_trees += (result,)
 
     def _make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """A task of the scope's own, which no stop cancels. On the loop; the caller keeps it."""
@@ -396,7 +401,7 @@ class Membership:
         if self._stopping is not None:
             self._stopping.look()
         elif self._leaving and not self._members and not self.interrupt.triggered:
-            if self._adopted or self._survived or self._unowned_threads():
+            if self._adopted or self._survived or self._unproven_trees or self._unowned_threads():
                 # What foreign code left behind does not outlive the scope, or is named.
                 self._ended_by_itself = self.interrupt.trigger("the scope has ended", kind="stop")
             elif self._shut():

@@ -345,6 +345,8 @@ class Stopping:
         scope = self.scope
         for receipt in scope._survived:
             self._inherit(receipt)
+        for result in scope._unproven_trees:
+            self.unproven(result)
         for thread in scope._unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
             scope._leave_over(Leftover(thread.name, 0.0, thread))
