@@ -84,6 +84,16 @@ elif role == "respawns":
                     os.setsid()
                     pause()
                 os.waitpid(child, 0)
+elif role == "outlives-its-first-thread":
+    # It is shown as a zombie, and works on.
+    import ctypes, threading
+    def go_on():
+        while open("/proc/%d/stat" % os.getpid()).read().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.001)
+        os.fork()
+        pause()
+    threading.Thread(target=go_on).start()
+    ctypes.CDLL(None).pthread_exit(None)
 elif role == "kills-reaper":
     stray()
     stray(env={})
@@ -103,6 +113,7 @@ ROLES = {
     "leaves-strays": 2,
     "stopped": 2,
     "respawns": 9,
+    "outlives-its-first-thread": 2,
 }
 """Role and how many of its processes live once it has settled."""
 
@@ -113,20 +124,29 @@ def program(role: str, token: str, *more: str) -> list[str]:
 
 
 def living(token: str) -> list[int]:
-    """Pids of processes with ``token`` among their arguments that are no zombies."""
-    found = []
+    """Pids of processes with ``token`` among their arguments of which a thread is no zombie."""
     wanted = token.encode()
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            words = Path(f"/proc/{entry}/cmdline").read_bytes().split(b"\0")
-            state = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()[0]
-        except OSError:
-            continue
-        if wanted in words and state not in (b"Z", b"X"):
-            found.append(int(entry))
-    return found
+    return [
+        int(entry)
+        for entry in os.listdir("/proc")
+        if entry.isdigit() and int(entry) != os.getpid() and any(_runs(thread, wanted) for thread in _threads(entry))
+    ]
+
+
+def _threads(pid: str) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
+def _runs(thread: Path, word: bytes) -> bool:
+    try:
+        words = (thread / "cmdline").read_bytes().split(b"\0")
+        state = (thread / "stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return word in words and state not in (b"Z", b"X")
 
 
 def await_condition(condition: Callable[[], bool], what: str, *, bound_s: float = 15.0) -> None:

@@ -52,20 +52,24 @@ _PIDFD_SEND_SIGNAL = 424
 class ProcessStat:
     """One line of ``/proc/<pid>/stat``: who a process is and whom it belongs to."""
 
-    __slots__ = ("group", "parent", "pid", "session", "started", "state")
+    __slots__ = ("group", "parent", "pid", "session", "started", "state", "threads")
 
-    def __init__(self, pid: int, state: str, parent: int, group: int, session: int, started: int) -> None:
+    def __init__(self, pid: int, state: str, parent: int, group: int, session: int, threads: int, started: int) -> None:
         self.pid = pid
         self.state = state
         self.parent = parent
         self.group = group
         self.session = session
+        self.threads = threads
         self.started = started
 
     @property
     def dead(self) -> bool:
-        """True for a zombie: it runs no more and only waits for its parent to read its exit status."""
-        return self.state in "ZX"
+        """True for a zombie: it runs no more and only waits for its parent to read its exit status.
+
+        What is shown as one because its first thread has ended runs on for as long as it has others.
+        """
+        return self.state in "ZX" and self.threads <= 1
 
 
 def read_text(path: str) -> bytes | None:
@@ -91,7 +95,8 @@ def read_stat(pid: int) -> ProcessStat | None:
     if not line:
         return None
     fields = line[line.rindex(b")") + 2 :].split()  # the name before may hold spaces and brackets
-    return ProcessStat(pid, chr(fields[0][0]), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    parent, group, session, threads, started = (int(fields[at]) for at in (1, 2, 3, 17, 19))
+    return ProcessStat(pid, chr(fields[0][0]), parent, group, session, threads, started)
 
 
 def start_time(pid: int) -> int | None:
