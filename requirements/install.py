@@ -3,16 +3,21 @@
     python3 requirements/install.py serve .venv
 
 Needs nothing but Python 3.11 with venv. The environment carries a stamp, the hash of what it was made from, so a second
-call takes no time, and a changed lock brings the environment up to date.
+call takes no time, and a changed lock brings the environment up to date. Environments are made one at a time: who comes
+meanwhile waits, and finds it done.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -46,7 +51,8 @@ def run(*argv: str) -> None:
 
 def has_pip(python: Path) -> bool:
     """Whether this environment works at all."""
-    return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
+    check = [python, "-m", "pip", "--version"]
+    return python.exists() and subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
 def run_pip(pip: tuple[str, ...], lock: Path) -> None:
@@ -90,18 +96,45 @@ def create(env: Path) -> Path:
     return python
 
 
+def is_ready(lock: str, env: Path) -> bool:
+    """Whether `env` works and is what `lock` says, or what a lock that contains it says."""
+    stamps = {name: env / f".stamp-{name}" for name in (lock, *CONTAINED[lock])}
+    fits = any(path.exists() and path.read_text() == stamp_of(name) for name, path in stamps.items())
+    return fits and has_pip(env / "bin" / "python")
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Wait until nobody else makes an environment of this tree; the lock is on the folder, and ends with its holder."""
+    folder = os.open(HERE, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another make is at work on an environment of this folder: waiting until it is done")
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
 def install(lock: str, env: Path) -> None:
     """Bring `env` to what `lock` says."""
     if lock not in CONTAINED:
         say(f"there is no lock {lock!r}: use one of {', '.join(CONTAINED)}")
         sys.exit(2)
-    python = env / "bin" / "python"
-    stamps = {name: env / f".stamp-{name}" for name in (lock, *CONTAINED[lock])}
-    working = python.exists() and has_pip(python)
-    if working and any(path.exists() and path.read_text() == stamp_of(name) for name, path in stamps.items()):
+    if is_ready(lock, env):
         return
+    with alone():
+        if not is_ready(lock, env):
+            make(lock, env)
+
+
+def make(lock: str, env: Path) -> None:
+    """Install what `lock` lists into `env`, which is made first where it is missing or broken."""
+    python = env / "bin" / "python"
     say(f"making {env.name} from requirements/{lock}.txt with {sys.executable} (once; a minute or two)")
-    if not working:
+    if not has_pip(python):
         create(env)
     for path in env.glob(".stamp-*"):
         path.unlink()
@@ -109,7 +142,7 @@ def install(lock: str, env: Path) -> None:
     run_pip(pip, HERE / f"{lock}.txt")
     if lock not in BARE:
         run(*pip, "--quiet", "--no-deps", "--no-build-isolation", "--editable", str(ROOT))
-    stamps[lock].write_text(stamp_of(lock))
+    (env / f".stamp-{lock}").write_text(stamp_of(lock))
     say(f"{env.name} is ready")
 
 

@@ -59,6 +59,38 @@ def test_an_environment_that_fits_the_lock_is_left_alone(tmp_path: Path) -> None
     assert (result.returncode, result.stdout) == (0, ""), result.stdout + result.stderr
 
 
+def test_two_who_make_an_environment_at_once_take_turns(tmp_path: Path) -> None:
+    # `make serve` and, a moment later, `make chat` in another terminal: both found no environment.
+    program = """
+import sys; sys.path.insert(0, "requirements"); import install
+def make(lock, env):
+    (env / "bin").mkdir(parents=True)  # fails if the other one is here, too
+    print("making", flush=True)
+    sys.stdin.readline()
+    (env / "bin" / "python").symlink_to(sys.executable)
+    (env / ".stamp-dev").write_text(install.stamp_of("dev"))
+install.make = make
+install.install(sys.argv[1], install.Path(sys.argv[2]))
+print("ready", flush=True)
+"""
+
+    def begin(lock: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-c", program, lock, str(tmp_path / "env")]
+        return subprocess.Popen(
+            argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    with begin("dev") as first, begin("serve") as second:
+        assert first.stdout is not None and second.stdout is not None
+        said = {first: [first.stdout.readline()], second: [second.stdout.readline()]}
+        ahead, behind = (first, second) if said[first] == ["making\n"] else (second, first)
+        assert "another make is at work" in said[behind][0], said
+        rest = ahead.communicate("\n", timeout=30)
+        assert (ahead.returncode, rest) == (0, ("ready\n", ""))
+        rest = behind.communicate("\n", timeout=30)
+        assert (behind.returncode, rest) == (0, ("ready\n", ""))
+
+
 def test_a_lock_that_does_not_exist_is_named(tmp_path: Path) -> None:
     result = install("nothing", str(tmp_path / "env"))
     assert result.returncode == 2
