@@ -26,7 +26,9 @@ from holdfast.storage.port import Send
 from holdfast.testing.nemesis import FAULTS, Ask, Outcome, chosen
 from holdfast.testing.nemesis.disk import LimitedDisk, SmallDisk, open_disk
 from holdfast.testing.nemesis.episode import Refusal, Tally, read_refusal
+from holdfast.testing.nemesis.line import Line
 from holdfast.testing.nemesis.page import page
+from holdfast.testing.storm.answered import Answered
 from holdfast.testing.storm.bounds import LIMITS, SETTINGS
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer
@@ -214,6 +216,45 @@ def test_what_dies_before_it_is_cancelled_is_counted_and_told() -> None:
         tasks[2].cancel()
         assert tally.checked == 3
         assert tally.found == ["the reader died of ConnectionRefusedError: nobody is there", "the reader died"]
+
+    run(work())
+
+
+def test_what_was_answered_is_so_and_what_was_only_asked_for_may_be() -> None:
+    answered = Answered("key")
+    answered.ask("a", "valid")
+    assert answered.wrong({}) == answered.wrong({"a": "valid"}) == []
+    answered.answer("a", "valid")
+    assert answered.wrong({}) == ["key a was answered to be valid, and is gone"]
+    answered.ask("a", "revoked")
+    assert answered.wrong({"a": "valid"}) == answered.wrong({"a": "revoked"}) == []
+    answered.answer("a", "revoked")
+    assert answered.wrong({"a": "valid"}) == ["key a was answered to be revoked, and is valid"]
+    assert answered.names == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"), [(b"HTTP/1.1 404 Not Found", 404), (b"HTTP/1.1 2", None), (b"", None)], ids=str
+)
+def test_a_line_knows_whether_it_was_answered(said: bytes, status: int | None) -> None:
+    async def work() -> None:
+        async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(said)
+            writer.close()
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        line = Line(server.sockets[0].getsockname()[1], "a key")
+        try:
+            await line.open()
+            if status is None:
+                with pytest.raises(ConnectionError, match="not answered"):
+                    await line.status()
+            else:
+                assert await line.status() == status
+        finally:
+            line.drop()
+            server.close()
+            await server.wait_closed()
 
     run(work())
 

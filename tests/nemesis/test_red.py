@@ -10,7 +10,7 @@ import pytest
 from holdfast import failpoints
 from holdfast.testing.nemesis import FAULTS, Ask, Outcome, disks, episode, readers, torment
 from holdfast.testing.nemesis.conduct import run_kills
-from holdfast.testing.storm import killing, reading
+from holdfast.testing.storm import killing, reading, server
 from tests.nemesis.storms import run_storm
 
 SHORT = Ask(sessions=4, span_s=0.3, connections=600, seed=13)
@@ -81,6 +81,43 @@ def made(self, transport, real=JoiningProtocol.connection_made):
 JoiningProtocol.connection_made = made
 """
 
+DIES_OF_CONNECTIONS = """
+import os
+from holdfast.server.joining import JoiningProtocol
+made_so_far = [0]
+def made(self, transport, real=JoiningProtocol.connection_made):
+    made_so_far[0] += 1
+    if made_so_far[0] > 200:
+        os._exit(3)
+    real(self, transport)
+JoiningProtocol.connection_made = made
+"""
+ANSWERS_BEFORE_THE_COMMIT = """
+import time
+from holdfast.storage.writer import Writer, succeed
+EARLY = {"revoke_key", "delete_session", "add_attachment"}
+def write(self, tables, batch, real=Writer._write):
+    connection, passing, answers = self._connection, self._connection.passing, []
+    def noted(write):
+        def action(tables):
+            answers.append((write, write.action(tables)))
+            return answers[-1][1]
+        return write._replace(action=action)
+    def passed(point, verbs):
+        if point == "before_commit" and EARLY.intersection(verbs):
+            for write, result in answers:
+                if write.verb in EARLY:
+                    self._loop.call_soon_threadsafe(succeed, write.future, result)
+            time.sleep(0.1)
+        passing(point, verbs)
+    connection.passing = passed
+    try:
+        return real(self, tables, [noted(write) for write in batch])
+    finally:
+        connection.passing = passing
+Writer._write = write
+"""
+
 WORSE = (
     Worse("disk-full", LOSES_WRITES, "no send was refused"),
     Worse("read-only", TELLS_NOTHING, "a send was refused with internal_error"),
@@ -90,6 +127,7 @@ WORSE = (
     Worse("signals", SHOWS_TWICE, "P7"),
     Worse("readers", WAITS_FOR_READERS, "a reader that never reads is not let go"),
     Worse("connections", KEEPS_SOCKETS, "of descriptors after"),
+    Worse("connections", DIES_OF_CONNECTIONS, "the server ended by itself"),
 )
 
 
@@ -128,6 +166,17 @@ def test_a_reader_that_dies_instead_of_misbehaving_is_found(monkeypatch: pytest.
     outcome = run_storm(work())
     assert outcome.found == ("the reader that closes its half died of ConnectionRefusedError: nobody is there",) * 6
     assert outcome.never == ("half closed",)
+
+
+@pytest.mark.nightly
+def test_a_store_that_answers_before_its_commit_is_found_at_the_failpoint_between(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_PROGRAM", ANSWERS_BEFORE_THE_COMMIT + server._PROGRAM)
+    points = tuple(f"sqlite.{verb}.before_commit" for verb in ("revoke_key", "delete_session", "add_attachment"))
+    outcome, _ = run_storm(run_kills(SHORT, quietly, points=points))
+    for found in ("was answered to be revoked, and is valid", "was answered to be gone, and is there", "was uploaded"):
+        assert any(found in told for told in outcome.found), outcome.found
 
 
 @pytest.mark.nightly

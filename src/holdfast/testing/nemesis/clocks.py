@@ -34,6 +34,7 @@ async def clock_jumps(episode: Episode) -> None:
     for clock_s in _JUMPS_S:
         episode.progress(f"the clock is {clock_s / 3600:+g} h off")
         await _collects_in_time(episode, clock_s)
+        await _is_set(episode, clock_s)
         await episode.watch(episode.ask.span_s / len(_JUMPS_S))
         again = await session.send(first, idempotency_key="known", agent=None)
         episode.tally.check(
@@ -66,6 +67,16 @@ async def _collects_in_time(episode: Episode, clock_s: float) -> None:
             f"a message that was to wait {_MOST_WAIT_S:g} s is {state} {_IN_TIME_S:g} s after the clock was set "
             f"{clock_s / 3600:+g} h off",
         )
+
+
+async def _is_set(episode: Episode, clock_s: float) -> None:
+    """What the server writes down has the time of the clock that was set."""
+    session = episode.admin.session(f"dated-{ids.message_id()}")
+    await session.send(episode.content("say"), agent=None)
+    off_s = (await session.info()).created_at - system_clock.now() - clock_s
+    episode.tally.check(
+        abs(off_s) < _IN_TIME_S, f"the server dates a session {off_s:+.0f} s off a clock set {clock_s / 3600:+g} h off"
+    )
 
 
 async def _fires(episode: Episode, planned: RemoteSchedule, clock_s: float) -> None:
@@ -127,5 +138,6 @@ async def _restart(episode: Episode, clock_s: float) -> None:
     episode.set_clock(clock_s)
     episode.tally.injected["set between two starts"] += 1
     await episode.start_again(f"the clock was set {clock_s / 3600:+g} h off")
+    await _is_set(episode, clock_s)
     await episode.watch(episode.ask.span_s / 3)
     await episode.goes_on(f"a start with the clock {clock_s / 3600:+g} h off")

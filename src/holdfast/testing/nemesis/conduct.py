@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, told
 from holdfast.testing.checker import Report, judge
 from holdfast.testing.history import FailpointHit, HostKilled
 from holdfast.testing.nemesis.episode import Ask, Tally, open_episode
@@ -106,25 +106,31 @@ async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, 
             for act in (partial(fault.inject, episode), episode.finish):
                 try:
                     await act()
-                except HoldfastError as error:
-                    episode.tally.found.append(f"it broke off: {error.code}: {error.message}")
+                except (HoldfastError, OSError) as error:
+                    episode.tally.found.append(f"it broke off: {told(error)}")
+                if not episode.is_alive():
+                    break
     report = judge(recorder.records)
     return _outcome(fault, how, episode.tally, report, system_clock.monotonic() - began), recorder
 
 
 async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | None = None) -> tuple[Outcome, Recorder]:
-    """SIGKILL at every failpoint that is registered (or at `points`), then at random; as `torment`."""
+    """SIGKILL at every failpoint that is registered (or at `points`), then at random; its outcome and its history."""
     began = system_clock.monotonic()
     recorder = Recorder()
-    await conduct_kills(
-        recorder,
-        sessions=min(_KILL_SESSIONS, ask.sessions),
-        seconds=_RANDOM_KILLS_S,
-        kill_every_s=_RANDOM_KILLS_S / 3,
-        seed=ask.seed,
-        progress=lambda text: progress(f"{KILLS}: {text}"),
-        points=registered_failpoints() if points is None else points,
-    )
+    tally = Tally()
+    try:
+        await conduct_kills(
+            recorder,
+            sessions=min(_KILL_SESSIONS, ask.sessions),
+            seconds=_RANDOM_KILLS_S,
+            kill_every_s=_RANDOM_KILLS_S / 3,
+            seed=ask.seed,
+            progress=lambda text: progress(f"{KILLS}: {text}"),
+            points=registered_failpoints() if points is None else points,
+        )
+    except (HoldfastError, OSError) as error:
+        tally.found.append(f"it broke off: {told(error)}")
     report = judge(recorder.records)
     hits = dict.fromkeys(report.failpoints, 0)
     random_kills = 0
@@ -133,7 +139,6 @@ async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | N
             hits[record.name] += 1
         elif isinstance(record, HostKilled) and record.failpoint is None:
             random_kills += 1
-    tally = Tally()
     tally.injected["at a failpoint"] = sum(hits.values())
     tally.injected["at random"] = random_kills
     for name, times in hits.items():

@@ -10,7 +10,7 @@ import psutil
 
 from holdfast import ids
 from holdfast.clock import system_clock
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, ServerUnreachable
 from holdfast.testing.nemesis.episode import Episode
 from holdfast.testing.nemesis.line import Line
 
@@ -99,34 +99,39 @@ async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) 
         for number, line in enumerate(lines):
             kind = _KINDS[number % len(_KINDS)]
             key = senders[number // len(_KINDS) % len(senders)]
-            await _begin(episode, line, kind, key)
-            episode.tally.injected[kind] += 1
+            episode.tally.injected[kind] += await _begin(episode, line, kind, key)
         await asyncio.sleep(_HELD_S)
     finally:
         for number, line in enumerate(lines):
             line.drop(reset=bool(number // len(_KINDS) % 2))
 
 
-async def _begin(episode: Episode, line: Line, kind: str, key: str) -> None:
+async def _begin(episode: Episode, line: Line, kind: str, key: str) -> bool:
+    """Say what that kind says; False when the server had closed it before."""
     message = {"content": episode.content("say", span_s=0.0), "idempotency_key": ids.message_id(), "policy": "reject"}
     head, body = line.request("POST", f"/v1/sessions/{key}/messages", msgspec.json.encode(message))
     match kind:
         case "half a head":
-            await line.say(head[: len(head) // 2])
+            return await line.say(head[: len(head) // 2])
         case "half a body":
-            await line.say(head + body[: len(body) // 2])
+            return await line.say(head + body[: len(body) // 2])
         case "right after a send":
-            await line.say(head + body)
+            return await line.say(head + body)
         case "a stream never read":
-            await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])
+            return await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])
+        case _:
+            return True
 
 
 async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[str, int]:
     """What the server's process holds, its connections included; with `below`, once it is not more than that."""
-    process = psutil.Process(episode.server.pid)
     deadline = system_clock.monotonic() + _GONE_S
     while True:
-        held = {"descriptors": process.num_fds(), "memory": process.memory_info().rss}
+        try:
+            process = psutil.Process(episode.server.pid)
+            held = {"descriptors": process.num_fds(), "memory": process.memory_info().rss}
+        except psutil.NoSuchProcess:
+            raise ServerUnreachable("the server ended while connections came and went") from None
         if below is None or held["descriptors"] <= below["descriptors"] + _DESCRIPTOR_SLACK:
             return held
         if system_clock.monotonic() > deadline:

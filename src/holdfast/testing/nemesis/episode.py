@@ -168,6 +168,7 @@ class Episode:
         self.levers = Levers()
         self._effects: Counter[str] = Counter()
         self._alone: list[str] = []
+        self._ending = False
 
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -198,6 +199,12 @@ class Episode:
         """The next server starts with a wall clock that is so far off."""
         self.levers = Levers(clock_s=clock_s)
 
+    def is_alive(self) -> bool:
+        """Look whether the server still runs, unless its clean shutdown has begun."""
+        if self._ending:
+            return True
+        return self.tally.check(self.server.alive, f"the server ended by itself: {self.server.tail()}")
+
     async def kill(self) -> None:
         """Kill the server with SIGKILL."""
         self.access.up.clear()
@@ -211,7 +218,10 @@ class Episode:
         try:
             writer.write(msgspec.json.encode(levers) + b"\n")
             async with asyncio.timeout(LIMITS.answer_s):
-                counts = msgspec.json.decode(await reader.readline(), type=Counts)
+                line = await reader.readline()
+            if not line:
+                raise ServerUnreachable("the server ended while a lever was pulled")
+            counts = msgspec.json.decode(line, type=Counts)
         finally:
             writer.close()
         for name, effects in counts.effects.items():
@@ -330,6 +340,7 @@ class Episode:
         await self._quiet()
         await self.figures("quiet")
         await self.load.read_back()
+        self._ending = True
         await self.server.end()
         if not self.ask.agents:
             await until_gone(self.recorder, self.server.storm, LIMITS.death_s)

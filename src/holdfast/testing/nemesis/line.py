@@ -11,6 +11,7 @@ __all__ = ["Line"]
 
 _SMALL_BYTES = 2048
 _CONNECT_S = 10.0
+_STATUS_BYTES = len("HTTP/1.1 200")
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -44,10 +45,23 @@ class Line:
         )
         return head.encode(), body
 
-    async def say(self, data: bytes) -> None:
-        """Write it, unless the server has gone."""
-        with suppress(ConnectionError):
+    async def say(self, data: bytes) -> bool:
+        """Write it; False when the server has closed it."""
+        try:
             await self._loop.sock_sendall(self._socket, data)
+        except ConnectionError:
+            return False
+        return True
+
+    async def status(self) -> int:
+        """Read the status of the answer, and nothing of what follows it. Raises `ConnectionError` if there is none."""
+        line = b""
+        while len(line) < _STATUS_BYTES:
+            some = await self.take(_STATUS_BYTES - len(line))
+            if not some:
+                raise ConnectionError("a request was not answered")
+            line += some
+        return int(line.split()[1])
 
     async def take(self, size: int) -> bytes:
         """Read at most so much; nothing when the server has closed it."""

@@ -23,6 +23,7 @@ _CAUGHT_UP_S = 20.0
 _POLL_S = 0.05
 _EMPTIED_S = 5.0
 _BITE_BYTES = 512
+_STREAMING = 200
 
 
 class _HonestReader:
@@ -96,10 +97,15 @@ async def hostile_readers(episode: Episode) -> None:
 
 
 async def _connected(episode: Episode, key: str, kind: str) -> Line:
+    """A stream that has begun."""
     line = Line(episode.settings.port, episode.admin_key)
     try:
         await line.open(small=True)
         await line.say(line.request("GET", f"/v1/sessions/{key}/events")[0])
+        async with asyncio.timeout(_CAUGHT_UP_S):
+            status = await line.status()
+        if status != _STREAMING:
+            raise ConnectionError(f"a stream was asked for and answered with {status}")
     except BaseException:
         line.drop()
         raise

@@ -6,6 +6,8 @@ import asyncio
 import os
 import signal
 
+import psutil
+
 from holdfast.testing.nemesis.episode import Episode
 
 __all__ = ["signals"]
@@ -49,6 +51,8 @@ async def signals(episode: Episode) -> None:
         episode.tally.injected["paused"] += 1
         try:
             await asyncio.sleep(span_s / 2)
+            state = psutil.Process(episode.server.pid).status()
+            episode.tally.check(state == psutil.STATUS_STOPPED, f"the process was to be paused, and is {state}")
         finally:
             os.kill(episode.server.pid, signal.SIGCONT)
         await episode.watch(_BETWEEN_S)

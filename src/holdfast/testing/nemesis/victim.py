@@ -153,7 +153,7 @@ class _Victim:
         except StorageError:
             return  # another lever is pulled
         actor.publish(events)
-        self._effects["told again"] += 1
+        self._effects["told again"] += bool(events)
 
 
 def _read_only() -> sqlite3.OperationalError:

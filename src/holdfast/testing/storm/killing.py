@@ -27,6 +27,7 @@ from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import read_stamps
 from holdfast.testing.storm.timed import Timed
+from holdfast.testing.storm.upkeep import Upkeep
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
 __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
@@ -58,6 +59,7 @@ class _KillStorm:
         self.admin = admin
         self.people = People(admin, chance)
         self.timed = Timed(admin)
+        self.upkeep = Upkeep(admin)
         self.storm = server.storm
         self.chance = chance
 
@@ -124,8 +126,10 @@ class _KillStorm:
         await self.load.complete()
         progress("coming to rest")
         await self.load.rest()
-        wrong = [*await self.people.settle(), *await self.timed.settle()]
-        self.recorder.note(PeopleSettled, checked=self.people.checked + self.timed.checked, wrong=tuple(wrong))
+        looked_after = (self.people, self.timed, self.upkeep)
+        wrong = [problem for one in looked_after for problem in await one.settle()]
+        checked = sum(one.checked for one in looked_after)
+        self.recorder.note(PeopleSettled, checked=checked, wrong=tuple(wrong))
         await note_processes(self.recorder, self.storm)
         await self.figures("quiet")
         progress("reading everything back")
@@ -158,9 +162,9 @@ class _KillStorm:
     async def _provoke(self, verb: str) -> None:
         """Do what makes the store execute a verb, again and again."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
-            "add_key": self._make_a_key,
-            "revoke_key": self._make_a_key,
-            "delete_session": self._delete_a_session,
+            "add_key": self.upkeep.make_a_key,
+            "revoke_key": self.upkeep.make_a_key,
+            "delete_session": self.upkeep.delete_a_session,
             "interrupt": partial(self.load.cut, stop=False),
             "stop_session": partial(self.load.cut, stop=True),
             "steer": self.people.steer,
@@ -179,18 +183,6 @@ class _KillStorm:
             with suppress(HoldfastError):
                 await act()
             await asyncio.sleep(0.05)
-
-    async def _make_a_key(self) -> None:
-        body = {"principal": "nobody", "role": "user", "label": "made by a storm"}
-        answer = await self.admin.request("POST", "/v1/keys", body=body)
-        key_id = msgspec.json.decode(answer.content)["key"]["key_id"]
-        await self.admin.request("DELETE", f"/v1/keys/{key_id}")
-
-    async def _delete_a_session(self) -> None:
-        """A session outside the history: what is deleted cannot be read back."""
-        session = self.admin.session(ids.message_id())
-        await session.send("{}", agent=None)
-        await session.delete()
 
     async def watch(self, seconds: float) -> None:
         """Look at the processes until the time is over. Raises what broke in the load."""

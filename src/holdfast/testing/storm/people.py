@@ -40,6 +40,10 @@ class People:
         self._chance = chance
         self._keys = [f"person-{number}-{ids.message_id()[-6:]}" for number in range(_SESSIONS)]
         self._accepted: dict[tuple[str, str], str] = {}
+        self._answered: set[str] = set()
+        self._asked_again: set[str] = set()
+        self._taken_back: list[tuple[str, str]] = []
+        self._attached: dict[str, bytes] = {}
         self.checked = 0
 
     def _session(self) -> SessionLike:
@@ -70,19 +74,25 @@ class People:
 
     async def _answer(self, session: SessionLike) -> None:
         for question in await session.questions():
+            if question.question_id in self._answered:
+                self._asked_again.add(question.question_id)
             with suppress(NotFound):  # its run ended meanwhile
                 await session.answer(question.question_id, "as you like")
+                self._answered.add(question.question_id)
 
     async def edit(self) -> None:
         """Take back the last answer, or sum up what was said."""
         session = self._session()
         await self._send(session, "say")
         await asyncio.sleep(_LISTEN_S)
-        await session.undo()
+        removed = await session.undo()
+        self._taken_back += [(session.key, entry.run_id) for entry in removed if entry.run_id is not None]
 
     async def attach(self) -> None:
         """Upload a file."""
-        await self._session().attach(self._chance.randbytes(64), media_type="text/plain", name="note.txt")
+        body = self._chance.randbytes(64)
+        attachment = await self._session().attach(body, media_type="text/plain", name="note.txt")
+        self._attached[attachment.digest] = body
 
     async def settle(self) -> list[str]:
         """Answer what is open, wait until all is at rest, and return what is not as it must be."""
@@ -96,6 +106,33 @@ class People:
                 continue
             if state not in _SETTLED:
                 wrong.append(f"message {message_id} ({name}) of session {key} is {state} for ever")
+        self.checked += len(self._answered)
+        wrong += [f"question {question_id} was answered, and is open again" for question_id in self._asked_again]
+        return [*wrong, *await self._come_back(), *await self._lost_files()]
+
+    async def _come_back(self) -> list[str]:
+        """Which runs stand in a transcript from which they were taken back."""
+        there: set[tuple[str, str | None]] = set()
+        for key in {key for key, _ in self._taken_back}:
+            try:
+                there |= {(key, entry.run_id) for entry in await self._client.session(key).transcript()}
+            except HoldfastError as error:
+                return [f"the transcript of session {key} cannot be read: {error.message}"]
+        self.checked += len(self._taken_back)
+        return [f"run {run} was taken back, and stands in session {key}" for key, run in {*self._taken_back} & there]
+
+    async def _lost_files(self) -> list[str]:
+        """Which files are not there as they were uploaded."""
+        wrong = []
+        for digest, body in self._attached.items():
+            self.checked += 1
+            try:
+                _, stored = await self._session().attachment(digest)
+            except HoldfastError as error:
+                wrong.append(f"file {digest} was uploaded, and now: {error.message}")
+                continue
+            if stored != body:
+                wrong.append(f"file {digest} is not what was uploaded")
         return wrong
 
     async def _unrest(self, key: str) -> str | None:

@@ -83,7 +83,7 @@ class OwnServer:
         first: the number of the first incarnation.
         agents: what it serves, as ``module:name``; those of the storm by default. Others are looked for where the
             storm was started.
-        program: what its interpreter executes.
+        program: what its interpreter executes; by default ``holdfast``, which ends with the storm.
     """
 
     def __init__(
@@ -96,11 +96,11 @@ class OwnServer:
         *,
         first: int = 1,
         agents: tuple[str, ...] = (),
-        program: str = _PROGRAM,
+        program: str = "",
     ) -> None:
         self.incarnation = first - 1
         self._agents = agents or _AGENTS
-        self._program = program
+        self._program = program or _PROGRAM
         self.storm = storm
         self.url = f"http://127.0.0.1:{settings.port}"
         self.stamps = folder / "stamps"

@@ -6,6 +6,7 @@ has fired: `settle` looks whether that is so. They stand outside a storm's histo
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 from holdfast import ids
@@ -13,6 +14,7 @@ from holdfast.client import Client
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.protocol.messages import SessionView
 from holdfast.testing.storm.agent import REPLAYABLE
+from holdfast.testing.storm.answered import GONE, Answered
 from holdfast.testing.storm.plan import Plan, encode_plan
 from holdfast.testing.storm.resting import standstill
 
@@ -20,6 +22,7 @@ __all__ = ["Timed"]
 
 _TICKING = 3
 _EVERY_S = 1.0
+_SEEN_S = 0.1
 
 
 class Timed:
@@ -33,6 +36,7 @@ class Timed:
         self._client = client
         self._keys = [f"timed-{number}-{ids.schedule_id()[-6:]}" for number in range(_TICKING)]
         self._put: set[str] = set()
+        self._changed = Answered("schedule")
         self.checked = 0
 
     async def tick(self) -> None:
@@ -46,10 +50,14 @@ class Timed:
     async def change(self) -> None:
         """Make a schedule, pause it, let it go on, and delete it."""
         name = ids.schedule_id()
+        self._changed.ask(name, "active")
         schedule = await self._client.schedule("never", self._text(name), every_s=1e6, schedule_id=name)
-        await schedule.pause()
-        await schedule.resume()
-        await schedule.delete()
+        self._changed.answer(name, "active")
+        for act, state in ((schedule.pause, "paused"), (schedule.resume, "active"), (schedule.delete, GONE)):
+            self._changed.ask(name, state)
+            await act()
+            self._changed.answer(name, state)
+            await asyncio.sleep(_SEEN_S)  # a kill now finds it in a state that was answered
 
     @staticmethod
     def _text(name: str) -> str:
@@ -57,7 +65,7 @@ class Timed:
 
     async def settle(self) -> list[str]:
         """Pause what ticks, wait until its sessions are at rest, and return what is not as it must be."""
-        wrong: list[str] = []
+        wrong = await self._unlike_answered()
         for key in self._put:
             self.checked += 1
             try:
@@ -73,6 +81,19 @@ class Timed:
             if accepted != fired:
                 wrong.append(f"schedule {key} has fired {fired} times, and its session has {accepted} messages")
         return wrong
+
+    async def _unlike_answered(self) -> list[str]:
+        """Which schedules are not as they were answered to be."""
+        states: dict[str, str] = {}
+        for name in self._changed.names:
+            self.checked += 1
+            try:
+                states[name] = (await self._client.find_schedule(name).info()).state
+            except NotFound:
+                continue
+            except HoldfastError as error:
+                states[name] = error.message
+        return self._changed.wrong(states)
 
     async def _look(self, key: str) -> SessionView:
         try:

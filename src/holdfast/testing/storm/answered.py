@@ -1,0 +1,51 @@
+"""What a server has answered is so: kept by those who asked for it, until it is looked at in the end.
+
+For what stands outside a storm's history: keys, files, schedules, deletions. A request whose answer was lost may have
+been done or not; one that was answered has been done, whatever killed the server a moment later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["GONE", "Answered"]
+
+GONE = "gone"
+"""The state of what is not there, or no longer."""
+
+
+class Answered:
+    """The states that things may be in: the one that was answered last, and all that were asked for since.
+
+    Parameters:
+        what: the things are, in words: ``key``.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._may_be: dict[str, frozenset[str]] = {}
+
+    def ask(self, name: str, state: str) -> None:
+        """That state is asked for, and nothing has been answered yet."""
+        self._may_be[name] = self._may_be.get(name, frozenset((GONE,))) | {state}
+
+    def answer(self, name: str, state: str) -> None:
+        """The server says that it is so."""
+        self._may_be[name] = frozenset((state,))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all things that were asked for."""
+        return tuple(self._may_be)
+
+    def wrong(self, now: Mapping[str, str]) -> list[str]:
+        """What is not as it was answered.
+
+        Parameters:
+            now: the state of each thing that is there.
+        """
+        return [
+            f"{self._what} {name} was answered to be {' or '.join(sorted(may_be))}, and is {now.get(name, GONE)}"
+            for name, may_be in self._may_be.items()
+            if now.get(name, GONE) not in may_be
+        ]
