@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import itertools
 import socket
@@ -292,8 +293,10 @@ def test_a_cancelled_callback_is_no_choice() -> None:
         await asyncio.sleep(0)
         outcomes.append(ran)
 
-    assert explore(test, chooser="exhaustive").exhausted
-    assert outcomes == [[], [0], [0, 1]]
+    report = explore(test, chooser="exhaustive")
+    assert report.exhausted
+    assert report.schedules == 3
+    assert {tuple(ran) for ran in outcomes} == {(), (0,), (0, 1)}
 
 
 def test_timers_of_one_instant_may_fire_in_any_order() -> None:
@@ -389,6 +392,24 @@ def test_state_kept_between_runs_is_named_as_nondeterminism() -> None:
         assert "set of objects" in str(failure)
 
 
+@pytest.mark.parametrize("chooser", CHOOSERS)
+def test_randomness_that_no_choice_shows_is_named_with_who_went(
+    chooser: Literal["random", "pct", "exhaustive"],
+) -> None:
+    runs = 0
+
+    async def test() -> None:
+        nonlocal runs
+        runs += 1
+        if runs % 2:
+            await asyncio.sleep(1)
+
+    failure = failure_of(lambda: explore(test, chooser=chooser))
+    assert failure.kind == "nondeterminism"
+    assert "step 2 was taken by callbacks of main, and the second time by nobody: it was over" in str(failure)
+    assert "to see it again" not in str(failure)
+
+
 def test_an_error_that_does_not_come_again_is_named_as_nondeterminism() -> None:
     runs = 0
 
@@ -424,6 +445,10 @@ async def swallow_the_refusal() -> None:
         await asyncio.sleep(0)
 
 
+async def start_thread_by_hand() -> None:
+    _thread.start_new_thread(len, ("",))
+
+
 async def connect() -> None:
     await asyncio.open_connection("127.0.0.1", 9)
 
@@ -431,6 +456,18 @@ async def connect() -> None:
 async def connect_blocking() -> None:
     with socket.socket() as plain:
         plain.connect(("127.0.0.1", 9))
+
+
+async def ask_for_a_name() -> None:
+    socket.gethostbyaddr("127.0.0.1")
+
+
+async def ask_for_the_name_of_an_address() -> None:
+    socket.getnameinfo(("127.0.0.1", 80), 0)
+
+
+async def ask_the_user() -> None:
+    input()
 
 
 async def start_process() -> None:
@@ -446,9 +483,13 @@ async def start_async_process() -> None:
     [
         use_to_thread,
         start_thread,
+        start_thread_by_hand,
         swallow_the_refusal,
         connect,
         connect_blocking,
+        ask_for_a_name,
+        ask_for_the_name_of_an_address,
+        ask_the_user,
         start_process,
         start_async_process,
     ],
@@ -481,7 +522,8 @@ def test_a_call_from_a_thread_that_was_there_before_is_refused() -> None:
     async def test() -> None:
         loops.append(asyncio.get_running_loop())
         begin.set()
-        assert over.wait(10)
+        while not over.is_set():
+            pass
 
     failure = failure_of(lambda: explore(test, schedules=1))
     thread.join(10)
@@ -510,6 +552,55 @@ def test_fewer_than_one_schedule_is_refused() -> None:
         explore(locked_update, schedules=0)
     with pytest.raises(ValueError, match="depth"):
         explore(locked_update, chooser="pct", depth=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("late_s", -1.0), ("late_s", float("nan")), ("max_steps", 0), ("replay", [0, -1])]
+)
+def test_a_number_that_makes_no_sense_is_refused(name: str, wrong: Any) -> None:
+    numbers: dict[str, Any] = {name: wrong}
+    with pytest.raises(ValueError, match=name):
+        explore(locked_update, **numbers)
+
+
+@pytest.mark.parametrize("wrong", ["it.json", ["0"], [True], [0.0]])
+def test_a_replay_that_is_no_list_of_numbers_is_refused(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"Replay.load"):
+        explore(locked_update, replay=wrong)
+
+
+def test_what_is_no_async_function_is_refused_and_the_error_says_what_is_wanted() -> None:
+    async def generator() -> AsyncIterator[int]:
+        yield 1
+
+    not_tests: list[Any] = [lambda: None, generator, 5]
+    for wrong in not_tests:
+        with pytest.raises(TypeError, match="async def"):
+            explore(wrong)
+    coroutine: Any = locked_update()
+    with pytest.raises(TypeError, match="without calling it"):
+        explore(coroutine)
+    coroutine.close()
+
+
+def test_an_error_without_words_is_told_with_its_place() -> None:
+    async def test() -> None:
+        raise AssertionError
+
+    async def times_out() -> None:
+        async with asyncio.timeout(1):
+            await asyncio.sleep(2)
+
+    assert "AssertionError in test (test_explorer.py:" in str(failure_of(lambda: explore(test)))
+    assert "TimeoutError in times_out (test_explorer.py:" in str(failure_of(lambda: explore(times_out)))
+
+
+def test_a_limit_of_ones_own_is_told_with_the_replay() -> None:
+    async def test() -> None:
+        while True:
+            await asyncio.sleep(0)
+
+    assert "max_steps=50, " in str(failure_of(lambda: explore(test, max_steps=50)))
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("chooser", "exhaustiv"), ("tasks", "lazy")])

@@ -194,6 +194,18 @@ async def get_from_threads() -> None:
     queue.Queue[int]().get()
 
 
+async def wait_for_a_thread_for_a_while() -> None:
+    threading.Event().wait(5)
+
+
+async def get_from_threads_for_a_while() -> None:
+    queue.Queue[int]().get(timeout=5)
+
+
+async def meet_a_thread() -> None:
+    threading.Barrier(2).wait(5)
+
+
 async def wait_for_a_result() -> None:
     Future[int]().result()
 
@@ -214,6 +226,9 @@ async def sleep_blocking() -> None:
         (wait_for_a_thread, "asyncio.Event"),
         (get_from_threads, "asyncio.Queue"),
         (wait_for_a_result, "future"),
+        (wait_for_a_thread_for_a_while, "asyncio.Event"),
+        (get_from_threads_for_a_while, "asyncio.Queue"),
+        (meet_a_thread, "asyncio"),
         (wait_blocking_for_an_interrupt, "await"),
         (sleep_blocking, "await"),
     ],

@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _CHOOSERS = ("random", "pct", "exhaustive")
 _TASKS = ("ordinary", "eager")
+_MAX_STEPS = 20_000
 _SHRINKING_RUNS = 300
 _SHRINKING_STEPS = 100_000
 
@@ -77,7 +78,7 @@ def explore(
     seed: int = 0,
     depth: int = 3,
     replay: Sequence[int] | Replay | None = None,
-    max_steps: int = 20_000,
+    max_steps: int = _MAX_STEPS,
     late_s: float = 0.0,
     tasks: Literal["ordinary", "eager"] = "ordinary",
     shrink: bool = True,
@@ -86,8 +87,8 @@ def explore(
 
     A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
     over, or a task failed and nobody asked for its result. Time is virtual. Each failure is repeated once to see that
-    the test is deterministic; with ``random`` and ``pct`` the 1st, 2nd, 4th, 8th … schedule that passes is repeated as
-    well, and ``exhaustive`` repeats prefixes anyway. Call it outside of any running loop.
+    the test is deterministic, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside of any running
+    loop.
 
     Parameters:
         test: makes the coroutine; called anew for each schedule, inside the running loop.
@@ -108,17 +109,28 @@ def explore(
 
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
-        ValueError: ``schedules`` or ``depth`` is below 1, or ``chooser`` or ``tasks`` is no word that is known.
+        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` or a number of ``replay`` below 0,
+            or ``chooser`` or ``tasks`` is no word that is known.
+        TypeError: ``test`` is no function that makes a coroutine, or ``replay`` no list of numbers.
         BaseException: what is no `Exception`, as it is: a time limit of pytest ends the exploration, it is no finding.
     """
     __tracebackhide__ = True
-    if schedules < 1:
-        raise ValueError(f"schedules is {schedules}; it must be at least 1")
+    if not callable(test):
+        raise TypeError(
+            f"explore() takes an `async def` without calling it, as it is called for each schedule; got {test!r}"
+        )
+    for name, number in (("schedules", schedules), ("max_steps", max_steps)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; it must be at least 1")
+    if not late_s >= 0:
+        raise ValueError(f"late_s is {late_s}; it must be 0 or more")
     for name, value, known in (("chooser", chooser, _CHOOSERS), ("tasks", tasks, _TASKS)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")
     if isinstance(replay, Replay):
         max_steps, late_s, tasks = replay.max_steps, replay.late_s, replay.tasks
+    elif replay is not None:
+        _check_numbers(replay)
 
     def run(picker: Chooser) -> Outcome:
         return run_one(ExploredLoop(picker, max_steps=max_steps, late_s=late_s, tasks=tasks), test, picker)
@@ -157,7 +169,7 @@ def explore(
             if outcome.foreign:
                 assert outcome.error is not None
                 raise outcome.error
-            is_sample = count & (count - 1) == 0 and replay is None and exhaustive is None
+            is_sample = count & (count - 1) == 0 and replay is None
             if (outcome.failed or is_sample) and outcome.kind not in NOT_REPEATED:
                 outcome = outcome.compared_with(run(ReplayChooser(outcome.choices)))
             if outcome.failed:
@@ -166,7 +178,11 @@ def explore(
                     outcome, shrunk = _made_short(outcome, run)
                 again_with = "".join(
                     f"{name}={value!r}, "
-                    for name, value, usual in (("late_s", late_s, 0.0), ("tasks", tasks, "ordinary"))
+                    for name, value, usual in (
+                        ("late_s", late_s, 0.0),
+                        ("tasks", tasks, "ordinary"),
+                        ("max_steps", max_steps, _MAX_STEPS),
+                    )
                     if value != usual
                 )
                 recorded = Replay(
@@ -219,6 +235,15 @@ def _made_short(outcome: Outcome, run: Callable[[Chooser], Outcome]) -> tuple[Ou
     if best.signature != wanted:
         return outcome, ""
     return best, f"; {len(outcome.choices)} choices made {len(shrunk.choices)} by {shrunk.runs} more runs"
+
+
+def _check_numbers(replay: Sequence[int]) -> None:
+    if not all(type(choice) is int for choice in replay):
+        raise TypeError(
+            f"replay is {replay!r}; it must be the list of numbers that a failure prints, or Replay.load(path)"
+        )
+    if any(choice < 0 for choice in replay):
+        raise ValueError(f"replay is {replay!r}; its numbers must be 0 or more")
 
 
 def _name_of(test: Callable[..., object]) -> str:

@@ -216,11 +216,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
             Deadlock: nothing can run and no timer is set.
             Livelock: ``max_steps`` were taken.
             NotExplorable: a real thread, process or socket was used.
+            TypeError: ``test()`` makes no coroutine.
         """
         main: list[asyncio.Task[Any]] = []
 
         def begin() -> None:
-            main.append(self.create_task(test(), name="main"))
+            coro = test()
+            if not asyncio.iscoroutine(coro):
+                raise TypeError(f"a coroutine was expected, as an `async def` makes it; the test made {coro!r}")
+            main.append(self.create_task(coro, name="main"))
 
         self._note_threads()
         self._inside(lambda: copy_context().run(begin), lambda: main[0].done())

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import _thread
 import gc
 import sys
 import threading
@@ -27,6 +28,7 @@ _MUCH_GARBAGE = 20_000
 _DOUBLE = "hand it an in-memory double (a queue, a StreamReader fed by the test, store memory://)"
 _REFUSED = {
     "_thread.start_new_thread": "",
+    "builtins.input": "the keyboard",
     "os.fork": "a process",
     "os.forkpty": "a process",
     "os.posix_spawn": "a process",
@@ -35,7 +37,10 @@ _REFUSED = {
     "socket.bind": "a socket",
     "socket.connect": "a socket",
     "socket.getaddrinfo": "a name server",
+    "socket.gethostbyaddr": "a name server",
     "socket.gethostbyname": "a name server",
+    "socket.getnameinfo": "a name server",
+    "socket.sendmsg": "a socket",
     "socket.sendto": "a socket",
 }
 
@@ -90,11 +95,17 @@ def real_world_closed() -> Iterator[None]:
         _audit_installed = True
         sys.addaudithook(_audit)
     start_thread, sleep, wait = threading.Thread.start, time.sleep, threading.Condition.wait
+    start_by_hand = _thread.start_new_thread
 
     def guarded_start(thread: threading.Thread) -> None:
         if (loop := _explored_loop()) is not None:
             loop._refuse_thread()
         start_thread(thread)
+
+    def guarded_start_by_hand(*values: Any) -> int:  # tells no audit hook before Python 3.12
+        if (loop := _explored_loop()) is not None:
+            loop._refuse_thread()
+        return start_by_hand(*values)
 
     def guarded_sleep(seconds: float, /) -> None:
         strands = strands_here()
@@ -109,20 +120,24 @@ def real_world_closed() -> Iterator[None]:
             )
 
     def guarded_wait(condition: threading.Condition, timeout: float | None = None) -> bool:
-        if timeout is None and (strands := strands_here()) is not None and strands.running is None:
+        waits = timeout is None or timeout > 0
+        if waits and (strands := strands_here()) is not None and strands.running is None:
             strands.loop._refuse(
-                "a wait of threads without a timeout (threading.Event or Condition, queue.Queue.get, Future.result of "
-                "concurrent.futures): under the explorer there is no other thread that could end it; "
-                "await an asyncio.Event, asyncio.Queue or a future, or use holdfast.runtime's Interrupt"
+                "a wait of threads (threading.Event, Condition, Semaphore or Barrier, queue.Queue.get, Future.result "
+                "of concurrent.futures) stops the whole loop, and the explored time does not move; "
+                "await an asyncio.Event, asyncio.Queue or a future, or use holdfast.runtime's Interrupt; "
+                "or wait in a thread that holdfast.testing.start_thread starts"
             )
         return wait(condition, timeout)
 
     threading.Thread.start = guarded_start  # type: ignore[method-assign, assignment]
     time.sleep = guarded_sleep  # type: ignore[assignment]
     threading.Condition.wait = guarded_wait  # type: ignore[method-assign, assignment]
+    _thread.start_new_thread = guarded_start_by_hand
     try:
         yield
     finally:
         threading.Thread.start = start_thread  # type: ignore[method-assign]
         time.sleep = sleep
         threading.Condition.wait = wait  # type: ignore[method-assign]
+        _thread.start_new_thread = start_by_hand

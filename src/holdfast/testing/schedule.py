@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import traceback
 from asyncio import events
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,7 @@ __all__ = ["NOT_REPEATED", "Outcome", "run_one"]
 NOT_REPEATED = frozenset({"nondeterminism", "not_explorable"})
 """Kinds of failure that are not run once more."""
 _SHOWN_STEPS = 40
+_ASYNCIO = os.path.dirname(asyncio.__file__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,10 +111,12 @@ class Outcome:
         replay = stripped(self.choices)
         origin = ""
         if label:
-            origin = (
-                f"{_told_steps(self.went)}  schedule {schedules} ({label}{shrunk}), {self.steps} steps; "
-                f"to see it again: explore(..., {again_with}replay={show_replay(replay)})"
+            again = (
+                "no replay: the same choices need not lead there again"
+                if self.kind == "nondeterminism"
+                else f"to see it again: explore(..., {again_with}replay={show_replay(replay)})"
             )
+            origin = f"{_told_steps(self.went)}  schedule {schedules} ({label}{shrunk}), {self.steps} steps; {again}"
         return ScheduleFailure(
             self.kind,
             self.text,
@@ -140,8 +145,21 @@ class Outcome:
                 (at for at, (was, now) in enumerate(zip(self.states, again.states, strict=False)) if was != now),
                 min(len(self.states), len(again.states)),
             )
-            return self._differs(f"step {at} was taken by another, or only one of the two times")
+            was, now = self._who_took(at), again._who_took(at)
+            return self._differs(f"step {at + 1} was taken by {was}, and the second time by {now}")
         return self
+
+    def _who_took(self, at: int) -> str:
+        """The name of the actor of a step, found by how the step changed the state."""
+        if at >= len(self.states):
+            return "nobody: it was over"
+        change = self.states[at] ^ (self.states[at - 1] if at else 0)
+        return next(
+            actor.name
+            for actor in self.actors
+            for steps in range(1, actor.steps + 1)
+            if hash((actor.number, steps)) == change
+        )
 
     def _differs(self, text: str) -> Outcome:
         return replace(
@@ -244,11 +262,23 @@ def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: Outcome) -> None
 
 def _told(error: BaseException) -> str:
     """The error in one line; of a group, its first leaf as well."""
-    text = f"{type(error).__name__}: {error}"
     leaf = error
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
-    return text if leaf is error else f"{text}, first {type(leaf).__name__}: {leaf}"
+    return _in_words(error) if leaf is error else f"{_in_words(error)}, first {_in_words(leaf)}"
+
+
+def _in_words(error: BaseException) -> str:
+    """Its type and text; one without text (a bare assert, a time-out) is told with its place."""
+    name, text = type(error).__name__, str(error)
+    if text:
+        return f"{name}: {text}"
+    shown = [
+        f" in {frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if os.path.dirname(frame.f_code.co_filename) != _ASYNCIO
+    ]
+    return name + (shown[-1] if shown else "")
 
 
 def _busiest(loop: ExploredLoop | None) -> str:
