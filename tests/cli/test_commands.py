@@ -178,6 +178,21 @@ def test_keys_are_made_in_the_store_or_through_the_server(tmp_path: Path) -> Non
     assert "first" in run("keys", "list", folder=tmp_path).stdout
 
 
+def test_keys_of_a_store_are_never_made_on_another_server(tmp_path: Path) -> None:
+    # The store is served on some port, and at the address of the settings is another server: that one got the key.
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    with served(tmp_path / "here") as here, served(tmp_path / "there") as there:
+        port = there.url.rpartition(":")[2]
+        for command in (("create", "alice"), ("list",), ("revoke", "k_none")):
+            refused = run("keys", *command, folder=tmp_path / "here", HOLDFAST_PORT=port)
+            assert refused.returncode == 7, refused.stdout + refused.stderr
+            assert f"process {here.process.pid}" in refused.stderr
+            assert "--url" in refused.stderr
+        assert json.loads(there.run("keys", "list", "--json").stdout) == {"keys": []}
+        assert run("keys", "create", "alice", "--url", here.url, folder=tmp_path / "here").returncode == 0
+
+
 def test_help_is_quick_because_it_loads_next_to_nothing() -> None:
     program = (
         "import sys\nfrom holdfast.cli import main\n"
@@ -253,6 +268,8 @@ def test_arguments_that_cannot_work_are_refused_in_words(server: Served) -> None
         (("interrupt", "-s", "odd", "--grace", "nan"), Exit.USAGE),
         (("stop", "-s", "odd", "--grace", "inf"), Exit.USAGE),
         (("drain", "--deadline", "-1"), Exit.USAGE),
+        (("send",), Exit.USAGE),  # and stdin has nothing
+        (("send", "-"), Exit.USAGE),
         (("ps", "--url", "http://127.0.0.1:99999"), Exit.USAGE),
         (("ps", "--key", "schl\u00fcssel"), Exit.USAGE),
     ):

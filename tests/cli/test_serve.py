@@ -105,6 +105,13 @@ def test_a_busy_port_names_its_holder_and_what_to_do(tmp_path: Path) -> None:
         assert not (tmp_path / "holdfast.db").exists(), "the store was not touched"
 
 
+def test_an_address_of_another_machine_is_not_taken_for_a_busy_port(tmp_path: Path) -> None:
+    refused = run("serve", "--port", "0", "--host", "192.0.2.1", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "HOLDFAST_HOST" in refused.stderr
+    assert "HOLDFAST_PORT" not in refused.stderr, "no other port helps"
+
+
 def test_a_second_host_on_the_same_file_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         refused = run("serve", "--port", "0", folder=tmp_path)

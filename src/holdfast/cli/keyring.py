@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -88,18 +89,36 @@ async def _either(
     in_store: Callable[[KeyRing], Awaitable[dict[str, Any]]],
     on_server: Callable[[Client], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """Work in the store if nobody has it open and no server was named; else through the server."""
+    """Work in the store if nobody has it open and no server was named; else through the server that has it."""
     from holdfast.settings import load_settings
 
+    locked: StoreLocked | None = None
     chosen = load_settings({"store": store}).store
     if not target.url and chosen != "memory://":
         try:
             async with _ring(chosen) as ring:
                 return await in_store(ring)
-        except StoreLocked:
-            pass  # a server has it: ask that one
+        except StoreLocked as error:
+            locked = error  # a server has it: ask that one
     async with target.client() as client:
+        if locked is not None:
+            await _check_store(client, target, chosen, locked)
         return await on_server(client)
+
+
+async def _check_store(client: Client, target: Target, url: str, locked: StoreLocked) -> None:
+    """Raise `StoreLocked` if the server tells that its store is another one than that of `url`."""
+    told = _decoded((await client.request("GET", "/v1/server", repeatable=True)).content)["store"]
+    # Only an admin is told the path; who is none will be refused.
+    if told not in ("sqlite", f"sqlite {_real_path(url)}"):
+        raise StoreLocked(
+            f"{locked.message}, and the server at {target.address} has another store",
+            hint="name the server that has this one with --url",
+        )
+
+
+def _real_path(url: str) -> str:
+    return os.path.realpath(url.removeprefix("sqlite:///"))
 
 
 @asynccontextmanager

@@ -48,6 +48,8 @@ def send(
     content = content_of(text)
 
     async def work(client: Client) -> Exit:
+        if text in (None, "-") and not content and not files:
+            raise ConfigurationError("stdin had no message", hint="write it behind the command, or give it to stdin")
         remote = client.session(session)
         attached = [await attach(remote, file) for file in files]
         receipt = await remote.send(

@@ -8,6 +8,7 @@ A watchdog outside the event loop ends a shutdown that hangs, with the stacks of
 from __future__ import annotations
 
 import asyncio
+import errno
 import faulthandler
 import gc
 import os
@@ -81,10 +82,14 @@ def bind(settings: Settings) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
+        text = f"cannot listen on {where}: {(error.strerror or str(error)).lower()}"
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigurationError(text, hint="set HOLDFAST_HOST to an address of this machine") from None
+        if error.errno == errno.EACCES:
+            raise ConfigurationError(text, hint="set HOLDFAST_PORT to a port above 1023 (0 takes a free one)") from None
         holder = holder_of(settings.port) if settings.port else None
-        by = f": {holder} has it" if holder else ""
         raise ConfigurationError(
-            f"cannot listen on {where}: {(error.strerror or str(error)).lower()}{by}",
+            text + (f": {holder} has it" if holder else ""),
             hint="stop that program, or set HOLDFAST_PORT to another port (0 takes a free one)",
         ) from None
     return listener
