@@ -410,6 +410,34 @@ def test_the_command_fails_when_a_promise_was_broken(
     assert storm_command.storm(msgspec.structs.replace(asked, connections=7)) == Exit.REFUSED
 
 
+def test_the_page_has_the_command_that_does_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def run_faults(names: object, ask: Ask, progress: object) -> list[tuple[Outcome, object]]:
+        return [(an_outcome(), None)]
+
+    monkeypatch.setattr("holdfast.testing.nemesis.run_faults", run_faults)
+    monkeypatch.chdir(tmp_path)
+    written = tmp_path / "docs/measured/nemesis.md"
+    written.parent.mkdir(parents=True)
+    asked = Storm(nemesis="all", seed=7, write_docs=True)
+    assert storm_command.storm(asked) == Exit.OK
+    assert "\nholdfast storm --nemesis all --seed 7\n" in written.read_text()
+    assert storm_command.storm(msgspec.structs.replace(asked, connections=9, agents=("a:b",), say="say it")) == Exit.OK
+    again = "\nholdfast storm --nemesis all --seed 7 --connections 9 --agent a:b --say 'say it'\n"
+    assert again in written.read_text()
+
+
+@pytest.mark.parametrize("nemesis", [None, "clock"])
+def test_a_history_that_cannot_be_kept_is_told_before_anything_runs(
+    nemesis: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    asked = Storm(nemesis=nemesis, history=str(tmp_path / "file" / "kept"), seed=1, sessions=1, seconds=0.1)
+    assert storm_command.storm(asked) == Exit.USAGE
+    told = capsys.readouterr().err
+    assert "kept" in told
+    assert "seed" not in told
+
+
 @pytest.mark.parametrize(
     "asked",
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +49,10 @@ def nemesis(
         faults = chosen(names)
         if write and not _PAGE.parent.is_dir():
             raise ConfigurationError(f"there is no folder {_PAGE.parent} here", hint="write the docs from the sources")
+        folder = None if history is None else _made(Path(history))
         note(f"nemesis: {', '.join(faults)}; seed {ask.seed}")
         done = asyncio.run(run_faults(faults, ask, progress))
-        if history is not None:
-            folder = Path(history)
-            folder.mkdir(parents=True, exist_ok=True)
+        if folder is not None:
             for outcome, recorder in done:
                 write_history(folder / f"{outcome.fault}.jsonl", recorder.records)
     except HoldfastError as error:
@@ -65,13 +66,39 @@ def nemesis(
     if write:
         from holdfast.testing.nemesis.page import page
 
-        _PAGE.write_text(page(outcomes, f"holdfast storm --nemesis {names}"), encoding="utf-8")
+        _PAGE.write_text(page(outcomes, _command(names, ask)), encoding="utf-8")
         note(f"nemesis: wrote {_PAGE}")
     if as_json:
         say_json({"passed": passed, "seed": ask.seed, "faults": [_figures(outcome) for outcome in outcomes]})
     else:
         _say(outcomes, passed)
     return Exit.OK if passed else Exit.FAILED
+
+
+def _made(folder: Path) -> Path:
+    """A folder that can be written to, before anything runs for minutes. Raises `ConfigurationError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} is no folder for histories: {error.strerror}", hint="with --nemesis, --history names a folder"
+        ) from None
+
+
+def _command(names: str, ask: Ask) -> str:
+    """The command line that does the same again."""
+    from holdfast.testing.nemesis import Ask
+
+    words = ["holdfast", "storm", "--nemesis", names, "--seed", str(ask.seed)]
+    if ask.connections != Ask().connections:
+        words += ["--connections", str(ask.connections)]
+    for agent in ask.agents:
+        words += ["--agent", agent]
+    if ask.agents:
+        words += ["--say", ask.say]
+    return shlex.join(words)
 
 
 def _figures(outcome: Outcome) -> dict[str, object]:

@@ -92,6 +92,8 @@ def _stormed(asked: Storm, seed: int) -> Report:
     from holdfast.testing.history import write_history
     from holdfast.testing.storm.recorder import Recorder
 
+    if asked.history is not None:
+        _touch(Path(asked.history))
     note(f"storm: seed {seed}")
     recorder = Recorder()
     folder = Path(tempfile.mkdtemp(prefix="holdfast-storm-"))
@@ -115,6 +117,18 @@ def _stormed(asked: Storm, seed: int) -> Report:
             note(f"kept in {folder}: history.jsonl, which --check judges, and what the storm's servers stored and said")
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _touch(path: Path) -> None:
+    """See that it can be written before anything runs for minutes. Raises `ConfigurationError`."""
+    try:
+        path.touch()
+        with path.open("r+b"):
+            return
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that is there"
+        ) from None
 
 
 def _judged(records: Sequence[Record]) -> Report:

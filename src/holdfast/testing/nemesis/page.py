@@ -22,7 +22,7 @@ def page(outcomes: Sequence[Outcome], command: str) -> str:
 
     Parameters:
         outcomes: of one run.
-        command: that reproduces it.
+        command: that reproduces all of it.
     """
     return "\n".join(_lines(outcomes, command)) + "\n"
 
@@ -37,6 +37,8 @@ def _lines(outcomes: Sequence[Outcome], command: str) -> Iterator[str]:
     yield "```text"
     yield command
     yield "```"
+    yield ""
+    yield "The name of a row after `--nemesis` instead of what stands there reproduces that row alone."
     yield ""
     yield "| fault | what is done | injected | observations of promises | checked besides | found |"
     yield "| --- | --- | --- | --- | --- | --- |"
