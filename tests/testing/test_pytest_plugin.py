@@ -185,9 +185,156 @@ def test_what_a_test_leaves_behind_is_named(run, kind: str) -> None:
     result.stdout.fnmatch_lines([f"*left behind: {kind}: *"])
 
 
+def test_a_task_that_is_left_to_the_end_of_asyncio_run_is_named(run) -> None:
+    source = """
+        import asyncio, pytest
+
+        async def forgets():
+            asyncio.get_running_loop().create_task(asyncio.sleep(60), name="forgotten")
+            await asyncio.sleep(0)
+
+        async def ends_soon():
+            asyncio.get_running_loop().create_task(asyncio.sleep(0))
+
+        @pytest.mark.no_leaks
+        def test_forgets():
+            asyncio.run(forgets())
+
+        @pytest.mark.no_leaks(but=("tasks",))
+        def test_allowed():
+            asyncio.run(forgets())
+
+        @pytest.mark.no_leaks
+        def test_clean():
+            asyncio.run(ends_soon())
+
+        def test_unwatched():
+            asyncio.run(forgets())
+        """
+    result = run(source)
+    result.assert_outcomes(passed=4, errors=1)
+    result.stdout.fnmatch_lines(["left behind: tasks: 'forgotten' was not done when its loop closed*"])
+
+
+def test_an_async_test_of_anyios_plugin_leaves_nothing_but_what_it_forgets(run) -> None:
+    source = """
+        import asyncio, pytest
+        pytestmark = [pytest.mark.anyio, pytest.mark.no_leaks]
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+
+        async def test_clean():
+            await asyncio.to_thread(int)
+
+        async def test_forgets():
+            asyncio.get_running_loop().create_task(asyncio.sleep(60), name="forgotten")
+        """
+    result = run(source, "-p", "anyio.pytest_plugin")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["left behind: tasks: 'forgotten' *"])
+
+
+def test_a_thread_that_a_stop_gave_up_is_named_and_idle_ones_are_not(run) -> None:
+    source = """
+        import asyncio, threading, pytest
+        from holdfast import Host
+
+        gate = threading.Event()
+        begun = threading.Event()
+
+        def stuck(text):
+            begun.set()
+            gate.wait(20)
+
+        async def agent(run):
+            return str(await run.call(stuck if run.text == "stick" else len, run.text))
+
+        @pytest.mark.no_leaks
+        def test_stuck():
+            async def main():
+                async with Host(agent, store="memory://") as host:
+                    sent = await host.session("a").send("stick")
+                    while not begun.is_set():
+                        await asyncio.sleep(0.01)
+                    await host.session("a").interrupt("enough", grace_s=0.05)
+                    await host.session("a").wait(sent.message_id)
+            asyncio.run(main())
+
+        @pytest.mark.no_leaks
+        def test_idle():
+            async def main():
+                async with Host(agent, store="memory://") as host:
+                    assert await host.session("a").ask("four") == "4"
+            asyncio.run(main())
+
+        @pytest.fixture(scope="module", autouse=True)
+        def end():
+            yield
+            gate.set()
+        """
+    result = run(source)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["left behind: threads: 'holdfast*' still runs*, now at *test_it.py:* in stuck"])
+
+
+def test_what_is_made_once_for_a_process_and_what_wider_fixtures_make_is_no_leak(run) -> None:
+    source = """
+        import asyncio, multiprocessing, pytest
+
+        @pytest.mark.parametrize("method", ["spawn", "forkserver"])
+        def test_processes(method):
+            process = multiprocessing.get_context(method).Process(target=abs, args=(-1,))
+            process.start()
+            process.join()
+            process.close()
+
+        def test_uvloop():
+            uvloop = pytest.importorskip("uvloop")
+            uvloop.new_event_loop().close()
+
+        @pytest.fixture(scope="session")
+        def loop():
+            loop = asyncio.new_event_loop()
+            yield loop
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+        def test_a_loop_that_lives_on(request):
+            loop = request.getfixturevalue("loop")
+            loop.run_until_complete(asyncio.to_thread(int))
+        """
+    result = run(source, ini="holdfast_no_leaks = true\n", apart=True)
+    result.assert_outcomes(passed=4)
+
+
+def test_a_process_of_the_fork_server_that_is_left_is_named(run) -> None:
+    source = """
+        import multiprocessing, time, pytest
+        kept = []
+
+        @pytest.mark.no_leaks
+        def test_leaks():
+            process = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(20,))
+            process.start()
+            kept.append(process)
+
+        @pytest.fixture(scope="module", autouse=True)
+        def end():
+            yield
+            for process in kept:
+                process.kill()
+                process.join()
+        """
+    result = run(source, apart=True)
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["left behind: processes: * still runs"])
+
+
 def test_blocking_calls_on_a_loop_are_flagged_even_when_they_are_swallowed(run) -> None:
     source = """
-        import asyncio, socket, subprocess, time
+        import asyncio, os, socket, subprocess, threading, time
         import concurrent.futures, contextlib, queue
 
         def do(kind):
@@ -195,6 +342,10 @@ def test_blocking_calls_on_a_loop_are_flagged_even_when_they_are_swallowed(run) 
                 time.sleep(0.001)
             elif kind == "process":
                 subprocess.run(["true"])
+            elif kind == "system":
+                os.system("true")
+            elif kind == "event":
+                threading.Event().wait(0.01)
             elif kind == "future":
                 concurrent.futures.Future().result(0.01)
             elif kind == "queue":
@@ -206,7 +357,7 @@ def test_blocking_calls_on_a_loop_are_flagged_even_when_they_are_swallowed(run) 
                     here.recv(1)
 
         import pytest
-        KINDS = ["sleep", "process", "future", "queue", "socket"]
+        KINDS = ["sleep", "process", "system", "event", "future", "queue", "socket"]
 
         @pytest.mark.parametrize("kind", KINDS)
         def test_on_the_loop(kind):
@@ -235,9 +386,9 @@ def test_blocking_calls_on_a_loop_are_flagged_even_when_they_are_swallowed(run) 
             asyncio.run(main())
         """
     result = run(source, ini="holdfast_no_blocking = true\n")
-    result.assert_outcomes(passed=8, errors=5)
+    result.assert_outcomes(passed=10, errors=7)
     result.stdout.fnmatch_lines(["*time.sleep blocks the event loop*await asyncio.sleep*"])
-    run(source, "-k", "not on_the_loop").assert_outcomes(passed=3, deselected=5)
+    run(source, "-k", "not on_the_loop").assert_outcomes(passed=3, deselected=7)
 
 
 def test_without_network_only_this_machine_is_reached(run) -> None:
@@ -253,12 +404,24 @@ def test_without_network_only_this_machine_is_reached(run) -> None:
             with pytest.raises(RuntimeError):
                 socket.getaddrinfo("example.org", 80)
 
+        def test_its_name():
+            with pytest.raises(RuntimeError):
+                socket.gethostbyaddr("192.0.2.1")
+
+        def test_a_datagram():
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, pytest.raises(RuntimeError):
+                one.sendmsg([b"x"], [], 0, ("192.0.2.1", 80))
+
         def test_this_one():
             with socket.create_server(("127.0.0.1", 0)) as server:
                 socket.create_connection(server.getsockname()[:2]).close()
+                socket.create_connection(("0.0.0.0", server.getsockname()[1])).close()
+                with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:
+                    other.connect_ex(("::ffff:127.0.0.1", server.getsockname()[1]))
+                socket.gethostbyaddr("127.0.0.1")
         """
     result = run(source, ini="holdfast_no_network = true\n", apart=True)
-    result.assert_outcomes(passed=3, errors=2)
+    result.assert_outcomes(passed=5, errors=4)
     result.stdout.fnmatch_lines(["*no network, and wanted 192.0.2.1, port 80*"])
 
 

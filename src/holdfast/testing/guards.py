@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import ipaddress
+import os
 import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 from asyncio import events
 from collections.abc import Callable, Iterator
@@ -45,9 +47,11 @@ def is_loopback(host: object) -> bool:
     if name in ("", "localhost"):
         return True
     try:
-        return ipaddress.ip_address(name).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
+    inner = getattr(address, "ipv4_mapped", None) or address
+    return bool(inner.is_loopback or inner.is_unspecified)  # to nowhere is to this machine
 
 
 def _is_number(host: object) -> bool:
@@ -62,7 +66,7 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
     __tracebackhide__ = True
     if not _refusals:
         return
-    if event in ("socket.connect", "socket.sendto"):
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
         address = values[1]
         if not isinstance(address, tuple) or is_loopback(address[0]):  # a path is a Unix socket's
             return
@@ -71,6 +75,11 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
         if is_loopback(values[0]) or _is_number(values[0]):
             return
         wanted = f"the address of {values[0]!r}"
+    elif event in ("socket.gethostbyaddr", "socket.getnameinfo"):
+        host = values[0][0] if isinstance(values[0], tuple) else values[0]
+        if is_loopback(host):
+            return
+        wanted = f"the name of {host!r}"
     else:
         return
     error = NetworkRefused(
@@ -124,19 +133,27 @@ def _is_unfinished(future: concurrent.futures.Future[Any], timeout: float | None
     return not future.done() and timeout != 0
 
 
+def _is_unset(event: threading.Event, timeout: float | None = None) -> bool:
+    caller = sys._getframe(2).f_globals.get("__name__")
+    return not event.is_set() and timeout != 0 and caller != "threading"  # Thread.start waits for a moment only
+
+
 def _is_empty(one: queue.Queue[Any], block: bool = True, timeout: float | None = None) -> bool:
     return block and one.empty() and timeout != 0
 
 
+_A_PROGRAM = "use asyncio.create_subprocess_exec, or scope.process(…)"
 _IN_A_THREAD = "a plain function as a @tool, scope.spawn(fn, on='thread') or asyncio.to_thread keep the loop free"
 _BLOCKING: tuple[tuple[Any, str, _Blocks, str], ...] = (
     (time, "sleep", _sleeps, "use `await asyncio.sleep(…)`"),
-    (subprocess, "run", _always, "use asyncio.create_subprocess_exec, or scope.process(…)"),
-    (subprocess, "call", _always, "use asyncio.create_subprocess_exec, or scope.process(…)"),
-    (subprocess.Popen, "wait", _runs_still, "use asyncio.create_subprocess_exec, or scope.process(…)"),
-    (subprocess.Popen, "communicate", _runs_still, "use asyncio.create_subprocess_exec, or scope.process(…)"),
+    (os, "system", _always, _A_PROGRAM),
+    (subprocess, "run", _always, _A_PROGRAM),
+    (subprocess, "call", _always, _A_PROGRAM),
+    (subprocess.Popen, "wait", _runs_still, _A_PROGRAM),
+    (subprocess.Popen, "communicate", _runs_still, _A_PROGRAM),
     (concurrent.futures.Future, "result", _is_unfinished, "await asyncio.wrap_future(…)"),
     (concurrent.futures.Future, "exception", _is_unfinished, "await asyncio.wrap_future(…)"),
+    (threading.Event, "wait", _is_unset, "use asyncio.Event, or holdfast.runtime's Interrupt"),
     (queue.Queue, "get", _is_empty, "use holdfast.runtime's BoundedQueue, or asyncio.Queue"),
     *(
         (socket.socket, name, _waits_on_socket, "use asyncio's streams, or an asynchronous client")

@@ -10,7 +10,7 @@ Nothing happens to a test that asks for nothing: no marker of these, none of the
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -65,6 +65,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 _REPLAY = pytest.StashKey["Replay"]()
+_BEFORE = pytest.StashKey[Any]()
+"""What was there before the test: an `Inventory`."""
 
 
 # Explored tests
@@ -216,10 +218,14 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
     blocked: list[str] = []
     with ExitStack() as stack:
         before = None
+        unended: list[str] = []
         if "no_leaks" in wanted:
-            from holdfast.testing.leaks import Inventory
+            from holdfast.testing.leaks import Inventory, left_to_runners
 
-            before = Inventory(_looked_at(request))
+            kinds = _looked_at(request)
+            before = request.node.stash[_BEFORE] = Inventory(kinds)
+            if "tasks" in kinds:
+                unended = stack.enter_context(left_to_runners())
         if "no_network" in wanted:
             from holdfast.testing.guards import network_refused
 
@@ -232,9 +238,33 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
         stack.close()
         found = [*refused, *blocked]
         if before is not None:
-            found += [f"left behind: {one}" for one in before.left_since()]
+            found += _told_leaks([*unended, *before.left_since()])
     if found:
         pytest.fail("\n".join(found), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """A wider fixture that is first asked for while a test runs makes nothing that this test leaves."""
+    item = getattr(request, "_pyfuncitem", None)
+    before = None if item is None or fixturedef.scope == "function" else item.stash.get(_BEFORE, None)
+    if before is None:
+        return (yield)
+    with before.passed_over():
+        return (yield)
+
+
+def _told_leaks(left: list[str]) -> list[str]:
+    """A line each, and what to do."""
+    if not left:
+        return []
+    kinds = tuple(kind for kind in _KINDS if any(one.startswith(f"{kind}: ") for one in left))
+    return [
+        *(f"left behind: {one}" for one in left),
+        f"end it in the test or in a fixture of the test; what shall stay is allowed by no_leaks(but={kinds!r})",
+    ]
 
 
 def _looked_at(request: pytest.FixtureRequest) -> list[Any]:
