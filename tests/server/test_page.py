@@ -162,6 +162,8 @@ def test_a_call_is_approved_on_the_page_and_its_progress_is_shown() -> None:
         text = (await server.http.get("/")).text
         assert "May it call <b>erase</b>" in text and "suspended" in text
         assert 'http-equiv="refresh"' not in text, "it would take the form away while somebody uses it"
+        buttons = re.findall("<button[^>]*>", text)
+        assert buttons[0] == "<button disabled hidden>", "Enter behind a reason to deny presses the first one"
         form = {"session": "s", "question": question, "decision": "approve", "text": ""}
         for headers in ({}, {"origin": "http://evil.example"}, {"origin": "null"}):
             refused = await server.http.post("/", data=form, headers=headers)

@@ -67,7 +67,7 @@ input { flex: 1 1 12rem; min-width: 0; } input, button { font: inherit; color: i
 button { cursor: pointer; } button.go { background: var(--ok); border-color: var(--ok); color: var(--card); }
 button:focus-visible, input:focus-visible, a:focus-visible { outline: 2px solid var(--busy); outline-offset: 2px; }
 a { color: var(--busy); }
-ul { list-style: none; margin: 0; padding-left: 1rem; } section > ul { padding-left: 0; }
+ul { list-style: none; margin: 0; padding-left: 1rem; overflow-wrap: anywhere; } section > ul { padding-left: 0; }
 @media (max-width: 34rem) { .wide { display: none; } body { padding: .6rem; } }
 """
 
@@ -224,7 +224,9 @@ def _question(key: str, question: Question, *, mine: bool) -> str:
     if not mine:
         return f"<p>{what}{since}</p>"
     if question.kind == "approval":
+        # Enter in the field presses a form's first button: none at all, or a reason to deny would approve.
         fields = (
+            "<button disabled hidden></button>"
             '<button class="go" name="decision" value="approve">Approve</button>'
             '<button name="decision" value="deny">Deny</button>'
             '<input name="text" aria-label="reason" placeholder="a reason, for the model" autocomplete="off">'
