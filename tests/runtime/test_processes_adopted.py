@@ -23,7 +23,7 @@ import pytest
 
 from holdfast.runtime import adoption_processes, foreign, processes, procfs
 from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees, kill_trees_blocking
-from holdfast.runtime.processes import ProcessHost, TreeResult
+from holdfast.runtime.processes import Killer, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="foreign trees are adopted only on Linux")
@@ -488,6 +488,41 @@ def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
         env={**os.environ, "PYTHONPATH": path},
     )
     assert ran.stdout.split() == [b"16", b"0"]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGSTOP, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_kill_is_done_though_the_zygote_that_shall_do_it_is_stopped_or_killed(
+    gate: Gate,
+    token: str,
+    start: Callable[..., subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+    signum: signal.Signals,
+) -> None:
+    sent = []
+    submit = Killer.submit
+
+    def struck(killer: Killer) -> bool:
+        if not sent:
+            sent.append(killer)
+            os.kill(killer._link.pid, signum)
+            state = ("T", "Z")
+            await_condition(
+                lambda: (stat := procfs.read_stat(killer._link.pid)) is None or stat.state in state, "it is struck"
+            )
+        return submit(killer)
+
+    monkeypatch.setattr(Killer, "submit", struck)
+
+    async def body() -> None:
+        with inside(Place()) as place:
+            started = start(*gate(program("double-fork", token)))
+        gate.open()
+        await_condition(lambda: len(living(token)) >= ROLES["double-fork"], "they live")
+        assert (await place.kill()).outcome == "gone"
+        assert living(token) == []
+        assert started.wait(10) == -signal.SIGKILL
+
+    run(body)
 
 
 def test_reapers_of_a_killed_zygote_do_not_stay_zombies(

@@ -20,9 +20,11 @@ from holdfast.protocol.stopping import Cause
 from holdfast.runtime import adoption_processes
 from holdfast.runtime.adoption import install
 from holdfast.runtime.adoption_processes import ForeignProcess
+from holdfast.runtime.owned_processes import UNHEARD
 from holdfast.runtime.processes import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.scope import Scope
 from holdfast.runtime.trees import ReaperTree
+from holdfast.runtime.zygote_link import ZygoteLink
 
 HOSTILE = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo ready; sleep 1000"]
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
@@ -161,8 +163,9 @@ def test_a_stop_while_a_program_is_started_leaves_nothing() -> None:
     run(main)
 
 
-def hold_zygote() -> int:
+def hold_zygote(monkeypatch: pytest.MonkeyPatch) -> int:
     """Start the zygote and stop it: nothing is started until it is continued."""
+    monkeypatch.setattr(ZygoteLink, "wake", lambda _: None)
     host = process_host()
     host.start()
     zygote = host._zygote
@@ -171,9 +174,9 @@ def hold_zygote() -> int:
     return zygote.pid
 
 
-def test_a_stop_waits_for_a_start_that_was_cut_though_who_started_it_has_left() -> None:
+def test_a_stop_waits_for_a_start_that_was_cut_though_who_started_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        zygote = hold_zygote()
+        zygote = hold_zygote(monkeypatch)
         try:
             scope = Scope("call", parent=None, kill_after_s=20).open()
             starter = scope.spawn(scope.process(["sleep", "1000"]))
@@ -192,9 +195,9 @@ def test_a_stop_waits_for_a_start_that_was_cut_though_who_started_it_has_left() 
     run(main)
 
 
-def test_a_start_that_is_not_over_at_the_end_of_a_stop_is_named() -> None:
+def test_a_start_that_is_not_over_at_the_end_of_a_stop_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        zygote = hold_zygote()
+        zygote = hold_zygote(monkeypatch)
         try:
             scope = Scope("call", parent=None, kill_after_s=0.3).open()
             starter = scope.spawn(scope.process(["sleep", "1000"], name="sleeper"))
@@ -273,6 +276,40 @@ def test_a_receipt_names_what_a_killed_reaper_left_though_the_program_had_ended_
         assert (receipt.outcome, receipt.survivors) == ("unknown", (stray,))
         tree.tell(("kill", 0.0, 2.0))
         await until(lambda: not alive(stray))
+
+    run(main)
+
+
+def test_a_stray_that_outlives_the_stop_is_named_though_its_program_had_ended_and_no_kill_has_answered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, kill_after_s=0.05).open()
+        process = await scope.process(["sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid"])
+        await process.wait()
+        stray = int((tmp_path / "pid").read_text())
+        with monkeypatch.context() as deaf:
+            deaf.setattr(ReaperTree, "tell", lambda *_: None)
+            receipt = await scope.stop("enough", grace_s=0)
+        assert (receipt.outcome, receipt.survivors, receipt.unattributed) == ("unknown", (stray,), ())
+        process._held.tell(("kill", 0.0, 2.0))
+        await until(lambda: not alive(stray))
+
+    run(main)
+
+
+def test_a_receipt_that_proves_nothing_says_of_what() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None, kill_after_s=20).open()
+        process = await scope.process(["sleep", "1000"])
+        tree = process._held
+        assert isinstance(tree, ReaperTree)
+        tree.finish(TreeResult(proven=False))  # as when zygote and reaper were killed
+        receipt = await scope.stop("enough", grace_s=0)
+        assert (receipt.outcome, receipt.survivors) == ("unknown", ())
+        assert receipt.unattributed == ("sleep (what held its tree was lost)",)
+        tree.tell(("kill", 0.0, 2.0))
+        await until(lambda: not alive(process.pid))
 
     run(main)
 
@@ -455,6 +492,34 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
             answer.set()
             receipt = await stop
             assert (receipt.outcome, receipt.unattributed) == ("unknown", ("1 stray",))
+            await kept[0].wait()
+
+    run(main)
+
+
+@pytest.mark.parametrize("kill_after_s", [0.05, 20])
+def test_a_program_of_foreign_code_is_named_when_its_kill_knows_nothing(
+    monkeypatch: pytest.MonkeyPatch, kill_after_s: float
+) -> None:
+    async def main() -> None:
+        async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float) -> TreeResult:
+            if kill_after_s < 1:
+                await asyncio.Event().wait()
+            return TreeResult(proven=False)
+
+        monkeypatch.setattr(adoption_processes, "kill_trees", kill_trees)
+        with install(asyncio.get_running_loop()):
+            scope = Scope("call", parent=None, kill_after_s=kill_after_s).open()
+            kept: list[asyncio.subprocess.Process] = []
+
+            async def tool() -> None:
+                kept.append(await asyncio.create_subprocess_exec("sh", "-c", "trap '' TERM; echo 1; sleep 1000"))
+
+            await scope.spawn(tool())
+            receipt = await scope.stop("enough", grace_s=0)
+            assert (receipt.outcome, receipt.survivors) == ("unknown", (kept[0].pid,))
+            assert receipt.unattributed == (() if kill_after_s > 1 else (UNHEARD,))
+            kept[0].kill()
             await kept[0].wait()
 
     run(main)

@@ -49,6 +49,9 @@ from holdfast.runtime.zygote_link import supported
 __all__ = ["ForeignProcess", "Owner", "Restorer", "install", "kill_trees", "kill_trees_blocking"]
 
 _ANSWER_S = 1.0
+_AGAIN_S = (0.01, 0.1)
+"""When the zygote was killed over a kill, another one is asked after this, each once: it takes a moment to be known."""
+
 _TICK_S = 1.0
 _UNKNOWN_ZOMBIE_S = 5.0
 _STARTING_S = 0.5
@@ -445,16 +448,22 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_B
         roots: what one or more scopes adopted; all that belongs to these scopes is killed.
         bound_s: how long to try.
     """
-    request = _Request(roots, bound_s)
-    for pause_s in backlog_pauses():
-        if request.submit():
+    end_at = time.monotonic() + bound_s
+    for again_s in (*_AGAIN_S, None):
+        request = _Request(roots, bound_s)
+        for pause_s in backlog_pauses():
+            if request.submit():
+                break
+            await asyncio.sleep(pause_s)
+        try:
+            async with asyncio.timeout(bound_s + _ANSWER_S):
+                result = await request.answer.wait()
+        except TimeoutError:
+            result = request.answer.value or TreeResult(proven=False)  # it may have come while the loop was held up
+        bound_s = end_at - time.monotonic()
+        if result != TreeResult(proven=False) or bound_s <= 0 or again_s is None:
             break
-        await asyncio.sleep(pause_s)
-    try:
-        async with asyncio.timeout(bound_s + _ANSWER_S):
-            result = await request.answer.wait()
-    except TimeoutError:
-        result = request.answer.value or TreeResult(proven=False)  # it may have come while the loop was held up
+        await asyncio.sleep(again_s)  # the zygote was killed over it: another one is asked
     deadline = time.monotonic() + _STARTING_S
     while True:
         concluded = request.conclude(result, last=time.monotonic() >= deadline)
@@ -465,15 +474,21 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_B
 
 def kill_trees_blocking(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_BOUND_S) -> TreeResult:
     """As `kill_trees`, for a thread."""
-    request = _Request(roots, bound_s)
-    for pause_s in backlog_pauses():
-        if request.submit():
+    end_at = time.monotonic() + bound_s
+    for again_s in (*_AGAIN_S, None):
+        request = _Request(roots, bound_s)
+        for pause_s in backlog_pauses():
+            if request.submit():
+                break
+            time.sleep(pause_s)
+        try:
+            result = request.answer.wait_blocking(bound_s + _ANSWER_S)
+        except TimeoutError:
+            result = TreeResult(proven=False)
+        bound_s = end_at - time.monotonic()
+        if result != TreeResult(proven=False) or bound_s <= 0 or again_s is None:
             break
-        time.sleep(pause_s)
-    try:
-        result = request.answer.wait_blocking(bound_s + _ANSWER_S)
-    except TimeoutError:
-        result = TreeResult(proven=False)
+        time.sleep(again_s)  # the zygote was killed over it: another one is asked
     deadline = time.monotonic() + _STARTING_S
     while True:
         concluded = request.conclude(result, last=time.monotonic() >= deadline)

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ScopeClosed
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from holdfast.runtime.processes import Process
     from holdfast.runtime.trees import TreeResult
 
-__all__ = ["ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
+__all__ = ["UNHEARD", "ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
+
+UNHEARD = "what foreign code started (its kill told of no end)"
+"""Names in a receipt what nobody can name."""
 
 _TOLD_S = 0.5
 """What a long stop keeps of its time, so that it hears whom its kill names in the end."""
@@ -97,7 +101,7 @@ class ProcessHandle(Handle[int]):
 
     def _after_cut(self, result: TreeResult) -> None:
         if result.outcome != "gone" and not self._done:
-            self.scope._unproven(result)
+            self.scope._unproven(self._named(result))
         self.scope._discard(self, None)
 
     def _attend(self) -> None:
@@ -115,9 +119,16 @@ class ProcessHandle(Handle[int]):
 
     def _conclude(self, result: TreeResult) -> None:
         """Nothing more will be known of the tree. On the loop."""
+        result = self._named(result)
         if result.outcome != "gone" and not self._done:
             self.scope._unproven(result)
         self._end(None if self.process is None else self.process.returncode)
+
+    def _named(self, result: TreeResult) -> TreeResult:
+        """The result; where it names nobody and proves nothing, with a word of whose tree that is."""
+        if result.outcome == "gone" or result.survivors or result.unattributed:
+            return result
+        return replace(result, unattributed=(f"{self.name} (what held its tree was lost)",))
 
     def _end(self, returncode: int | None) -> None:
         if self._settle(returncode, None if returncode is not None else self._stopped("it was killed")):
@@ -161,7 +172,7 @@ class ProcessHandle(Handle[int]):
 
         if self.process is None:
             return TreeResult(unattributed=(f"{self.name} (it was being started)",), proven=False)
-        if living := procfs.living(self._outlived or (self.process.pid,)):
+        if living := self.process._held.living() or procfs.living(self._outlived or (self.process.pid,)):
             return TreeResult(survivors=tuple(living), proven=False)
         return TreeResult(unattributed=(f"{self.name} (nobody told of the end of its tree)",), proven=False)
 
@@ -252,6 +263,10 @@ async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle], left
     bound_s = max(KILL_BOUND_S, left_s - _TOLD_S)
     result = await kill_trees([handle.process for handle in handles], bound_s=bound_s)
     if result.outcome != "gone":
-        scope._unproven(result)
+        roots = [one.process.pid for one in handles if procfs.lives(one.process.pid, one.process.started)]
+        survivors = tuple(dict.fromkeys((*result.survivors, *roots)))
+        named = survivors or result.unattributed
+        unattributed = result.unattributed if named else (UNHEARD,)
+        scope._unproven(replace(result, survivors=survivors, unattributed=unattributed))
     for handle in handles:  # none is waited for any longer: either it was looked for and is dead, or it is named
         handle._end()

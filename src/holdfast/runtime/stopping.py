@@ -28,7 +28,7 @@ from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.enclosure import Enclosure
 from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.members import Handle, MemberKind
-from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle, boot_ticks, kill_foreign
+from holdfast.runtime.owned_processes import UNHEARD, ForeignHandle, ProcessHandle, boot_ticks, kill_foreign
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.threads import thread_stack
 
@@ -334,6 +334,7 @@ class Stopping:
                 self.scope._leave_over(Leftover(body.name, self.scope._opened_at, body.task))
             body.leave()
         if self._killing is not None and not self._killing.done():
+            self._unattributed.append(UNHEARD)
             self._unknown = True
         self._end()
 
@@ -366,7 +367,7 @@ class Stopping:
             ),
             forced=tuple(self._forced),
             abandoned=tuple(self._abandoned),
-            survivors=tuple(self._survivors),
+            survivors=tuple(dict.fromkeys(self._survivors)),
             unattributed=tuple(self._unattributed),
             elapsed_s=self._loop.time() - self._began,
         )

@@ -73,6 +73,10 @@ class Held(Protocol):
         """Signal who holds the tree: it does not answer."""
         ...
 
+    def living(self) -> list[int]:
+        """Pids of the tree that run now, as far as one can see from here."""
+        ...
+
 
 def _escalation(term_first_s: float, bound_s: float) -> Iterator[tuple[float, signal.Signals | None]]:
     """How long to wait for the reaper's answer, and what to do to the reaper when it does not come."""
@@ -177,6 +181,7 @@ class ReaperTree:
             answer.set(self.gone.value)
         if not self.sent:  # nobody was asked for the tree: the end of the socket is the answer
             self._theirs.close()
+        self.link.wake()  # it has the tree when the reaper is lost
         self.tell(("kill", float(term_first_s), float(bound_s)))
         return answer
 
@@ -198,8 +203,16 @@ class ReaperTree:
 
     def force(self, signum: signal.Signals) -> None:
         """Signal the reaper itself: it does not answer."""
+        self.link.wake()
         if self.reaper:
             procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
+
+    def living(self) -> list[int]:
+        """Those below the reaper; none when the reaper is gone: then the zygote has them."""
+        stat = procfs.read_stat(self.reaper) if self.reaper else None
+        if stat is None or stat.parent != self.link.pid:
+            return []
+        return procfs.living(procfs.descendants(self.reaper))
 
 
 class GroupTree:
@@ -254,3 +267,7 @@ class GroupTree:
 
     def force(self, signum: signal.Signals) -> None:
         """There is no reaper."""
+
+    def living(self) -> list[int]:
+        """The program; who else is of its group cannot be seen."""
+        return [] if self.exited.value is not None else [self._program.pid]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import marshal
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -79,7 +81,18 @@ class ZygoteLink:
             socket.send_fds(self.socket, [packet], fds)
         except BlockingIOError:
             return False
+        except OSError as error:
+            if self.socket.fileno() < 0 or error.errno == errno.ECONNRESET:  # its end was, or will be, heard of
+                raise BrokenPipeError(errno.EPIPE, "the zygote has ended") from error
+            raise
+        finally:
+            self.wake()
         return True
+
+    def wake(self) -> None:
+        """Have it go on, if somebody has stopped it."""
+        here = os.getpid()
+        procfs.strike(self.pid, signal.SIGCONT, lambda stat: stat.state == "T" and stat.parent == here)
 
     def close_pidfd(self) -> None:
         """Close it once: by the second time its number may be somebody else's. In the reading thread, or a fork."""
