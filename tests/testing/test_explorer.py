@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import asyncio
 import itertools
+import random
 import socket
 import subprocess
 import threading
@@ -408,6 +409,18 @@ def test_randomness_that_no_choice_shows_is_named_with_who_went(
     assert failure.kind == "nondeterminism"
     assert "step 2 was taken by callbacks of main, and the second time by nobody: it was over" in str(failure)
     assert "to see it again" not in str(failure)
+
+
+@pytest.mark.parametrize("chooser", CHOOSERS)
+def test_times_that_differ_are_named_as_nondeterminism(chooser: Literal["random", "pct", "exhaustive"]) -> None:
+    dice = random.Random(5)
+
+    async def test() -> None:
+        await asyncio.sleep(dice.random())
+
+    failure = failure_of(lambda: explore(test, chooser=chooser))
+    assert failure.kind == "nondeterminism"
+    assert "s of virtual time" in str(failure)
 
 
 def test_an_error_that_does_not_come_again_is_named_as_nondeterminism() -> None:

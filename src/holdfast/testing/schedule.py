@@ -45,6 +45,7 @@ class Outcome:
         went: who took the last steps, oldest first.
         result: what the test returned.
         steps: how many were taken.
+        elapsed_s: how much virtual time passed, in seconds.
         choices: the index that was picked, wherever there were two steps to choose from.
         widths: how many there were to choose from, each time.
         picked: the age of the actor that was picked, each time.
@@ -59,6 +60,7 @@ class Outcome:
     went: tuple[str, ...] = ()
     result: Any = None
     steps: int = 0
+    elapsed_s: float = 0.0
     choices: list[int]
     widths: list[int]
     picked: list[int]
@@ -147,6 +149,8 @@ class Outcome:
             )
             was, now = self._who_took(at), again._who_took(at)
             return self._differs(f"step {at + 1} was taken by {was}, and the second time by {now}")
+        if self.elapsed_s != again.elapsed_s:
+            return self._differs(f"it took {self.elapsed_s!r} s of virtual time, the second time {again.elapsed_s!r} s")
         return self
 
     def _who_took(self, at: int) -> str:
@@ -202,6 +206,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
         actors=explored.actors if explored else [],
         states=explored.states if explored else [],
     )
+    began_at = loop.time()
     try:
         try:
             main = loop.run_main(test)
@@ -217,7 +222,7 @@ def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], pic
             outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
         else:
             _judge(loop, main, outcome)
-        outcome.steps = loop.steps
+        outcome.steps, outcome.elapsed_s = loop.steps, loop.time() - began_at
         if outcome.kind in ("deadlock", "livelock", "leak"):
             outcome.tasks = tuple(loop.described())
         if explored is not None:
