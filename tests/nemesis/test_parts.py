@@ -25,9 +25,10 @@ from holdfast.storage import SqliteStore
 from holdfast.storage.port import Send
 from holdfast.testing.nemesis import FAULTS, Ask, Outcome, chosen
 from holdfast.testing.nemesis.disk import LimitedDisk, SmallDisk, open_disk
-from holdfast.testing.nemesis.episode import Refusal, Tally, read_refusal
+from holdfast.testing.nemesis.episode import Tally
 from holdfast.testing.nemesis.line import Line
 from holdfast.testing.nemesis.page import page
+from holdfast.testing.nemesis.refusal import Refusal, read_refusal
 from holdfast.testing.storm.answered import Answered
 from holdfast.testing.storm.bounds import LIMITS, SETTINGS
 from holdfast.testing.storm.recorder import Recorder

@@ -92,6 +92,12 @@ def made(self, transport, real=JoiningProtocol.connection_made):
     real(self, transport)
 JoiningProtocol.connection_made = made
 """
+KEEPS_READERS = """
+from holdfast.host.readers import LogReader
+async def aclose(self):
+    self._closed = self._done = True
+LogReader.aclose = aclose
+"""
 ANSWERS_BEFORE_THE_COMMIT = """
 import time
 from holdfast.storage.writer import Writer, succeed
@@ -127,6 +133,7 @@ WORSE = (
     Worse("signals", SHOWS_TWICE, "P7"),
     Worse("readers", WAITS_FOR_READERS, "a reader that never reads is not let go"),
     Worse("connections", KEEPS_SOCKETS, "of descriptors after"),
+    Worse("connections", KEEPS_READERS, "readers when all have gone"),
     Worse("connections", DIES_OF_CONNECTIONS, "the server ended by itself"),
 )
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ from holdfast.errors import HoldfastError, ServerUnreachable, StorageError, Wait
 from holdfast.settings import Settings
 from holdfast.testing.history import Opened, Source, StatisticsRead
 from holdfast.testing.nemesis.disk import Disk, open_disk
+from holdfast.testing.nemesis.refusal import Refusal, read_refusal
 from holdfast.testing.nemesis.victim import (
     CLOCK_VARIABLE,
     DISK_VARIABLE,
@@ -42,7 +43,7 @@ from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import read_stamps
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
-__all__ = ["Ask", "Episode", "Refusal", "Tally", "open_episode", "read_refusal"]
+__all__ = ["Ask", "Episode", "Tally", "open_episode"]
 
 _PROGRAM = """\
 from holdfast.testing.nemesis.victim import expose
@@ -76,42 +77,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     say: str = "stream 10"
 
 
-class Refusal(NamedTuple):
-    """A start that came to nothing.
-
-    Parameters:
-        exited: the exit code.
-        code, message, hint: the error that the server told; no code where it ended with something else, which is the
-            message then.
-    """
-
-    exited: int
-    code: str
-    message: str
-    hint: str = ""
+class _Statistics(msgspec.Struct):
+    readers: int
 
 
-class _Error(msgspec.Struct):
-    code: str
-    message: str
-    hint: str | None = None
+class _Server(msgspec.Struct):
+    """What a server says of itself, as far as it is looked at."""
 
-
-class _Told(msgspec.Struct):
-    """The line of ``holdfast serve --json`` that says why it does not start."""
-
-    error: _Error
-
-
-def read_refusal(exited: int, said: str) -> Refusal:
-    """A refused start from the exit code and from what the server wrote to stderr, where the last error is why."""
-    for line in reversed(said.splitlines()):
-        try:
-            error = msgspec.json.decode(line, type=_Told).error
-        except msgspec.MsgspecError:
-            continue
-        return Refusal(exited, error.code, error.message, error.hint or "")
-    return Refusal(exited, "", said)
+    statistics: _Statistics
 
 
 class Tally:
@@ -338,6 +311,7 @@ class Episode:
         self.progress("coming to rest")
         await self.load.rest()
         await self._quiet()
+        await self._nobody_reads()
         await self.figures("quiet")
         await self.load.read_back()
         self._ending = True
@@ -350,6 +324,16 @@ class Episode:
         deadline = system_clock.monotonic() + LIMITS.death_s
         while in_tree(await self.admin.tree(everybody=True)) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+
+    async def _nobody_reads(self) -> None:
+        """All readers have gone: the server holds none of them."""
+        deadline = system_clock.monotonic() + LIMITS.death_s
+        while True:
+            readers = (await self.admin.read("/v1/server", _Server)).statistics.readers
+            if not readers or system_clock.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        self.tally.check(not readers, f"the server holds {readers} readers when all have gone")
 
 
 @asynccontextmanager
