@@ -62,7 +62,8 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             name="read-only",
-            title="The store becomes read-only while it is open, and is when the server starts; then no longer.",
+            title="The store becomes read-only while it is open (SQLite's error for that, at the failpoint before each "
+            "write), and is when the server starts; then no longer.",
             kinds=("read_only", "read-only at the start"),
             inject=disk_read_only,
             kills=True,
