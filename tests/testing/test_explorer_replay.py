@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -256,6 +257,46 @@ def test_a_time_limit_ends_the_exploration_at_once() -> None:
 
     with pytest.raises(TimeIsUp):
         explore(test)
+    assert runs == 1
+
+
+def test_what_pytest_raises_for_the_test_is_a_finding_like_another() -> None:
+    async def test() -> None:
+        order: list[str] = []
+
+        async def walk(name: str) -> None:
+            await asyncio.sleep(0)
+            order.append(name)
+
+        await asyncio.gather(walk("a"), walk("b"))
+        with pytest.raises(ValueError, match="b first"):
+            if order == ["a", "b"]:
+                raise ValueError("not b first")
+
+    failure = failure_of(lambda: explore(test))
+    assert failure.kind == "error"
+    assert "DID NOT RAISE" in str(failure)
+    assert failure_of(lambda: explore(test, replay=failure.replay)).kind == "error"
+
+
+def test_a_time_limit_that_pytest_raises_for_another_ends_the_exploration_at_once() -> None:
+    runs = 0
+
+    def pytest_timeout() -> None:
+        pytest.fail("Timeout (>1.0s) from pytest-timeout.")
+
+    timed_out = FunctionType(pytest_timeout.__code__, {"__name__": "pytest_timeout", "pytest": pytest})
+
+    async def test() -> None:
+        nonlocal runs
+        runs += 1
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(0))
+            timed_out()
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        explore(test)
+    assert "pytest-timeout" in str(caught.value.exceptions[0])
     assert runs == 1
 
 

@@ -113,6 +113,7 @@ def explore(
             or ``chooser`` or ``tasks`` is no word that is known.
         TypeError: ``test`` is no function that makes a coroutine, or ``replay`` no list of numbers.
         BaseException: what is no `Exception`, as it is: a time limit of pytest ends the exploration, it is no finding.
+            What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
     """
     __tracebackhide__ = True
     if not callable(test):

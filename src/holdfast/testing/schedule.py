@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import traceback
 from asyncio import events
 from collections.abc import Callable, Coroutine, Sequence
@@ -75,17 +76,15 @@ class Outcome:
     @property
     def foreign(self) -> bool:
         """Whether what was raised is none of the test's: a time limit of pytest, a call for exit."""
-        error = self.error
-        return error is not None and not isinstance(
-            error, (Exception, BaseExceptionGroup, asyncio.CancelledError, Interrupted)
-        )
+        if self.error is None:
+            return False
+        leaf = _first_leaf(self.error)
+        return not isinstance(leaf, (Exception, asyncio.CancelledError, Interrupted)) and not _is_pytests_failure(leaf)
 
     @property
     def signature(self) -> tuple[Any, ...]:
         """What makes it the same failure as another: its kind, and the type and place of the first error."""
-        leaf = self.error
-        while isinstance(leaf, BaseExceptionGroup):
-            leaf = leaf.exceptions[0]
+        leaf = None if self.error is None else _first_leaf(self.error)
         place = leaf.__traceback__ if leaf is not None else None
         while place is not None and place.tb_next is not None:
             place = place.tb_next
@@ -265,11 +264,27 @@ def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: Outcome) -> None
         outcome.text = str(first.get("message", "")) + (f": {outcome.error!r}" if outcome.error is not None else "")
 
 
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _is_pytests_failure(error: BaseException) -> bool:
+    """Whether it is what ``pytest.fail`` and ``pytest.raises`` raise; a time limit that raises the same is none."""
+    failed = getattr(sys.modules.get("_pytest.outcomes"), "Failed", None)
+    return (
+        failed is not None
+        and isinstance(error, failed)
+        and all(
+            frame.f_globals.get("__name__") != "pytest_timeout" for frame, _ in traceback.walk_tb(error.__traceback__)
+        )
+    )
+
+
 def _told(error: BaseException) -> str:
     """The error in one line; of a group, its first leaf as well."""
-    leaf = error
-    while isinstance(leaf, BaseExceptionGroup):
-        leaf = leaf.exceptions[0]
+    leaf = _first_leaf(error)
     return _in_words(error) if leaf is error else f"{_in_words(error)}, first {_in_words(leaf)}"
 
 
