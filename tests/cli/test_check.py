@@ -43,6 +43,9 @@ def test_an_adapter_or_promise_that_there_is_not_is_told_with_what_there_is() ->
     done = run("check", "crew")
     assert done.returncode == Exit.USAGE
     assert "langgraph" in done.stderr
+    done = run("check", f"{REFERENCE}:")
+    assert done.returncode == Exit.USAGE
+    assert "module:Class" in done.stderr
     done = run("check", "--promise", "world peace")
     assert done.returncode == Exit.USAGE
     assert "no leaks" in done.stderr

@@ -327,3 +327,53 @@ FAULTS: dict[str, type[Right]] = {
     "messages survive kill -9": MessagesSurviveKill,
 }
 """By promise: the runtime that breaks it."""
+
+
+# ── adapters that do not work ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class OtherShape(Right):
+    """The transcript is of dicts."""
+
+    async def transcript(self, session: str) -> Any:
+        return self.sessions[session] or [{}]
+
+
+class NoJson(Right):
+    """An answer that cannot be sent."""
+
+    async def transcript(self, session: str) -> Any:
+        return object()
+
+
+class Garbles(Right):
+    """It writes into what is not its own."""
+
+    async def start(self, setting: Any) -> None:
+        await super().start(setting)
+        for number in range(3, 40):
+            try:
+                os.write(number, b"garbage\n")
+            except OSError:
+                continue
+
+
+class Exits(Right):
+    """The process ends without a word."""
+
+    async def start(self, setting: Any) -> None:
+        os._exit(3)
+
+
+class HasHalf(Right):
+    """Two of the methods are not there."""
+
+    live = None
+    inbox = None
+
+
+class HangsInOpen(Right):
+    """No session ever opens."""
+
+    async def open(self, session: str, user: str) -> None:
+        await asyncio.sleep(3600)

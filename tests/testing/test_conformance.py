@@ -72,6 +72,39 @@ def test_an_adapter_that_does_not_start_is_no_broken_promise() -> None:
     assert "Missing" in finding.evidence[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("OtherShape", "transcript answered with"),
+        ("NoJson", "transcript answered with what JSON cannot say"),
+        ("Garbles", "into the pipe"),
+        ("Exits", "exit code 3"),
+        ("HasHalf", "HasHalf has no live, inbox"),
+    ],
+)
+def test_what_an_adapter_does_wrong_is_said_at_once_and_is_no_broken_promise(name: str, word: str) -> None:
+    finding = look(reference(name), "many at once")
+    assert finding.verdict == "could not run"
+    assert word in finding.evidence[0]
+
+
+def test_a_call_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.testing.conformance.subject.LIMIT_S", 0.5)
+    finding = look(reference("HangsInOpen"), "many at once")
+    assert finding.verdict == "could not run"
+    assert finding.evidence == ("open did not return in 0.5 s",)
+
+
+def test_an_adapter_that_never_answers_a_plain_question_is_tried_for_one_promise_only() -> None:
+    said: list[str] = []
+    promises = ["many at once", "no leaks", "next run works"]
+    judged = asyncio.run(judge(reference("Exits"), promises=promises, times=2, progress=said.append))
+    assert [one.verdict for one in judged.findings] == ["could not run"] * 3
+    assert [len(one.evidence) for one in judged.findings] == [2, 1, 1]
+    assert judged.findings[2].evidence[0].startswith("not tried again: ")
+    assert len(said) == 3
+
+
 def test_every_framework_has_an_adapter_with_all_methods() -> None:
     methods = {name for name in vars(kit.Adapter) if not name.startswith("_")}
     for framework in FRAMEWORKS.values():

@@ -87,8 +87,8 @@ def target_of(name: str, *, say: Callable[[str], None]) -> Target:
     """
     framework = FRAMEWORKS.get(name)
     if framework is None:
-        where, colon, _ = name.rpartition(":")
-        if not colon or (where.endswith(".py") and not Path(where).is_file()):
+        where, _, which = name.rpartition(":")
+        if not (where and which) or (where.endswith(".py") and not Path(where).is_file()):
             raise ConfigurationError(
                 f"there is no adapter {name!r}",
                 hint=f"name one of {', '.join(FRAMEWORKS)}, or your own as module:Class or file.py:Class",

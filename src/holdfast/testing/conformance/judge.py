@@ -31,13 +31,21 @@ async def judge(
         progress: told each verdict as it comes.
     """
     versions: tuple[str, ...] = ()
-    findings = []
+    findings: list[Finding] = []
+    hopeless = ""  # why no probe can run: the adapter did not answer a plain question, however often it was tried
     for promise in promises:
         tries: list[tuple[Verdict, str]] = []
+        works = False
         while not tries or (tries[0][0] in ("broken", "could not run") and len(tries) < times):
-            verdict, evidence, seen = await _try(target, promise)
+            if hopeless:
+                tries.append(("could not run", f"not tried again: {hopeless}"))
+                break
+            verdict, evidence, seen, answered = await _try(target, promise)
             versions = seen or versions
+            works = works or answered
             tries.append((verdict, evidence))
+        if not works and not findings:
+            hopeless = tries[-1][1]
         verdict = worst(tries)
         findings.append(
             Finding(
@@ -51,9 +59,10 @@ async def judge(
     return Judgement(name=target.name, versions=versions, findings=tuple(findings))
 
 
-async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, ...]]:
-    """One try: its verdict, its evidence, and the versions that were seen."""
+async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, ...], bool]:
+    """One try: its verdict, its evidence, the versions that were seen, and whether a plain question was answered."""
     versions: tuple[str, ...] = ()
+    answered = False
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as name:
         try:
             async with (
@@ -62,13 +71,14 @@ async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, .
             ):
                 versions = tuple(subject.versions)
                 await _control(subject)
+                answered = True
                 server.exchanges.clear()
                 verdict, evidence = await PROBES[promise](Bench(subject, server, Path(name)))
         except NotOffered as error:
-            return "not offered", str(error), versions
+            return "not offered", str(error), versions, answered
         except (AdapterFailed, Inconclusive, TimeoutError) as error:
-            return "could not run", str(error) or type(error).__name__, versions
-    return verdict, evidence, versions
+            return "could not run", str(error) or type(error).__name__, versions, answered
+    return verdict, evidence, versions, answered
 
 
 async def _control(subject: Subject) -> None:

@@ -234,6 +234,9 @@ def _load(target: str) -> type[Adapter]:
         sys.path.insert(0, os.getcwd())
         module = importlib.import_module(where)
     found: type[Adapter] = getattr(module, name)
+    methods = (method for method in vars(Adapter) if not method.startswith("_"))
+    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
+        raise TypeError(f"the adapter {name} has no {', '.join(missing)}")
     return found
 
 
@@ -262,6 +265,28 @@ async def _answer(adapter: Adapter, op: str, args: list[Any]) -> Any:
     return await getattr(adapter, op)(*args)
 
 
+def _checked(op: str, value: Any) -> Any:
+    """What an adapter's method answered, if it is of the right kind."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{op} answered with what JSON cannot say: {value!r}") from None
+    match op, value:
+        case (("submit" | "result" | "force" | "inbox"), str()):
+            return value
+        case "live", [*names] if all(isinstance(one, str) for one in names):
+            return value
+        case "transcript", [*entries] if all(_is_entry(one) for one in entries):
+            return value
+        case (("submit" | "result" | "force" | "inbox" | "live" | "transcript"), _):
+            raise TypeError(f"{op} answered with {value!r:.80}, which is none of what Adapter.{op} says")
+    return value
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) for one in entry)
+
+
 async def _serve(target: str, incoming: Any, outgoing: Any) -> None:
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LIMIT_BYTES)
@@ -272,12 +297,13 @@ async def _serve(target: str, incoming: Any, outgoing: Any) -> None:
     async def call(asked: dict[str, Any]) -> None:
         said: dict[str, Any] = {"id": asked["id"]}
         try:
-            said["value"] = await _answer(adapter, asked["op"], asked["args"])
+            value = await _answer(adapter, asked["op"], asked["args"])
+            line = json.dumps({**said, "value": _checked(asked["op"], value)})
         except NotOffered as error:
-            said["not_offered"] = str(error)
+            line = json.dumps({**said, "not_offered": str(error)})
         except (Exception, asyncio.CancelledError) as error:
-            said["error"] = f"{type(error).__name__}: {error}"
-        outgoing.write(json.dumps(said).encode() + b"\n")
+            line = json.dumps({**said, "error": f"{type(error).__name__}: {error}"})
+        outgoing.write(line.encode() + b"\n")
 
     while line := await reader.readline():
         asked = json.loads(line)

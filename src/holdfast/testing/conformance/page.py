@@ -40,7 +40,7 @@ def _lines(judgements: Sequence[Judgement]) -> Iterator[str]:
         yield ""
         yield f"## {_title(judgement)}"
         yield ""
-        yield f"{', '.join(judgement.versions)}. Every try that was made:"
+        yield f"{', '.join(judgement.versions) or 'No versions are known'}. Every try that was made:"
         yield ""
         yield from _row("promise", "verdict", "evidence")
         yield from _row("---", "---", "---")

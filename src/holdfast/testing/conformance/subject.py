@@ -16,12 +16,15 @@ import psutil
 
 from holdfast.testing.conformance.kit import NotOffered
 
-__all__ = ["AdapterFailed", "Subject", "Target"]
+__all__ = ["LIMIT_S", "AdapterFailed", "Subject", "Target"]
 
 _KIT = Path(__file__).with_name("kit.py")
 _LINE_BYTES = 1 << 24
 _START_S = 60.0
 _CLOSE_S = 3.0
+_ENDING_S = 1.0
+LIMIT_S = 30.0
+"""How long a call of the adapter may take, if nothing else is said."""
 
 
 class AdapterFailed(Exception):
@@ -118,14 +121,15 @@ class Subject:
                 for child in psutil.Process(self._process.pid).children(recursive=True):
                     self._known[child.pid] = child
 
-    async def ask(self, op: str, *args: Any, limit_s: float = 30.0) -> Any:
-        """Call a method of the adapter.
+    async def ask(self, op: str, *args: Any, limit_s: float | None = None) -> Any:
+        """Call a method of the adapter, and wait at most `limit_s`, or `LIMIT_S`.
 
         Raises:
             AdapterFailed: it raised, or the process ended.
             NotOffered: the framework does not have it.
-            TimeoutError: no answer came in `limit_s`.
+            TimeoutError: no answer came in that time.
         """
+        limit_s = LIMIT_S if limit_s is None else limit_s
         process = self._process
         if process is None or process.stdin is None or self._reading is None or self._reading.done():
             raise AdapterFailed(f"the adapter's process has ended: {self._last_words()}")
@@ -137,14 +141,22 @@ class Subject:
         try:
             async with asyncio.timeout(limit_s):
                 return await answer
+        except TimeoutError:
+            raise TimeoutError(f"{op} did not return in {limit_s:g} s") from None
         finally:
             del self._waiting[number]
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
+        why = "the adapter's process ended"
         while line := await process.stdout.readline():
-            said = msgspec.json.decode(line)
-            answer = self._waiting.get(said["id"])
+            try:
+                said = msgspec.json.decode(line, type=dict[str, Any])
+                number = said["id"]
+            except (msgspec.DecodeError, KeyError):
+                why = f"the adapter's process wrote {line[:40]!r} into the pipe to the judge"
+                break
+            answer = self._waiting.get(number)
             if answer is None or answer.done():
                 continue
             if "error" in said:
@@ -153,9 +165,17 @@ class Subject:
                 answer.set_exception(NotOffered(said["not_offered"]))
             else:
                 answer.set_result(said["value"])
+        else:
+            why += await self._exit_code(process)
         for answer in self._waiting.values():
             if not answer.done():
-                answer.set_exception(AdapterFailed(f"the adapter's process ended: {self._last_words()}"))
+                answer.set_exception(AdapterFailed(f"{why}: {self._last_words()}"))
+
+    async def _exit_code(self, process: asyncio.subprocess.Process) -> str:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_S):
+                return f" with exit code {await process.wait()}"
+        return ""
 
     def _last_words(self) -> str:
         lines = (self._folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
