@@ -15,7 +15,7 @@ import pytest
 
 from holdfast import Host, Run
 from holdfast.errors import Interrupted
-from holdfast.runtime import Interrupt, Scope, ThreadPool, threads
+from holdfast.runtime import Interrupt, Scope, ThreadPool, install, threads
 from holdfast.runtime.once import Once
 from holdfast.storage import SqliteStore, writer
 from holdfast.testing import NotExplorable, Replay, ScheduleFailure, VirtualClock, explore, start_thread
@@ -89,6 +89,16 @@ def test_a_deadlock_of_threads_is_told_with_names_and_stacks() -> None:
     assert "waits for a lock that thread 'other' has" in told
     assert "waits for a lock that thread 'one' has" in told
     assert "take (test_explored_threads.py:" in told
+    assert "(swapped.py:" not in told
+
+
+def test_a_thread_that_waits_is_told_where_its_own_code_does() -> None:
+    async def test() -> None:
+        await start_thread(lambda: threading.Event().wait(), name="waits")
+
+    told = "\n".join(failure_of(lambda: explore(test)).tasks)
+    assert "thread 'waits' at <lambda> (test_explored_threads.py:" in told
+    assert "(outside.py:" not in told
 
 
 def test_a_loop_that_blocks_for_ever_is_told_with_its_stack() -> None:
@@ -224,7 +234,7 @@ def test_events_conditions_queues_and_futures_of_the_interpreter_let_others_go()
         explore(test, schedules=300, chooser=chooser)
 
 
-def test_a_scope_runs_its_threads_and_asyncio_to_thread_under_the_explorer() -> None:
+def test_a_scope_runs_its_threads_and_on_an_adopting_loop_asyncio_to_thread_under_the_explorer() -> None:
     ran: list[str] = []
 
     def work(name: str) -> str:
@@ -235,9 +245,12 @@ def test_a_scope_runs_its_threads_and_asyncio_to_thread_under_the_explorer() -> 
         async with Scope("run", threads=ThreadPool(max_threads=1)) as scope:
             handles = [scope.spawn(work, name, on="thread") for name in "ab"]
             assert [await handle for handle in handles] == ["a", "b"]
+        with install(asyncio.get_running_loop()):
+            async with Scope("adopts") as scope:
+                assert await scope.spawn(asyncio.to_thread(work, "c")) == "c"
 
     explore(test, schedules=100)
-    assert len(ran) >= 200
+    assert len(ran) >= 300
 
 
 def test_a_tool_that_is_a_plain_function_runs_under_the_explorer() -> None:
@@ -287,6 +300,7 @@ def test_a_thread_that_waits_for_something_real_is_refused_and_named(monkeypatch
     assert failure.kind == "not_explorable"
     assert "thread 'stuck'" in str(failure)
     assert "wait (test_explored_threads.py:" in str(failure)
+    assert "frontrun" in str(failure)
 
 
 def start_a_real_one() -> None:

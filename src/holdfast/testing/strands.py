@@ -151,8 +151,9 @@ class Strand:
 
 
 def _places(stack: traceback.StackSummary) -> str:
-    """Where a thread is, without what carries it."""
-    ours = {__file__, threading.__file__, sys.modules["contextvars"].__file__}
+    """Where a thread is, without what carries it and what stands in for the interpreter's own waits."""
+    beside = (os.path.join(os.path.dirname(__file__), name) for name in ("outside.py", "swapped.py"))
+    ours = {__file__, threading.__file__, sys.modules["contextvars"].__file__, *beside}
     shown = [entry for entry in stack if entry.filename not in ours]
     return " > ".join(f"{entry.name} ({os.path.basename(entry.filename)}:{entry.lineno})" for entry in shown[-8:])
 
@@ -353,7 +354,8 @@ class Strands:
                 NotExplorable(
                     f"{strand.described()}: it has been there for {_PATIENCE_S:g} s of real time, so it waits for "
                     "something that no schedule can bring about (a lock of its own, a file, a socket); "
-                    "give it an in-memory double, or test that part with asyncio.run"
+                    "give it an in-memory double, or test that part with asyncio.run; races between threads that take "
+                    "locks of their own are found by frontrun"
                 )
             )
         elif strand.ended:
