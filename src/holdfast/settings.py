@@ -288,7 +288,7 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
     shown = "***" if name == "jwt_secret" else repr(value)
     raise ConfigurationError(
         f"setting {name} is {shown} (from {source}): {reason[:1].lower()}{reason[1:]}",
-        hint=f"it is the {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
+        hint=f"{name}: {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
     )
 
 

@@ -68,6 +68,16 @@ def test_arguments_are_checked_too() -> None:
         Settings().port = 1  # type: ignore[misc]
 
 
+def test_a_hint_tells_what_the_setting_is_for_whatever_the_words_of_its_description() -> None:
+    for wrong, told in (
+        ({"port": "x"}, "port: port to listen on; 0"),
+        ({"jwt_issuer": 3}, "jwt_issuer: what a token's"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            load_settings(wrong, environ={})
+        assert caught.value.hint.startswith(told)
+
+
 def test_every_setting_is_described_with_a_default_that_fits() -> None:
     rows = describe()
     assert [row.name for row in rows] == list(Settings.__struct_fields__)
