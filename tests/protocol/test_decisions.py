@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import get_args
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -104,14 +106,20 @@ class Mailbox(RuleBasedStateMachine):
         self.seq += 1
         seq = self.seq
         run_id = None if self.running is None else "r"
+        busy, first, sweeps = self.running is not None, not self.waiting, policy in ("interrupt", "rollback")
         state = occupancy(run_id=run_id, waiting=len(self.waiting), room=room, policy=policy)
         try:
             decision = decide(state, policy)
         except SessionBusy:
             assert policy == "reject"
-            assert self.running is not None or self.waiting or not room
+            assert busy or not first or not room
             self.refused.add(seq)
             return
+        assert policy != "reject" or (not busy and first and room), "what is to be rejected waits"
+        assert decision.interrupt == (busy and sweeps), "a run is stopped that nobody wants stopped, or goes on"
+        assert decision.sweep == sweeps
+        assert decision.join == (policy == "collect")
+        assert decision.start == (not busy and room and (first or sweeps) and policy != "collect")
         self.policy_of[seq] = policy
         batch, first_at, due = seq, self.now, 0.0
         if decision.join:
@@ -131,12 +139,21 @@ class Mailbox(RuleBasedStateMachine):
             assert room
             self.start()
 
+    def due_at(self) -> float:
+        """When what waits first may be taken: after a quiet of 2 s, or 5 s after the first that came close together."""
+        if not self.waiting or self.waiting[0][1] != "collect" or self.waiting[0][0].seq <= self.sweep:
+            return 0.0
+        times = [at for _, _, at in itertools.takewhile(lambda item: item[1] == "collect", self.waiting)]
+        return min(times[-1] + 2.0, times[0] + 5.0)
+
     def start(self) -> None:
         """Claim what is next, if anything is due."""
         taken = take([w for w, _, _ in self.waiting], sweep=self.sweep, now=self.now)
+        due_at = self.due_at()
         if not taken.seqs:
-            assert not self.waiting or taken.not_before > self.now
+            assert not self.waiting or taken.not_before == due_at > self.now
             return
+        assert due_at <= self.now, "taken before its time"
         assert list(taken.seqs) == [w.seq for w, _, _ in self.waiting[: len(taken.seqs)]], "not the oldest, or a hole"
         policies = [self.policy_of[seq] for seq in taken.seqs]
         if not {"interrupt", "rollback"} & set(policies) and taken.seqs[0] > self.sweep:
@@ -186,4 +203,5 @@ class Mailbox(RuleBasedStateMachine):
         assert known == set(range(1, self.seq + 1))
 
 
+Mailbox.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestMailbox = Mailbox.TestCase
