@@ -145,6 +145,10 @@ def test_what_cannot_be_a_tool_is_told_with_what_to_do() -> None:
     for timeout_s in (float("nan"), -1, "5"):
         with pytest.raises(ConfigurationError, match=f"deadline of the tool 'x' is {timeout_s!r}, which is no"):
             tool(name="x", timeout_s=timeout_s)(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigurationError, match=r"'vm', and there is no such place \(use auto, loop, thread, process\)"
+    ):
+        Tool(name="x", description="", parameters={"type": "object"}, work=print, isolation="vm")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="no schema of an object"):
         Tool(name="x", description="", parameters={"type": "string"}, work=dict)
     with pytest.raises(ConfigurationError, match="is not a tool"):

@@ -132,6 +132,20 @@ def test_what_exits_in_a_thread_ends_its_run_and_not_the_host(where: str) -> Non
     asyncio.run(main())
 
 
+def test_a_keyboard_interrupt_in_a_thread_is_nobodys_ctrl_c() -> None:
+    @agent
+    def pretends(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        async with asyncio.timeout(20), Host(agents=[pretends, healthy], store="memory://", settings=QUICK) as host:
+            with pytest.raises(RunFailed, match="agent pretends raised KeyboardInterrupt"):
+                await host.session("s").ask("x", agent="pretends")
+            assert await host.session("s").ask("x", agent="healthy") == "healthy"
+
+    asyncio.run(main())
+
+
 def test_names_and_labels_that_are_no_text_poison_nothing() -> None:
     async def nothing() -> None:
         pass

@@ -207,6 +207,8 @@ def _perform_sync(definition: Agent, run: Run) -> Any:
             return None
     except SystemExit as left:
         raise no_exit(f"agent {definition.name}", left) from left
+    except KeyboardInterrupt as error:  # Ctrl-C comes to the main thread only; on the loop it would end the host
+        raise RuntimeError(f"agent {definition.name} raised KeyboardInterrupt") from error
     return result
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args, overload
 
 from holdfast.agents.schema import check_schema, read_signature
 from holdfast.errors import ConfigurationError, InvalidArguments
@@ -84,6 +84,11 @@ class Tool:
             raise ConfigurationError(
                 f"the deadline of the tool {self.name!r} is {self.timeout_s!r:.100}, which is no length of time",
                 hint="give timeout_s a number of seconds, 0 or more",
+            )
+        if self.isolation not in get_args(Isolation):
+            raise ConfigurationError(
+                f"the tool {self.name!r} shall run in {self.isolation!r:.100}, and there is no such place",
+                hint=f"use {', '.join(get_args(Isolation))}",
             )
         object.__setattr__(self, "takes_call", wants_call(self.work))
 
