@@ -38,7 +38,10 @@ def _lines(outcomes: Sequence[Outcome], command: str) -> Iterator[str]:
     yield command
     yield "```"
     yield ""
-    yield "The name of a row after `--nemesis` instead of what stands there repeats that row alone; how busy the machine is changes the counts."
+    yield (
+        "The name of a row after `--nemesis` instead of what stands there repeats that row alone; how busy the machine "
+        "is changes the counts."
+    )
     yield ""
     yield "| fault | what is done | injected | observations of promises | checked besides | found |"
     yield "| --- | --- | --- | --- | --- | --- |"
