@@ -377,3 +377,22 @@ class HangsInOpen(Right):
 
     async def open(self, session: str, user: str) -> None:
         await asyncio.sleep(3600)
+
+
+# ── runtimes of which a probe learns nothing ─────────────────────────────────────────────────────────────────────────
+
+
+class OnlyMarks(Right):
+    """A cancel is noted, and nothing ends."""
+
+    async def cancel(self, session: str) -> None:
+        pass
+
+
+class RefusesAll(Right):
+    """No session takes more than the plain question."""
+
+    async def submit(self, session: str, text: str) -> str:
+        if session != "control":
+            raise RuntimeError("too busy")
+        return await super().submit(session, text)

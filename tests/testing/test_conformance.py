@@ -88,6 +88,24 @@ def test_what_an_adapter_does_wrong_is_said_at_once_and_is_no_broken_promise(nam
     assert word in finding.evidence[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "promise", "word"),
+    [
+        ("OnlyMarks", "transcript valid", "asked the model again"),
+        ("OnlyMarks", "cancel stays in its session", "the cancelled run itself goes on"),
+        ("RefusesAll", "one run at a time", "no message was taken"),
+    ],
+)
+def test_a_runtime_that_does_nothing_keeps_no_promise_by_that(
+    name: str, promise: str, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.testing.conformance.probes._IDLE_S", 1.0)
+    monkeypatch.setattr("holdfast.testing.conformance.probes._ANSWER_S", 4.0)
+    finding = look(reference(name), promise)
+    assert finding.verdict == "could not run", finding.evidence
+    assert word in finding.evidence[0]
+
+
 def test_a_call_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.testing.conformance.subject.LIMIT_S", 0.5)
     finding = look(reference("HangsInOpen"), "many at once")
