@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -123,6 +124,24 @@ def test_a_tail_that_nobody_reads_any_more_ends_quietly(server: Served) -> None:
     assert "message.accepted" in found.stdout
     assert "Traceback" not in found.stderr
     assert "BrokenPipe" not in found.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_an_output_that_has_no_room_is_told_in_words(server: Served) -> None:
+    server.run("send", "count a b", "-s", "full", "--wait", "10")
+    for arguments in (("export", "-s", "full"), ("export", "-s", "full", "-o", "/dev/full"), ("ps", "--json")):
+        with open("/dev/full", "w") as full:
+            found = subprocess.run(
+                [sys.executable, "-c", "from holdfast.cli import main; main()", *arguments],
+                env=clean_environment(HOLDFAST_URL=server.url),
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=30,
+                check=False,
+            )
+        assert (found.returncode, "Traceback" in found.stderr) == (1, False), found.stderr
+        assert "the output is not whole: No space left on device" in found.stderr
 
 
 def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Served, tmp_path: Path) -> None:

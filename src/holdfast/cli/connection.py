@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,12 +12,14 @@ from urllib.parse import urlsplit
 
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import note, say_error
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigurationError, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.client import Client
 
 __all__ = ["Target", "run", "run_with_client"]
+
+_ROOM = "make room where it goes, and run it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,5 +91,16 @@ def run(work: Callable[[], Awaitable[Exit | None]], *, as_json: bool) -> Exit:
         note("")
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more; the flush at exit must not fail again
+        _write_no_more()  # nobody reads any more
         return Exit.OK
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _write_no_more()
+        say_error(ConfigurationError(f"the output is not whole: {error.strerror}", hint=_ROOM), as_json=as_json)
+        return Exit.FAILED
+
+
+def _write_no_more() -> None:
+    """Let what is still in stdout's buffer go nowhere, so that the flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
