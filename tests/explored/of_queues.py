@@ -9,7 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from holdfast.errors import Interrupted, QueueClosed, QueueFull
+from holdfast.errors import Interrupted, QueueClosed, QueueEmpty, QueueFull
 from holdfast.runtime import BoundedQueue, Broadcast, FairQueue, Scope, fair, line
 from holdfast.runtime.broadcast import Gap, Reader
 from holdfast.testing import start_thread
@@ -17,10 +17,11 @@ from tests.explored.model import Model, fault
 
 
 async def fair_consumers() -> None:
-    """Two consumers take from two keys; a third is cancelled; the queue is closed."""
+    """Two consumers take from two keys, one of them is cancelled, and one takes what is free; then it is closed."""
     queue = FairQueue[str, int](10)
     got: list[tuple[str, int]] = []
     by: Counter[str] = Counter()
+    before_shy: list[int] = []
 
     async def consume(name: str) -> None:
         with contextlib.suppress(QueueClosed):
@@ -33,7 +34,10 @@ async def fair_consumers() -> None:
             queue.put_nowait("loud", item)
         await asyncio.sleep(0)
         queue.put_nowait("shy", 1)
+        before_shy.append(len(got))
         await asyncio.sleep(0)
+        with contextlib.suppress(QueueEmpty):
+            got.append(queue.take_nowait())
         queue.close()
 
     tasks = [asyncio.create_task(work) for work in (consume("a"), consume("b"), feed())]
@@ -43,6 +47,7 @@ async def fair_consumers() -> None:
         await asyncio.wait(tasks)
     assert Counter(got) == Counter([("loud", 1), ("loud", 2), ("shy", 1)]), "an item was lost or came twice"
     assert got.index(("loud", 1)) < got.index(("loud", 2)), "a key's items changed places"
+    assert got.index(("shy", 1)) <= before_shy[0] + 1, "the other key had two turns"
     assert queue.statistics().waiting == len(queue) == 0
 
 
@@ -200,6 +205,30 @@ def _to_the_first(self: FairQueue[str, int]) -> None:
 
 
 @fault
+def a_key_with_more_items_has_the_next_turn_too(patch: pytest.MonkeyPatch) -> None:
+    pop = FairQueue._pop
+
+    def again(self: FairQueue[str, int]) -> tuple[str, int]:
+        key, item = pop(self)
+        if key in self._by_key:
+            self._turns.remove(key)
+            self._turns.appendleft(key)
+        return key, item
+
+    patch.setattr(FairQueue, "_pop", again)
+
+
+@fault
+def what_is_promised_is_given_away(patch: pytest.MonkeyPatch) -> None:
+    def take_nowait(self: FairQueue[str, int]) -> tuple[str, int]:
+        if self._size:
+            return self._pop()
+        raise QueueEmpty("empty")
+
+    patch.setattr(FairQueue, "take_nowait", take_nowait)
+
+
+@fault
 def who_waits_for_room_is_not_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BoundedQueue, "_offer_room", lambda self: None)
 
@@ -251,9 +280,13 @@ MODELS = (
     Model(
         item="fair queue",
         name="consumers that come and go",
-        promise="P13: nothing is lost or doubled, a key keeps its order",
+        promise="P13: nothing is lost or doubled, a key keeps its order, and keys take turns",
         scenario=fair_consumers,
-        faults=(a_promise_dies_with_who_had_it,),
+        faults=(
+            a_promise_dies_with_who_had_it,
+            a_key_with_more_items_has_the_next_turn_too,
+            what_is_promised_is_given_away,
+        ),
     ),
     Model(
         item="fair queue",
