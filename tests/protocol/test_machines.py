@@ -107,9 +107,18 @@ class RunsAndMessages(RuleBasedStateMachine):
             assert self.messages[message] == before
 
     @precondition(lambda self: self.run is not None)
-    @rule(event=st.sampled_from(get_args(RunInput)), rollback=st.booleans())
+    @rule(
+        events=st.lists(st.sampled_from(["interrupt", "suspend", *get_args(RunInput)]), min_size=2, max_size=5),
+        rollback=st.booleans(),
+    )
+    def happen(self, events: list[RunInput], rollback: bool) -> None:
+        """Things happen to the run; when it ends, its messages are settled by that, all at once."""
+        for event in events:
+            if self.run is not None:
+                self.happens(event, rollback)
+
     def happens(self, event: RunInput, rollback: bool) -> None:
-        """Something happens to the run; when it ends, its messages are settled by that, all at once."""
+        """One thing happens."""
         assert self.run is not None
         if event == "resume" and self.asked > 1:
             self.asked -= 1  # one answer of several

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, InvalidRequest, StaleFence
 from holdfast.protocol.events import TextDelta, encode_event
 from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.schedules import ScheduleSpec
@@ -52,6 +52,8 @@ class StoresAgree(RuleBasedStateMachine):
         self.at = 0.0
         self.ids = 0
         self.live = {}
+        self.appended = {}
+        self.keys = {}
         self.done: Counter[str] = Counter()
         self.old = []
         self.open()
@@ -92,6 +94,11 @@ class StoresAgree(RuleBasedStateMachine):
         if not (isinstance(expected, tuple) and expected and isinstance(expected[0], type)):
             self.done[type(expected).__name__] += 1
         return expected
+
+    def written(self, lease, done):
+        """Both stores share their verbs, so what they must refuse is said here too: who let go may write no more."""
+        assert lease in self.live.values() or refused(done, StaleFence), f"written under the old {lease}"
+        return done
 
     def claimed(self, claim):
         """A lease to write with from now on."""
@@ -151,6 +158,10 @@ class StoresAgree(RuleBasedStateMachine):
         )
         result = self.both(lambda store: store.send(request))
         self.claimed(getattr(result, "claim", None))
+        if request.idempotency_key is not None:
+            used = (principal, key, request.idempotency_key)
+            if not refused(result, HoldfastError):
+                assert self.keys.setdefault(used, request.body_hash) == request.body_hash, "one key for two messages"
 
     def last_run(self, principal, key):
         """The id of the run that ended last, if there is any."""
@@ -168,7 +179,7 @@ class StoresAgree(RuleBasedStateMachine):
         lease = self.lease(pick)
         if lease is not None:
             at = self.now()
-            self.both(lambda store: store.steer(lease, step=step, at=at))
+            self.written(lease, self.both(lambda store: store.steer(lease, step=step, at=at)))
 
     @precondition(lambda self: self.live)
     @rule(
@@ -184,7 +195,7 @@ class StoresAgree(RuleBasedStateMachine):
             asked = Question(
                 question_id=question, kind=kind, text=question, asked_at=at, due_at=at + wait if wait else 0.0
             )
-            self.both(lambda store: store.suspend(lease, asked))
+            self.written(lease, self.both(lambda store: store.suspend(lease, asked)))
 
     @rule(
         pick=PICKS,
@@ -261,7 +272,11 @@ class StoresAgree(RuleBasedStateMachine):
         lease = self.lease(pick)
         if lease is not None:
             events = [encode_event(TextDelta(run_id=lease.run_id, text=text)) for text in texts]
-            self.both(lambda store: store.append(lease, events, nth=nth))
+            done = self.written(lease, self.both(lambda store: store.append(lease, events, nth=nth)))
+            again = nth and self.appended.get(lease) == nth
+            assert not again or not refused(done, InvalidRequest), "what was asked again was refused"
+            if nth and events and not refused(done, HoldfastError):
+                self.appended[lease] = nth
 
     @precondition(lambda self: self.live)
     @rule(
@@ -318,6 +333,7 @@ class StoresAgree(RuleBasedStateMachine):
             return
         at = self.now()
         cause = Cause(kind="stop", reason="deleted")
+        self.keys.clear()
         self.both(lambda store: store.delete_session(principal, key, at=at, cause=cause))
 
     @precondition(lambda self: self.live)
@@ -394,6 +410,7 @@ class StoresAgree(RuleBasedStateMachine):
         attachments=st.integers(0, 40),
     )
     def prune(self, events, tombstones, keys, attachments):
+        self.keys.clear()
         self.both(
             lambda store: store.prune(
                 events_before=float(events),
@@ -476,6 +493,11 @@ class StoresAgree(RuleBasedStateMachine):
                 self.do(store.close())
             self.loop.close()
             shutil.rmtree(self.folder)
+
+
+def refused(answer, error):
+    """Whether this is what `both` makes of such a refusal."""
+    return isinstance(answer, tuple) and bool(answer) and isinstance(answer[0], type) and issubclass(answer[0], error)
 
 
 async def _listed(reading):
