@@ -106,6 +106,11 @@ class StoresAgree(RuleBasedStateMachine):
             self.old.append(self.live.get(claim.lease.session))
             self.live[claim.lease.session] = claim.lease
 
+    def let_go(self, lease):
+        """A lease was given back, now or before: by then another may have been given."""
+        if self.live.get(lease.session) == lease:
+            self.old.append(self.live.pop(lease.session))
+
     def lease(self, pick):
         """The newest lease of a session, or sometimes one that is old."""
         leases = [lease for lease in self.old if lease is not None] if pick >= 9 else list(self.live.values())
@@ -220,7 +225,7 @@ class StoresAgree(RuleBasedStateMachine):
         if lease is not None:
             at = self.now()
             if isinstance(self.both(lambda store: store.park(lease, at=at)), Parked):
-                self.old.append(self.live.pop(lease.session, None))
+                self.let_go(lease)
 
     @rule(
         principal=PRINCIPALS,
@@ -307,7 +312,7 @@ class StoresAgree(RuleBasedStateMachine):
         )
         done = self.both(lambda store: store.commit_run(commit))
         if isinstance(done, Committed):
-            self.old.append(self.live.pop(lease.session, None))
+            self.let_go(lease)
             self.claimed(done.claim)
 
     @rule(principal=PRINCIPALS, key=KEYS, run=st.one_of(st.none(), st.integers(1, 20)), stop=st.booleans())
