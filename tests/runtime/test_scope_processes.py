@@ -513,7 +513,10 @@ def test_a_program_of_foreign_code_is_named_when_its_kill_knows_nothing(
             kept: list[asyncio.subprocess.Process] = []
 
             async def tool() -> None:
-                kept.append(await asyncio.create_subprocess_exec("sh", "-c", "trap '' TERM; echo 1; sleep 1000"))
+                hard = ["sh", "-c", "trap '' TERM; echo ready; sleep 1000"]
+                kept.append(await asyncio.create_subprocess_exec(*hard, stdout=asyncio.subprocess.PIPE))
+                assert kept[0].stdout is not None
+                await kept[0].stdout.readline()
 
             await scope.spawn(tool())
             receipt = await scope.stop("enough", grace_s=0)
