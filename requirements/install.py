@@ -51,7 +51,7 @@ def run(*argv: str) -> None:
 
 def has_pip(python: Path) -> bool:
     """Whether this environment works at all."""
-    check = [python, "-m", "pip", "--version"]
+    check = (python, "-m", "pip", "--version")
     return python.exists() and subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 

@@ -498,7 +498,7 @@ def test_a_kill_is_done_though_the_zygote_that_shall_do_it_is_stopped_or_killed(
     monkeypatch: pytest.MonkeyPatch,
     signum: signal.Signals,
 ) -> None:
-    sent = []
+    sent: list[Killer] = []
     submit = Killer.submit
 
     def struck(killer: Killer) -> bool:

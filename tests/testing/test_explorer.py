@@ -576,6 +576,13 @@ def test_a_number_that_makes_no_sense_is_refused(name: str, wrong: Any) -> None:
         explore(locked_update, **numbers)
 
 
+@pytest.mark.parametrize("name", ["schedules", "depth", "max_steps"])
+def test_what_is_no_whole_number_is_refused(name: str) -> None:
+    words: dict[str, Any] = {name: "many"}
+    with pytest.raises(TypeError, match=f"{name} is 'many'; it must be a whole number"):
+        explore(locked_update, **words)
+
+
 @pytest.mark.parametrize("wrong", ["it.json", ["0"], [True], [0.0]])
 def test_a_replay_that_is_no_list_of_numbers_is_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"Replay.load"):

@@ -103,7 +103,12 @@ def test_a_replay_of_a_test_that_is_not_here_is_refused(run, pytester: pytest.Py
 
 @pytest.mark.parametrize(
     ("marker", "word"),
-    [("explore(scheduls=3)", "scheduls"), ("explore(3)", "does not know 3"), ("explore()", "no `async def`")],
+    [
+        ("explore(scheduls=3)", "scheduls"),
+        ("explore(3)", "does not know 3"),
+        ("explore()", "no `async def`"),
+        ("explore(tasks='lazy')", "'ordinary', 'eager' or 'both'"),
+    ],
 )
 def test_a_wrong_marker_is_a_mistake_that_is_named(run, marker: str, word: str) -> None:
     kind = "def" if "()" in marker else "async def"
@@ -115,6 +120,8 @@ def test_a_wrong_marker_is_a_mistake_that_is_named(run, marker: str, word: str) 
 def test_so_many_schedules_for_each_test(run) -> None:
     result = run(LOST_UPDATE, "--explore-schedules", "7", "-k", "other")
     result.stdout.fnmatch_lines(["explored 1 tests: 7 schedules*"])
+    none = run(LOST_UPDATE, "--explore-schedules", "0", "-k", "other")
+    none.stdout.fnmatch_lines(["*schedules is 0; it must be at least 1*"])
 
 
 def test_state_in_a_fixture_that_is_kept_between_schedules_is_named(run) -> None:

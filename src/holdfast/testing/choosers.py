@@ -55,8 +55,6 @@ class PctChooser:
     """
 
     def __init__(self, depth: int, seed: int) -> None:
-        if depth < 1:
-            raise ValueError(f"depth is {depth}; it must be at least 1")
         self._depth = depth
         self._random = random.Random(seed)
         self._length = 20

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from holdfast.protocol.branches import is_seconds
 from holdfast.testing.choosers import ExhaustiveChooser, NearChooser, PctChooser, RandomChooser, ReplayChooser
 from holdfast.testing.covered import States
 from holdfast.testing.loop import Chooser, ExploredLoop, VirtualLoop
@@ -109,9 +110,9 @@ def explore(
 
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
-        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` or a number of ``replay`` below 0,
-            or ``chooser`` or ``tasks`` is no word that is known.
-        TypeError: ``test`` is no function that makes a coroutine, or ``replay`` no list of numbers.
+        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` no length of time, a number of
+            ``replay`` below 0, or ``chooser`` or ``tasks`` no word that is known.
+        TypeError: ``test`` is no function that makes a coroutine, ``replay`` no list of numbers, or a number is none.
         BaseException: what is no `Exception`, as it is: a time limit of pytest ends the exploration, it is no finding.
             What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
     """
@@ -120,11 +121,13 @@ def explore(
         raise TypeError(
             f"explore() takes an `async def` without calling it, as it is called for each schedule; got {test!r}"
         )
-    for name, number in (("schedules", schedules), ("max_steps", max_steps)):
+    for name, number in (("schedules", schedules), ("depth", depth), ("max_steps", max_steps)):
+        if not isinstance(number, int):
+            raise TypeError(f"{name} is {number!r}; it must be a whole number")
         if number < 1:
             raise ValueError(f"{name} is {number}; it must be at least 1")
-    if not late_s >= 0:
-        raise ValueError(f"late_s is {late_s}; it must be 0 or more")
+    if not is_seconds(late_s):
+        raise ValueError(f"late_s is {late_s!r}; it must be a number of seconds, 0 or more")
     for name, value, known in (("chooser", chooser, _CHOOSERS), ("tasks", tasks, _TASKS)):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")

@@ -82,6 +82,10 @@ def _options_of(item: pytest.Item) -> dict[str, Any] | None:
     wrong = [*map(repr, marker.args), *(name for name in options if name not in known)]
     if wrong:
         raise pytest.UsageError(f"{item.nodeid}: explore() does not know {', '.join(wrong)}; it takes {known} by name")
+    if options.get("tasks", "both") not in ("ordinary", "eager", "both"):
+        raise pytest.UsageError(
+            f"{item.nodeid}: tasks is {options['tasks']!r}; the marker takes 'ordinary', 'eager' or 'both'"
+        )
     if not inspect.iscoroutinefunction(getattr(item, "obj", None)):
         raise pytest.UsageError(
             f"{item.nodeid} is marked explore, but is no `async def`; make it one, "
@@ -127,8 +131,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     config = pyfuncitem.config
     if options.get("tasks") == "both":
         options["tasks"] = pyfuncitem.callspec.params[_BOTH]
-    if config.getoption("explore_schedules"):
-        options["schedules"] = config.getoption("explore_schedules")
+    if (schedules := config.getoption("explore_schedules")) is not None:
+        options["schedules"] = schedules
     test, values = pyfuncitem.obj, _values(pyfuncitem)
     try:
         report = explore(lambda: test(**values), replay=config.stash.get(_REPLAY, None), **options)
