@@ -302,7 +302,10 @@ class AgentLoop(RuleBasedStateMachine):
             self.phase, self.gave_up = "over", True
 
     @precondition(lambda self: self.phase == "requesting")
-    @rule(calls=st.lists(CALLS, max_size=4), tokens=st.sampled_from([0, 0, 0, 600]))
+    @rule(
+        calls=st.lists(CALLS, max_size=4) | st.lists(CALLS, min_size=1, max_size=2),
+        tokens=st.sampled_from([0, 0, 0, 600]),
+    )
     def answer(self, calls: list[CallPart], tokens: int) -> None:
         """The answer is whole; it is stored, and its calls begin."""
         for part in (*calls, EndPart(usage=Usage(output_tokens=tokens))):
@@ -457,9 +460,13 @@ TestRunsAndMessages = RunsAndMessages.TestCase
 def test_the_agent_loop_is_seen_in_all_that_it_can_do() -> None:
     """A machine whose walks end early proves nothing."""
     REACHED.clear()
-    run_state_machine_as_test(AgentLoop, settings=settings(max_examples=300, stateful_step_count=60))
     wanted = ["StartCall", "Ask", "Refuse", "Steer", "held back", "all steps", ("used up", True), ("used up", False)]
-    assert not [what for what in wanted if REACHED[what] < 3], REACHED
+    for number in range(20):  # which walks are taken depends on the name, and on what else was imported
+        walks = type(f"AgentLoop{number}", (AgentLoop,), {})
+        run_state_machine_as_test(walks, settings=settings(max_examples=100, stateful_step_count=60))
+        if all(REACHED[what] >= 3 for what in wanted):
+            return
+    pytest.fail(f"seen in 2,000 walks: {REACHED}")
 
 
 @pytest.mark.nightly

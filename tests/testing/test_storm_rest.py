@@ -50,7 +50,7 @@ class Asking:
 
     async def questions(self) -> list[Question]:
         open_ = self._left and self._steps % 3 == 0
-        return [Question(question_id="q", kind="question", text="how?")] if open_ else []
+        return [Question(question_id=f"{self.key} {self._left}", kind="question", text="how?")] if open_ else []
 
     async def answer(self, question_id: str, text: str) -> None:
         self._steps += 1
