@@ -78,9 +78,10 @@ class StopReceipt:
         stopped: members that ended, forced ones included.
         forced: names of the members that ended only after the grace was over.
         abandoned: tasks and threads that are left, with their stacks.
-        survivors: pids that could not be proven dead (expected to be empty).
+        survivors: pids that still ran when the time of the stop was over (expected to be empty).
         unattributed: ``<pid> <command>`` of processes that may belong to the scope, but could not be attributed; they
-            were left alone.
+            were left alone. Where nobody could tell what became of a tree, a name and why, as ``sh (it was being
+            started)``.
         elapsed_s: from the call of stop to this receipt, in seconds.
     """
 
