@@ -115,6 +115,37 @@ _triggering = allocate_lock()
         tests=("tests/runtime/test_scope_processes.py",),
     ),
     Mutant(
+        name="who lost its first thread is dead",
+        of="P3",
+        breaks="a program whose main thread has ended works on in others, is never struck, and the receipt says gone",
+        file="runtime/procfs.py",
+        old='        return self.state in "ZX" and self.threads <= 1',
+        new='        return self.state in "ZX"',
+        tests=("tests/runtime/test_processes.py", "tests/runtime/test_processes_adopted.py"),
+    ),
+    Mutant(
+        name="a stopped zygote stays stopped",
+        of="P3",
+        breaks="one SIGSTOP, and no stop can kill what foreign code has started",
+        file="runtime/zygote_link.py",
+        old="        procfs.strike(self.pid, signal.SIGCONT, lambda stat:",
+        new="        procfs.strike(self.pid, 0, lambda stat:",
+        tests=(
+            "tests/runtime/test_processes_adopted.py::test_a_kill_is_done_though_the_zygote_that_shall_do_it_is_stopped_or_killed",
+        ),
+    ),
+    Mutant(
+        name="a kill is asked for once",
+        of="P3",
+        breaks="a zygote that is killed over the kill takes it along, and the programs live on",
+        file="runtime/adoption_processes.py",
+        old="_AGAIN_S = (0.01, 0.1)",
+        new="_AGAIN_S: tuple[float, ...] = ()",
+        tests=(
+            "tests/runtime/test_processes_adopted.py::test_a_kill_is_done_though_the_zygote_that_shall_do_it_is_stopped_or_killed",
+        ),
+    ),
+    Mutant(
         name="a late return counts",
         of="P1",
         breaks="a thread that was given up still delivers its result into a run that is over",
@@ -135,6 +166,66 @@ _triggering = allocate_lock()
         old="        return self._maxsize - len(self._items) - len(self._putters.promised)",
         new="        return self._maxsize",
         tests=("tests/runtime/test_bounded.py::test_items_leave_in_the_order_they_came_in_and_never_exceed_the_bound",),
+    ),
+    Mutant(
+        name="what was promised is taken away",
+        of="P5 P13",
+        breaks="who was woken for an item finds it gone, and fails or takes one that another was woken for",
+        file="runtime/fair.py",
+        old="""
+        if self._free() < 0:
+            self._line.take_back()
+            self._call_hand_out()
+        self._tell_if_over()
+        return list(items)
+""",
+        new="""
+        self._tell_if_over()
+        return list(items)
+""",
+        tests=("tests/runtime/test_fair.py",),
+    ),
+    Mutant(
+        name="who comes late takes what was promised",
+        of="P13",
+        breaks="a task that never stood in line takes the item that another one was woken for",
+        file="runtime/bounded.py",
+        old="""
+        check_interrupt()
+        while True:
+            if self._free() > 0:
+                break
+""",
+        new="""
+        check_interrupt()
+        while True:
+            if self._items:
+                break
+""",
+        tests=("tests/runtime/test_bounded.py",),
+    ),
+    Mutant(
+        name="a drained queue keeps its promises",
+        of="P5",
+        breaks="who was woken for an item that was drained fails, or waits beside the next one",
+        file="runtime/bounded.py",
+        old="        self._getters.take_back()",
+        new="        pass",
+        tests=("tests/runtime/test_bounded.py",),
+    ),
+    Mutant(
+        name="a shorter stop stays with the parent",
+        of="P3",
+        breaks="the second, harder stop waits for the grace of the first, which the scopes inside still have",
+        file="runtime/stopping.py",
+        old="""
+        self._tell_scopes()
+        if self.phase == "grace" and self._force_at <= now:
+""",
+        new="""
+        if self.phase == "grace" and self._force_at <= now:
+""",
+        tests=("tests/runtime/test_scope.py", "tests/runtime/test_scope_schedules.py"),
     ),
     Mutant(
         name="a promise dies with who had it",

@@ -542,6 +542,28 @@ def test_a_scope_below_an_interrupted_one_is_not_entered() -> None:
     run_virtual(main())
 
 
+def test_a_shorter_stop_shortens_that_of_the_scopes_inside_too() -> None:
+    async def cleans_up_until_pressed() -> None:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await asyncio.sleep(1000)
+
+    async def main() -> None:
+        scope = Scope("run", parent=None).open()
+        call = scope.child("call").open()
+        call.spawn(cleans_up_until_pressed())
+        await asyncio.sleep(0)
+        patient = asyncio.ensure_future(scope.stop("enough", grace_s=60))
+        await asyncio.sleep(1)
+        receipt = await scope.stop("now", grace_s=0, kill_after_s=5)
+        assert (receipt.outcome, receipt.abandoned) == ("gone", ())
+        assert receipt.elapsed_s < 2
+        assert await patient == receipt
+
+    run_virtual(main())
+
+
 def test_survivors_of_a_child_are_named_by_its_parent_too() -> None:
     release = threading.Event()
 
