@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
 from holdfast.protocol.stopping import Cause
-from holdfast.runtime import adoption_processes
+from holdfast.runtime import adoption_processes, procfs
 from holdfast.runtime.adoption import install
 from holdfast.runtime.adoption_processes import ForeignProcess
 from holdfast.runtime.owned_processes import UNHEARD
@@ -42,11 +42,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    return bool(procfs.living([pid]))
 
 
 async def until(condition: Callable[[], object]) -> None:
