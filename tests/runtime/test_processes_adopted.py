@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime import adoption_processes, foreign, processes, procfs
-from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees, kill_trees_blocking
+from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
 from holdfast.runtime.processes import Killer, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
@@ -200,7 +200,7 @@ def test_however_a_program_is_started_it_dies_with_its_scope_and_its_starter_lea
         wait = WAYS[way](gate(program(role, token)))
     gate.open()
     await_condition(lambda: len(living(token)) >= 2, "the tree stands")
-    result = kill_trees_blocking(place.members)
+    result = asyncio.run(place.kill())
     assert result.outcome == "gone", result
     assert wait() == -signal.SIGKILL
     assert living(token) == []

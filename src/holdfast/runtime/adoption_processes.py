@@ -46,7 +46,7 @@ from holdfast.runtime.starting import backlog_pauses, host_marker
 from holdfast.runtime.trees import KILL_BOUND_S, TreeResult
 from holdfast.runtime.zygote_link import supported
 
-__all__ = ["ForeignProcess", "Owner", "Restorer", "install", "kill_trees", "kill_trees_blocking"]
+__all__ = ["ForeignProcess", "Owner", "Restorer", "install", "kill_trees"]
 
 _ANSWER_S = 1.0
 _AGAIN_S = (0.01, 0.1)
@@ -470,31 +470,6 @@ async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_B
         if concluded is not None:
             return concluded
         await asyncio.sleep(_STARTING_PAUSE_S)
-
-
-def kill_trees_blocking(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_BOUND_S) -> TreeResult:
-    """As `kill_trees`, for a thread."""
-    end_at = time.monotonic() + bound_s
-    for again_s in (*_AGAIN_S, None):
-        request = _Request(roots, bound_s)
-        for pause_s in backlog_pauses():
-            if request.submit():
-                break
-            time.sleep(pause_s)
-        try:
-            result = request.answer.wait_blocking(bound_s + _ANSWER_S)
-        except TimeoutError:
-            result = TreeResult(proven=False)
-        bound_s = end_at - time.monotonic()
-        if result != TreeResult(proven=False) or bound_s <= 0 or again_s is None:
-            break
-        time.sleep(again_s)  # the zygote was killed over it: another one is asked
-    deadline = time.monotonic() + _STARTING_S
-    while True:
-        concluded = request.conclude(result, last=time.monotonic() >= deadline)
-        if concluded is not None:
-            return concluded
-        time.sleep(_STARTING_PAUSE_S)
 
 
 class _Request:
