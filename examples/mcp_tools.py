@@ -1,4 +1,4 @@
-"""The tools of an MCP server as tools of an agent. Needs pip install 'holdfast[mcp]'."""
+"""The tools of an MCP server as tools of an agent. Needs pip install 'holdfast-agents[mcp]'."""
 
 import asyncio
 import sys

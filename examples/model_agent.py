@@ -27,7 +27,7 @@ poet = holdfast.Agent(
 planner = holdfast.Agent(
     name="planner",
     instructions="Plan trips. Ask the poet for a line to end with.",
-    # In real life: model="anthropic:claude-sonnet-5", with pip install 'holdfast[models]' and a key.
+    # In real life: model="anthropic:claude-sonnet-5", with pip install 'holdfast-agents[models]' and a key.
     model=ScriptedModel(
         [
             [

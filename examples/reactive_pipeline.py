@@ -1,6 +1,6 @@
 """A reactive pipeline into agents: readings from threads become questions, and the answers of an agent a stream.
 
-Needs the extra ``reactive``: pip install 'holdfast[reactive]'
+Needs the extra ``reactive``: pip install 'holdfast-agents[reactive]'
 """
 
 import asyncio

@@ -206,7 +206,7 @@ except Exception as error:
     print(type(error).__name__, error.code, error.hint)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
-    assert done.stdout.strip() == "MissingExtra missing_extra install them: pip install 'holdfast[langgraph]'"
+    assert done.stdout.strip() == "MissingExtra missing_extra install them: pip install 'holdfast-agents[langgraph]'"
 
 
 def test_naming_the_adapter_imports_nothing_heavy() -> None:

@@ -398,7 +398,7 @@ def test_a_missing_extra_names_the_command(missing: str, monkeypatch: pytest.Mon
     for module in [name for name in sys.modules if name.startswith(("pydantic_ai.providers.anthropic", missing))]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(MissingExtra, match=r"pip install 'holdfast\[models\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install 'holdfast-agents\[models\]'"):
         pydantic_model("anthropic:claude-test")
 
 

@@ -556,7 +556,7 @@ def test_without_reactivex_the_bridge_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "reactivex", None)
     with pytest.raises(MissingExtra) as caught:
         ReactiveBridge()
-    assert "holdfast[reactive]" in (caught.value.hint or "")
+    assert "holdfast-agents[reactive]" in (caught.value.hint or "")
 
 
 # Ends

@@ -34,7 +34,7 @@ __all__ = ["Check", "doctor"]
 
 State = Literal["ok", "advice", "fault"]
 
-_PACKAGES = ("holdfast", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "httpx2")
+_PACKAGES = ("holdfast-agents", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "httpx2")
 _SLOW_DISK_S = 0.02
 _LITTLE_SPACE_BYTES = 1 << 30
 _FEW_FILES = 4096

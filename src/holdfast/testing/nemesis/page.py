@@ -30,7 +30,7 @@ def page(outcomes: Sequence[Outcome], command: str) -> str:
 def _lines(outcomes: Sequence[Outcome], command: str) -> Iterator[str]:
     day = datetime.fromtimestamp(system_clock.now(), UTC).date().isoformat()
     yield (
-        f"Measured on {day} with holdfast {version('holdfast')}, Python {platform.python_version()}, SQLite "
+        f"Measured on {day} with holdfast {version('holdfast-agents')}, Python {platform.python_version()}, SQLite "
         f"{sqlite3.sqlite_version} on {platform.system()}, {os.cpu_count()} processors:"
     )
     yield ""

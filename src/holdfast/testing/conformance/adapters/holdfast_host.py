@@ -15,7 +15,7 @@ __all__ = ["HoldfastHost"]
 class HoldfastHost:
     """A `Host` with one agent, all settings as they come."""
 
-    packages = ("holdfast",)
+    packages = ("holdfast-agents",)
 
     def __init__(self) -> None:
         self._host: Any = None
