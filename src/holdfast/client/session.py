@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast import ids
 from holdfast.client.schedules import RemoteSchedule
-from holdfast.client.wire import connecting, decode, described, error_of, segment, unreachable
+from holdfast.client.wire import connecting, decode, described, error_of, refuse_unauthorized, segment, unreachable
 from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreachable, Unavailable, WaitExpired
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
 from holdfast.protocol.interface import answer
@@ -213,6 +213,7 @@ class RemoteSession:
 
         Raises:
             ServerUnreachable: it could not come back within the client's ``reconnect_s``.
+            Unauthenticated: the key was revoked or the token has expired.
         """
         cursor = after
         patience = _Patience(self._client, self.key)
@@ -229,6 +230,7 @@ class RemoteSession:
                         for frame in decoder.feed(chunk):
                             cursor = frame.id or cursor
                             if frame.event == "closed":
+                                refuse_unauthorized(frame.data)
                                 closed = True
                                 continue
                             event = _frame.decode(frame.data)

@@ -10,10 +10,10 @@ from urllib.parse import quote, unquote
 import httpx2
 import msgspec
 
-from holdfast.errors import HoldfastError, InvalidKey, MissingExtra, ServerUnreachable
+from holdfast.errors import HoldfastError, InvalidKey, MissingExtra, ServerUnreachable, Unauthenticated
 from holdfast.protocol.messages import Attachment
 
-__all__ = ["connecting", "decode", "described", "error_of", "segment", "unreachable"]
+__all__ = ["connecting", "decode", "described", "error_of", "refuse_unauthorized", "segment", "unreachable"]
 
 T = TypeVar("T")
 
@@ -22,6 +22,10 @@ class _ErrorBody(msgspec.Struct):
     code: str
     message: str = ""
     hint: str = ""
+
+
+class _Closed(msgspec.Struct):
+    reason: str = ""
 
 
 class _ErrorAnswer(msgspec.Struct):
@@ -88,6 +92,15 @@ def segment(name: str) -> str:
         return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
     except UnicodeEncodeError:
         raise InvalidKey(f"{name!r} cannot be in an address") from None
+
+
+def refuse_unauthorized(closed: bytes) -> None:
+    """Raise `Unauthenticated` if the last frame of a stream says that the credential is not valid any more."""
+    if msgspec.json.decode(closed, type=_Closed).reason == "unauthorized":
+        raise Unauthenticated(
+            "the server ended the stream: its key or token is not valid any more",
+            hint="it was revoked or has expired; go on with another one, after the last cursor",
+        )
 
 
 @contextmanager

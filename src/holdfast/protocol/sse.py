@@ -33,9 +33,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="closed"):
-    """A frame, not an event: the server ends this stream. Resume with ``after=<cursor>``."""
+    """A frame, not an event: the server ends this stream. Resume with ``after=<cursor>``.
 
-    reason: Literal["shutdown", "slow_reader"]
+    Parameters:
+        reason: ``unauthorized``: the key was revoked or the token has expired; another credential is needed to resume.
+        cursor: behind the last event that was sent.
+    """
+
+    reason: Literal["shutdown", "slow_reader", "unauthorized"]
     cursor: str
 
 

@@ -33,6 +33,7 @@ from holdfast.errors import (
 from holdfast.host import Host
 from holdfast.server import attachments, histories, metrics, native, page, questions, schedules
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
+from holdfast.server.credentials import CredentialUse
 from holdfast.server.exchange import (
     Answer,
     Caller,
@@ -40,6 +41,7 @@ from holdfast.server.exchange import (
     Receive,
     Scope,
     Send,
+    cut_connection,
     decode_segment,
     encode,
     error_answer,
@@ -51,6 +53,7 @@ from holdfast.server.native import Native
 from holdfast.server.openapi import document
 from holdfast.server.operations import Operation, Table
 from holdfast.server.questions import decide
+from holdfast.server.sse import LAST_FRAME_S
 
 __all__ = ["App", "operations"]
 
@@ -59,6 +62,8 @@ _log = logging.getLogger("holdfast.server")
 Headers = tuple[tuple[bytes, bytes], ...]
 _FORM_BYTES = 100_000
 _FORM_S = 30.0
+_USE = "holdfast.use"
+_TAKEN = "with another key, look at what became of it before you repeat it"
 _EVENTS_PATH = "/v1/sessions/{key}/events"
 
 
@@ -144,6 +149,19 @@ class App:
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer(scope, receive, send)
+        except asyncio.CancelledError:
+            use: CredentialUse | None = scope.get(_USE)
+            if use is None or use.ended is None:
+                raise
+            await self._end_unauthorized(scope, send, use)
+        finally:
+            use = scope.get(_USE)
+            if use is not None:
+                use.release()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         extra: Headers = ()
         exchange: Exchange | None = None
@@ -185,6 +203,17 @@ class App:
         else:
             await send_answer(send, answer, extra=extra)
 
+    async def _end_unauthorized(self, scope: Scope, send: Send, use: CredentialUse) -> None:
+        """The credential ended while the request was under way: say so, or cut the connection in mid-answer."""
+        use.absorb()
+        error = Unauthenticated(f"{use.ended}, while the request was under way", hint=_TAKEN)
+        self.answers[error.status] += 1
+        try:
+            async with asyncio.timeout(LAST_FRAME_S):
+                await send_answer(send, error_answer(error))
+        except (RuntimeError, TimeoutError):  # the answer has begun, or its reader stalls
+            cut_connection(scope)
+
     def _find(self, raw_path: bytes) -> tuple[Mapping[str, Operation], dict[str, str]]:
         """The operations at an address and the values in it. Raises `UnknownRoute`."""
         node = self._root
@@ -212,7 +241,7 @@ class App:
         extra: Headers,
     ) -> Exchange:
         """Check the key, the rate, the role and the query of a request."""
-        caller = self._caller(headers)
+        caller = self._caller(scope, headers)
         if operation.admin and caller.role != "admin":
             raise Forbidden(
                 "this needs a key with role admin", hint="make one with 'holdfast keys create --role admin'"
@@ -225,13 +254,16 @@ class App:
             caller=caller,
             settings=self.host.settings,
             path=path,
+            use=scope[_USE],
             extra=extra,
         )
         exchange.known_query(*operation.query_names)
         return exchange
 
-    def _caller(self, headers: Mapping[bytes, bytes]) -> Caller:
+    def _caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
+        """Who calls; from here on the request is in the register of credentials in use."""
         caller = self.keys.caller(headers)
+        scope[_USE] = self.keys.in_use.hold(caller.credential, caller.expires_at)
         self._rate.take(caller.principal)
         return caller
 
@@ -268,7 +300,7 @@ class App:
     async def show_page(self, request: Request) -> Response:
         """A page for people: what runs, what waits, and the counter behind each promise."""
         try:
-            caller = self._caller(request.scope["holdfast.headers"])
+            caller = self._caller(request.scope, request.scope["holdfast.headers"])
         except Unauthenticated as error:
             response = _json(error_answer(error))
             response.headers["www-authenticate"] = 'Basic realm="holdfast: any name, and an API key as the password"'
@@ -287,7 +319,7 @@ class App:
         headers = request.scope["holdfast.headers"]
         if b"origin" not in headers:
             raise OriginRefused("only the page itself may send its form", hint="programs use …/approvals/{id}")
-        caller = self._caller(headers)
+        caller = self._caller(request.scope, headers)
         given = page.read_form(await _small_body(request))
         try:
             await decide(
@@ -317,7 +349,7 @@ class App:
     @SHELL.enter("GET", "/metrics", answers={200: "text/plain"})
     async def get_metrics(self, request: Request) -> Response:
         """The host's figures as Prometheus text."""
-        self._caller(request.scope["holdfast.headers"])
+        self._caller(request.scope, request.scope["holdfast.headers"])
         text = metrics.render(self.host.statistics(), streams=self.native.streams.open, answers=self.answers)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

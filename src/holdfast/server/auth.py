@@ -11,14 +11,16 @@ The store is open in this process only, so the keys in memory are the truth: the
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from holdfast import ids
@@ -33,6 +35,7 @@ from holdfast.errors import (
     UnknownKey,
 )
 from holdfast.local_token import is_loopback
+from holdfast.server.credentials import CredentialsInUse
 from holdfast.server.exchange import Caller, Role
 from holdfast.server.tokens import TokenVerifier, looks_signed
 from holdfast.settings import Settings
@@ -47,6 +50,10 @@ __all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "make_key", "refuse_repeated"
 LOCAL = Caller("local", "admin")
 """Everybody on loopback while there are no keys."""
 
+T = TypeVar("T")
+
+_NO_KEYS = frozenset(("jwt",))
+_REVOKED = "the key was revoked or is needed now"
 _USER_HEADER = b"x-holdfast-user"
 _ONCE = (b"host", b"origin", b"authorization", _USER_HEADER, b"content-type", b"last-event-id")
 
@@ -105,9 +112,11 @@ class KeyRing:
         clock: for the time of a change.
         token: what everybody must show while there are no keys; None: nothing.
         signed: verifies signed tokens (JWT); None: there are none.
+
+    ``in_use`` is the register of what is under way; what loses its credential by a change is ended in the same turn.
     """
 
-    __slots__ = ("_by_digest", "_clock", "_ever", "_signed", "_store", "_token")
+    __slots__ = ("_by_digest", "_changing", "_clock", "_ever", "_signed", "_store", "_token", "in_use")
 
     def __init__(
         self,
@@ -123,6 +132,8 @@ class KeyRing:
         self._token = None if token is None else digest_of(token)
         self._by_digest: dict[bytes, KeyRecord] = {}
         self._ever = False
+        self._changing = asyncio.Lock()
+        self.in_use = CredentialsInUse(clock)
 
     @property
     def required(self) -> bool:
@@ -141,9 +152,16 @@ class KeyRing:
 
     async def load(self) -> None:
         """Read the keys from the store."""
+        async with self._changing:
+            await self._load()
+
+    async def _load(self) -> None:
+        """One at a time: of two that read at once, the one that read first could be the last to be taken."""
         records = await self._store.keys()
         self._by_digest = {record.digest[:8]: record for record in records if record.revoked_at is None}
         self._ever = bool(records)
+        valid = {record.key_id for record in self._by_digest.values()}
+        self.in_use.end_all_but(valid | (_NO_KEYS if self._ever else _NO_KEYS | {LOCAL.credential}), _REVOKED)
 
     async def records(self) -> list[KeyRecord]:
         """All keys, revoked ones included."""
@@ -152,15 +170,21 @@ class KeyRing:
     async def create(self, *, principal: str, role: Role, label: str = "") -> tuple[KeyRecord, str]:
         """Make a key. Returns its record and its secret, which nobody can see again."""
         record, secret = make_key(principal=principal, role=role, label=label, at=self._clock.now())
-        await self._store.add_key(record)
-        await self.load()
+        await self._change(self._store.add_key(record))
         return record, secret
 
     async def revoke(self, key_id: str) -> None:
-        """Make a key invalid at once. Raises `UnknownKey`."""
-        if not await self._store.revoke_key(key_id, at=self._clock.now()):
+        """Make a key invalid at once, and end what is under way with it. Raises `UnknownKey`."""
+        if not await self._change(self._store.revoke_key(key_id, at=self._clock.now())):
             raise UnknownKey(f"there is no valid key {key_id[:40]!r}")
-        await self.load()
+
+    async def _change(self, change: Coroutine[Any, Any, T]) -> T:
+        """Write to the store and take over what it has then, also where the caller is cancelled meanwhile."""
+        async with self._changing:
+            try:
+                return await change
+            finally:
+                await self._load()
 
     def find(self, secret: bytes) -> KeyRecord:
         """The record of a secret. Raises `Unauthenticated`."""
@@ -190,7 +214,7 @@ class KeyRing:
         except UnicodeDecodeError:
             raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
         check_principal(principal)
-        return Caller(principal, caller.role, caller.key_id)
+        return replace(caller, principal=principal, owner=caller.principal)
 
     def _known(self, authorization: bytes | None) -> Caller:
         """The owner of a key or token; everybody is `LOCAL` where none is needed. Raises `Unauthenticated`."""

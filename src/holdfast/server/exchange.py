@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import msgspec
 
 from holdfast.errors import BodyTooLarge, HoldfastError, InvalidRequest, MalformedBody, UnsupportedMediaType
+from holdfast.server.credentials import CredentialUse
 from holdfast.settings import Settings
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Role",
     "Scope",
     "Send",
+    "cut_connection",
     "encode",
     "error_answer",
     "send_answer",
@@ -43,6 +45,9 @@ T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 """A value as JSON."""
 
+CUT = "holdfast.cut"
+"""Where the server's protocol puts into the scope how a connection is cut."""
+
 _LINGER_S = 1.0
 _NUMBER = re.compile(r"([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = re.compile(r"[0-9]{1,18}")
@@ -55,11 +60,23 @@ _JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the principal that owns the sessions, and what its key allows. ``key_id`` is None without keys."""
+    """Who calls: the principal that owns the sessions, and what its key allows.
+
+    Parameters:
+        principal: whose sessions are meant.
+        role: what the key allows.
+        credential: what it came with: the id of a key, ``jwt``, or ``local`` where no key is needed.
+        owner: the principal that the credential belongs to, where it acts for another one.
+        expires_at: the end of the credential in seconds since the epoch; None: it has none.
+        agents: the agents that it may name; None: those that the server lets everybody name.
+    """
 
     principal: str
     role: Role
-    key_id: str | None = None
+    credential: str = "local"
+    owner: str | None = None
+    expires_at: float | None = None
+    agents: frozenset[str] | None = None
 
 
 class Answer(NamedTuple):
@@ -80,9 +97,22 @@ class Exchange:
         settings: the server's limits.
         path: the values of the path's placeholders, decoded.
         extra: headers that the response gets in any case.
+        use: the request in the register of credentials in use.
     """
 
-    __slots__ = ("_query", "caller", "extra", "headers", "path", "receive", "scope", "send", "settings", "started")
+    __slots__ = (
+        "_query",
+        "caller",
+        "extra",
+        "headers",
+        "path",
+        "receive",
+        "scope",
+        "send",
+        "settings",
+        "started",
+        "use",
+    )
 
     def __init__(
         self,
@@ -94,8 +124,10 @@ class Exchange:
         caller: Caller,
         settings: Settings,
         path: Mapping[str, str],
+        use: CredentialUse,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
+        self.use = use
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -271,6 +303,13 @@ def error_answer(error: HoldfastError) -> Answer:
         headers = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
     body = ErrorAnswer(error=ErrorBody(code=error.code, message=error.message, hint=error.hint))
     return Answer(status, encode(body), headers)
+
+
+def cut_connection(scope: Scope) -> None:
+    """Close the connection of a request at once; what it has not taken yet is dropped, in the kernel too."""
+    cut = scope.get(CUT)
+    if cut is not None:
+        cut()
 
 
 async def send_answer(send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:

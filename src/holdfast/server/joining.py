@@ -7,14 +7,19 @@ client: together a tenth of what a small answer costs.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from holdfast.server.exchange import CUT
 
 __all__ = ["JoiningProtocol"]
 
 _HELD_LIMIT_BYTES = 16_384
 _HEAD_LIMIT_BYTES = 65_536
+_RESET = struct.pack("ii", 1, 0)
 
 
 class JoiningProtocol(HttpToolsProtocol):
@@ -30,6 +35,18 @@ class JoiningProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A connection has come."""
         super().connection_made(_JoiningTransport(transport, self.loop))
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self.scope[CUT] = self._cut  # type: ignore[literal-required]  # a key of our own
+
+    def _cut(self) -> None:
+        """Close at once, and have the kernel drop what the other side has not taken."""
+        raw = self.transport.get_extra_info("socket")
+        if raw is not None:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""

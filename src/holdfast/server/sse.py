@@ -4,7 +4,8 @@
   much, so that little of it waits in the socket's buffer.
 - A reader that goes is noticed at once, one that takes nothing is let go after ``stream_stall_s``; the run, other
   readers and the shutdown never wait for one.
-- When the server shuts down, every stream gets a last ``closed`` frame with the cursor to resume from.
+- When the server shuts down, or the reader's credential ends, a stream gets a last ``closed`` frame with the cursor to
+  resume from. After the end of a credential nothing else is sent; a reader that does not take that frame is cut.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -28,6 +29,8 @@ __all__ = ["Streams"]
 
 _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
+LAST_FRAME_S = 0.25
+"""How long a reader whose credential has ended has to take the frame that says so."""
 _WRITE_BYTES = 262_144
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -45,10 +48,10 @@ class _Gone(Exception):
 
 
 class _End(NamedTuple):
-    """How a stream ended: behind which event, and whether because the server closes."""
+    """How a stream ended: behind which event, and why if the server ended it."""
 
     cursor: str
-    closed: bool
+    reason: Literal["shutdown", "unauthorized"] | None
 
 
 class Streams:
@@ -110,9 +113,10 @@ class Streams:
             if end is None:
                 return
             last = b""
-            if end.closed:
-                last = encode_closed(Closed(reason="shutdown", cursor=end.cursor), retry_ms=_RETRY_MS)
-            await send({"type": "http.response.body", "body": last, "more_body": False})
+            if end.reason is not None:
+                last = encode_closed(Closed(reason=end.reason, cursor=end.cursor), retry_ms=_RETRY_MS)
+            async with asyncio.timeout(LAST_FRAME_S if end.reason == "unauthorized" else None):
+                await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def serve_websocket(self, exchange: Exchange, session: Session) -> None:
         """Send the session's events as text messages ``{"id", "event", "data"}``; what the reader sends is ignored."""
@@ -138,10 +142,10 @@ class Streams:
             end = await self._pump(exchange, log, write)
             if end is None:
                 return
-            if end.closed:
-                closed = Closed(reason="shutdown", cursor=end.cursor)
+            if end.reason is not None:
+                closed = Closed(reason=end.reason, cursor=end.cursor)
                 await send_text(closed.cursor, "closed", encode(closed))
-            await send({"type": "websocket.close", "code": 1012 if end.closed else 1000})
+            await send({"type": "websocket.close", "code": 1012 if end.reason else 1000})
 
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[LogReader]:
@@ -159,19 +163,25 @@ class Streams:
         assert task is not None
         self._tasks.add(task)
         end: _End | None = None
+        written = True
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(_watch(exchange.receive))
                 async for batch in log:
+                    written = False
                     await write(batch)
-                end = _End(format_cursor(log.cursor, log.number), self._closing)
+                    written = True
+                end = _End(format_cursor(log.cursor, log.number), "shutdown" if self._closing else None)
                 watcher.cancel()
         except* (_Gone, OSError):
             end = None
         except* HoldfastError as errors:
             _log.warning("an event stream ended early: %s", errors.exceptions[0])
         except* asyncio.CancelledError:
-            if not self._cut:
+            if exchange.use.ended is not None and written:  # else its reader stalls, and the connection is cut
+                exchange.use.absorb()
+                end = _End(format_cursor(log.cursor, log.number), "unauthorized")
+            elif not self._cut:
                 raise
         finally:
             self._tasks.discard(task)

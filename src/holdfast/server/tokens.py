@@ -98,7 +98,7 @@ class TokenVerifier:
             raise Unauthenticated("the token's sub cannot be a principal", hint="use 1 to 200 printable characters")
         if role not in get_args(Role):
             raise Unauthenticated(f"the token's {ROLE_CLAIM} is no role", hint=f"use {', '.join(get_args(Role))}")
-        return Caller(principal, cast(Role, role))
+        return Caller(principal, cast(Role, role), "jwt", expires_at=float(claims["exp"]))
 
 
 _REASONS = {

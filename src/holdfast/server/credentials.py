@@ -1,0 +1,164 @@
+"""Credentials in use: every request and stream under way, by the key or token that it came with.
+
+Rules
+- A revoked key, or the first key of a server that had none, ends what is under way without a valid credential, at once.
+- A token has expired when either the wall clock has reached its ``exp``, or as much time has passed on the monotonic
+  clock since the request came as the token had left then. A wall clock that is set back lengthens nothing that is open;
+  one that is set forward ends it.
+- Registering and releasing a request is O(1); one timer for the whole server looks for expiries, and only while there
+  is something that can expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from holdfast.clock import Clock
+
+__all__ = ["LOOK_EVERY_S", "CredentialUse", "CredentialsInUse"]
+
+K = TypeVar("K")
+
+LOOK_EVERY_S = 0.25
+"""How often expiries are looked for, in seconds; an open stream ends at most twice that after its token."""
+
+_NO_MORE = "the token has expired"
+
+
+class CredentialUse:
+    """One request or stream that is under way under a credential. Made by `CredentialsInUse.hold`.
+
+    Use it as a context manager in the task of the request: when the credential ends, that task is cancelled, and
+    ``ended`` says why.
+
+    Parameters:
+        credential: the id of a key, ``jwt`` or ``local``.
+    """
+
+    __slots__ = ("_buckets", "_owner", "_task", "credential", "ended")
+
+    def __init__(self, owner: CredentialsInUse, credential: str, buckets: tuple[int, int] | None) -> None:
+        self.credential = credential
+        self.ended: str | None = None
+        self._owner = owner
+        self._buckets = buckets
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> CredentialUse:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Take it out of the register. May be called twice."""
+        self._owner.forget(self, self._buckets)
+
+    def end(self, reason: str) -> None:
+        """The credential is not valid any more: cancel the request, once."""
+        self.release()
+        if self.ended is None:
+            self.ended = reason
+            if self._task is not None:
+                self._task.cancel()
+
+    def absorb(self) -> None:
+        """Take back the cancellation that `end` asked for: the task goes on to say so to its client."""
+        if self._task is not None:
+            self._task.uncancel()
+
+
+class CredentialsInUse:
+    """What is under way on a server, by credential. Of one loop.
+
+    Parameters:
+        clock: the wall clock and the monotonic one.
+    """
+
+    __slots__ = ("_by_credential", "_by_monotonic", "_by_wall", "_clock", "_timer")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._by_credential: defaultdict[str, set[CredentialUse]] = defaultdict(set)
+        self._by_wall: defaultdict[int, set[CredentialUse]] = defaultdict(set)
+        self._by_monotonic: defaultdict[int, set[CredentialUse]] = defaultdict(set)
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def count(self) -> int:
+        """Requests and streams under way."""
+        return sum(map(len, self._by_credential.values()))
+
+    @property
+    def ticking(self) -> bool:
+        """Whether the timer runs."""
+        return self._timer is not None
+
+    def hold(self, credential: str, expires_at: float | None) -> CredentialUse:
+        """Register the current task.
+
+        Parameters:
+            credential: the id of a key, ``jwt`` or ``local``.
+            expires_at: the end of the credential in seconds since the epoch; None: it has none.
+        """
+        buckets = None
+        if expires_at is not None:
+            left_s = expires_at - self._clock.now()
+            buckets = (_bucket(expires_at), _bucket(self._clock.monotonic() + left_s))
+        use = CredentialUse(self, credential, buckets)
+        self._by_credential[credential].add(use)
+        if buckets is not None:
+            self._by_wall[buckets[0]].add(use)
+            self._by_monotonic[buckets[1]].add(use)
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.look)
+        return use
+
+    def forget(self, use: CredentialUse, buckets: tuple[int, int] | None) -> None:
+        """Take a use out of the register."""
+        _discard(self._by_credential, use.credential, use)
+        if buckets is not None:
+            _discard(self._by_wall, buckets[0], use)
+            _discard(self._by_monotonic, buckets[1], use)
+
+    def end_all_but(self, valid: Iterable[str], reason: str) -> int:
+        """End what came with a credential that is not among `valid`. Returns how many that were."""
+        over = self._by_credential.keys() - set(valid)
+        ended = [use for credential in over for use in self._by_credential[credential]]
+        for use in ended:
+            use.end(reason)
+        return len(ended)
+
+    def look(self) -> None:
+        """End what has expired; the timer goes on while anything can."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for uses, now in ((self._by_wall, self._clock.now()), (self._by_monotonic, self._clock.monotonic())):
+            for due in [bucket for bucket in uses if bucket * LOOK_EVERY_S <= now]:
+                for use in list(uses.get(due, ())):
+                    use.end(_NO_MORE)
+        if self._by_wall:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.look)
+
+
+def _bucket(at: float) -> int:
+    """The first look at or after a time."""
+    return math.ceil(at / LOOK_EVERY_S)
+
+
+def _discard(register: defaultdict[K, set[CredentialUse]], key: K, use: CredentialUse) -> None:
+    uses = register.get(key)
+    if uses is not None:
+        uses.discard(use)
+        if not uses:
+            del register[key]
