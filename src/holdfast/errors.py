@@ -774,7 +774,8 @@ class MissingExtra(ConfigurationError):
 
     def __init__(self, part: str, *, extra: str) -> None:
         super().__init__(
-            f"{part} needs packages that are not installed", hint=f"install them: pip install 'holdfast-agents[{extra}]'"
+            f"{part} needs packages that are not installed",
+            hint=f"install them: pip install 'holdfast-agents[{extra}]'",
         )
 
 

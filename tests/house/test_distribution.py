@@ -1,4 +1,4 @@
-"""The distribution is `holdfast-agents`: `holdfast` on the package index is another project, whose code nobody here wants."""
+"""The distribution is `holdfast-agents`: `holdfast` on the package index is another project."""
 
 from __future__ import annotations
 

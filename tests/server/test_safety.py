@@ -12,12 +12,12 @@ from holdfast import Host, Settings
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, InvalidRequest, RateLimited
 from holdfast.local_token import is_loopback
+from holdfast.logs import RedactingFormatter, redact
 from holdfast.server import bind, serve_until
 from holdfast.server.auth import Gate, digest_of, make_key
 from holdfast.server.exchange import Role
 from holdfast.server.limits import RateLimit
 from holdfast.storage import MemoryStore
-from holdfast.telemetry import RedactingFormatter, redact
 from tests.server.live import AGENTS, JSON, Live, live, served
 from tests.server.test_bad_input import refused
 

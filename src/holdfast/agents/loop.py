@@ -28,6 +28,7 @@ from holdfast.agents.placing import placement_of
 from holdfast.agents.results import cut, shown
 from holdfast.agents.toolbox import toolbox
 from holdfast.errors import Interrupted, ModelFailed, ToolFailed, told
+from holdfast.logs import redact
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
 from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
 from holdfast.protocol.messages import Answer, Entry, Question
@@ -425,7 +426,7 @@ class _Driver:
                 return "error", None, self._too_long(opened)
             return "error", None, f"{opened.name} was interrupted: {cause.reason or cause.kind}"
         except BaseException as problem:  # of the tool, whatever it raised: nothing is awaited here
-            text = cut(str(problem) if isinstance(problem, ToolFailed) else told(problem), limit)
+            text = cut(str(problem), limit) if isinstance(problem, ToolFailed) else redact(cut(told(problem), limit))
             return "interrupted" if step.interrupt.triggered else "error", None, text
         ended_by = scope.interrupt.cause
         if ended_by is not None and ended_by.kind == "deadline" and not step.interrupt.triggered:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.errors import ToolFailed, told
+from holdfast.logs import redact
 from holdfast.protocol.events import encode_json, plain
 
 __all__ = ["cut", "shown", "told_briefly"]
@@ -57,5 +58,5 @@ def cut(text: str, limit_bytes: int) -> str:
 
 
 def told_briefly(error: BaseException) -> str:
-    """What the log says of an error, whatever its text is."""
-    return cut(told(error), _ERROR_BYTES)
+    """Return an error's class and text for the log and for models: bounded, and redacted."""
+    return redact(cut(told(error), _ERROR_BYTES))

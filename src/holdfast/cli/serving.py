@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import counted, note, say, say_error, say_json
 from holdfast.errors import ConfigurationError, HoldfastError
+from holdfast.logs import configure_logging
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, load_settings
-from holdfast.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from holdfast.agents import Agent

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agents.journal import Branch, Journal
 from holdfast.agents.run import Run
-from holdfast.errors import IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence, told
+from holdfast.errors import IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence
 from holdfast.host.patience import RETRY_S, retry_after_s
 from holdfast.host.surroundings import RunSurroundings
+from holdfast.logs import one_line
 from holdfast.protocol.events import Event, encode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
@@ -574,12 +575,6 @@ def _pass_on(receipts: Sequence[asyncio.Future[StopReceipt]], done: asyncio.Futu
                 future.set_result(done.result())
             else:
                 future.set_exception(error)
-
-
-def one_line(error: BaseException) -> str:
-    """An error for the log: its class and text, on one line of bounded length."""
-    text = " ".join(told(error).split())
-    return text if len(text) <= 500 else text[:499] + "…"
 
 
 def _agent_error(handle: Handle[None]) -> BaseException | None:

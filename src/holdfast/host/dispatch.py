@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Literal
 
 from holdfast import ids
 from holdfast.errors import HoldfastError, LimitExceeded, ScheduleChanged, StaleFence, StorageError
-from holdfast.host.active import ActiveRun, one_line
+from holdfast.host.active import ActiveRun
 from holdfast.host.admission import Admission
 from holdfast.host.parked import ParkedRuns
 from holdfast.host.past import Past
 from holdfast.host.patience import RETRY_S, retry_after_s
+from holdfast.logs import one_line
 from holdfast.protocol.events import Stored, format_cursor
 from holdfast.protocol.messages import Receipt
 from holdfast.protocol.stopping import Cause

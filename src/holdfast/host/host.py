@@ -16,7 +16,7 @@ from holdfast.agents.agent import Agent, AgentLike, as_agent
 from holdfast.agents.run import RunLimits
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitExceeded, StorageError, UnknownAgent
-from holdfast.host.active import ActiveRun, nothing_to_stop, one_line
+from holdfast.host.active import ActiveRun, nothing_to_stop
 from holdfast.host.actor import SessionActor
 from holdfast.host.dispatch import Dispatch
 from holdfast.host.patience import patiently
@@ -30,6 +30,7 @@ from holdfast.host.toolsets import Toolsets
 from holdfast.host.tree import LeftBehind, scope_nodes
 from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
+from holdfast.logs import one_line
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Entry, Message, Policy, SessionView, Settlement, TreeNode
 from holdfast.protocol.schedules import Miss, ScheduleView

@@ -21,9 +21,9 @@ from weakref import WeakKeyDictionary
 
 from holdfast.agents.tool import Home, Tool, Toolset
 from holdfast.errors import ConfigurationError, MissingExtra, ModelFailed, UnknownAttachment, told
+from holdfast.logs import redact
 from holdfast.protocol.messages import Usage
 from holdfast.protocol.model import EndPart, ModelRequest, Part, ReasoningPart, TextPart, UserMessage
-from holdfast.telemetry import redact
 
 if TYPE_CHECKING:
     from pydantic_ai.messages import ModelResponse
