@@ -43,6 +43,9 @@
         │   ├── MailboxFull
         │   ├── QueueFull            an in-process queue
         │   ├── RateLimited
+        │   ├── BudgetExceeded       the principal holds its share of a resource
+        │   ├── QuotaExceeded        what the principal has stored
+        │   ├── HostBusy             the host has no more of a resource
         │   └── BodyTooLarge
         ├── AccessDenied
         │   ├── Unauthenticated
@@ -100,6 +103,7 @@ __all__ = [
     "AlreadySettled",
     "BodyTooLarge",
     "BranchesFailed",
+    "BudgetExceeded",
     "CallFailed",
     "ConfigurationError",
     "Conflict",
@@ -109,6 +113,7 @@ __all__ = [
     "Forbidden",
     "HistoryChanged",
     "HoldfastError",
+    "HostBusy",
     "HostRefused",
     "IdempotencyMismatch",
     "IllegalTransition",
@@ -135,6 +140,7 @@ __all__ = [
     "QueueClosed",
     "QueueEmpty",
     "QueueFull",
+    "QuotaExceeded",
     "RateLimited",
     "RunClosed",
     "RunError",
@@ -482,6 +488,30 @@ class RateLimited(LimitExceeded):
     """Too many requests of one principal; nothing was stored."""
 
     code = "rate_limited"
+    default_hint = "send again after the time in Retry-After"
+
+
+class BudgetExceeded(LimitExceeded):
+    """The principal holds its share of a resource; nothing was stored."""
+
+    code = "budget_exceeded"
+    default_hint = "send again after the time in Retry-After"
+
+
+class QuotaExceeded(LimitExceeded):
+    """What the principal has stored reached its quota; nothing was stored."""
+
+    code = "quota_exceeded"
+    status = 507
+    default_hint = "delete sessions, or raise the setting principal_stored_bytes"
+    retry_after_s = 60.0
+
+
+class HostBusy(LimitExceeded):
+    """All principals together hold what the host has of a resource; nothing was stored."""
+
+    code = "host_busy"
+    status = 503
     default_hint = "send again after the time in Retry-After"
 
 

@@ -117,6 +117,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(ge=0, description="HTTP writes per second of one principal, with a burst of twice that; 0: no limit"),
     ] = 1000.0
     principal_streams: Annotated[int, Meta(ge=1, description="open event streams of one principal")] = 10_000
+    memory_limit_bytes: Annotated[
+        int,
+        Meta(ge=1_000_000, description="bytes of large requests and answers that may be in memory at the same time"),
+    ] = 128_000_000
+    principal_memory_bytes: Annotated[
+        int, Meta(ge=1_000_000, description="the share of one principal in memory_limit_bytes")
+    ] = 64_000_000
     body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
 
     import_limit_bytes: Annotated[

@@ -18,6 +18,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitExceeded, StorageError, UnknownAgent
 from holdfast.host.active import ActiveRun, nothing_to_stop
 from holdfast.host.actor import SessionActor
+from holdfast.host.budgets import Budgets
 from holdfast.host.dispatch import Dispatch
 from holdfast.host.patience import patiently
 from holdfast.host.readers import PAGE
@@ -89,6 +90,7 @@ class Host:
         self.node_id = ids.node_id()
         self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
         self.incidents = Incidents()
+        self.budgets = Budgets(self.settings)
         self.settlements = Settlements()
         self.actors: dict[int, SessionActor] = {}
         self.live: dict[str, ActiveRun] = {}
