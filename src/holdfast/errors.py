@@ -8,6 +8,7 @@
         │   ├── InvalidCursor        not a cursor of this session
         │   ├── InvalidKey           a session key outside the allowed alphabet
         │   ├── InvalidSchedule      a cadence that cannot be, or that never ticks
+        │   ├── MalformedRequest     not HTTP, or beyond its bounds
         │   ├── MalformedBody        not JSON
         │   ├── MethodNotAllowed     the address exists, but not for this method
         │   ├── UnsupportedMediaType a write without ``content-type: application/json``
@@ -127,6 +128,7 @@ __all__ = [
     "LimitExceeded",
     "MailboxFull",
     "MalformedBody",
+    "MalformedRequest",
     "MessageWithdrawn",
     "MethodNotAllowed",
     "MissingExtra",
@@ -245,6 +247,14 @@ class InvalidSchedule(InvalidRequest):
 
     code = "invalid_schedule"
     default_hint = "the how-to page on schedules shows what they take"
+
+
+class MalformedRequest(InvalidRequest):
+    """The bytes on the connection are no HTTP request, or break a bound of one; the connection is closed."""
+
+    code = "malformed_request"
+    status = 400
+    default_hint = "send HTTP/1.1 with a smaller head"
 
 
 class MalformedBody(InvalidRequest):

@@ -1,7 +1,11 @@
-"""One write to the socket for what is written in one turn of the event loop, and a bound for a request's head.
+"""HTTP/1.1 on one connection: bounds for what a client sends ahead, and one write for one turn of the event loop.
 
-uvicorn writes the head and the body of an answer apart, and each write is a system call, a packet and a wake-up of the
-client: together a tenth of what a small answer costs.
+- uvicorn parses every request of what it read and queues them. Here at most ``_WAITING_LIMIT`` wait for their answer, a
+  read is at most ``_READ_BYTES``, and nothing is read while any waits: a connection holds one read, whatever it sends.
+- Heads, their fields, and the framing of bodies (chunk sizes, chunk extensions, trailers) are bounded in size.
+- What breaks a bound gets an answer after those that were asked for before it, and the connection is closed.
+- uvicorn writes the head and the body of an answer apart, and each write is a system call, a packet and a wake-up of
+  the client: together a tenth of what a small answer costs. Here they are one write.
 """
 
 from __future__ import annotations
@@ -11,33 +15,125 @@ import socket
 import struct
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from holdfast.server.exchange import CUT
+from holdfast.errors import HoldfastError, InvalidRequest, LimitExceeded, MalformedRequest
+from holdfast.server.exchange import CUT, error_answer
 
-__all__ = ["JoiningProtocol"]
+__all__ = ["BoundedReader", "JoiningProtocol"]
 
 _HELD_LIMIT_BYTES = 16_384
-_HEAD_LIMIT_BYTES = 65_536
 _RESET = struct.pack("ii", 1, 0)
+_READ_BYTES = 65_536
+_HEAD_LIMIT_BYTES = 65_536
+_FIELDS_LIMIT = 100
+_WAITING_LIMIT = 16
+_LINGER_S = 1.0
+_LINGER_BYTES = 262_144
+_FRAMING_BYTES = 16_384
+"""What the framing of a body may take beyond the size of the body itself."""
+_PIECES = 256
+_PIECE_BYTES = 64
+"""Chunks of a body have at least this size on the average, behind the first ``_PIECES``."""
+
+
+class BoundedReader(asyncio.BufferedProtocol):
+    """Reads in pieces of at most ``_READ_BYTES`` and hands them to a `JoiningProtocol`; takes the same parameters.
+
+    All readers share a buffer: what it has is handed on before another one reads.
+    """
+
+    _buffer = bytearray(_READ_BYTES)
+    _view = memoryview(_buffer)
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._protocol = JoiningProtocol(*arguments, **options)
+        self.connection_made = self._protocol.connection_made  # type: ignore[method-assign, assignment]
+        self.connection_lost = self._protocol.connection_lost  # type: ignore[method-assign]
+        self.pause_writing = self._protocol.pause_writing  # type: ignore[method-assign]
+        self.resume_writing = self._protocol.resume_writing  # type: ignore[method-assign]
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        """Where the next bytes go."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes have come."""
+        self._protocol.data_received(bytes(self._view[:nbytes]))
+
+    def eof_received(self) -> None:
+        """The client sends nothing more: the connection is closed."""
 
 
 class JoiningProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol on a transport that joins small writes.
-
-    A head that is still not whole after ``_HEAD_LIMIT_BYTES`` is refused: its parser would keep all that comes.
-    """
+    """uvicorn's HTTP protocol within bounds, on a transport that joins small writes."""
 
     _in_head = True
     _turned = False
     _head_bytes = 0
+    _framing_bytes = 0
+    _body_bytes = 0
+    _pieces = 0
+    _dropped_bytes = 0
+    _closing = False
+    _running: RequestResponseCycle | None = None
+    _refusal: HoldfastError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A connection has come."""
         super().connection_made(_JoiningTransport(transport, self.loop))
+        self.flow = _Flow(self.transport, self.pipeline)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has gone: the request that is handled learns of it, even if others wait behind it."""
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        if self._closing:
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > _LINGER_BYTES:
+                self.transport.close()
+            return
+        self._turned = False
+        self._unset_keepalive_if_required()
+        in_body = not self._in_head
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._closing = True  # what follows is of no protocol that is spoken here
+            return
+        except httptools.HttpParserError as error:
+            reason = error.__context__
+            self._refuse(reason.error if isinstance(reason, _Refused) else MalformedRequest("this is not HTTP/1.1"))
+            return
+        if self._turned:
+            return  # another request was in it, too: this one's share is not known, but it is one piece at most
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_LIMIT_BYTES:
+                self._refuse(MalformedRequest(f"the request's head has more than {_HEAD_LIMIT_BYTES} bytes"))
+        elif in_body:
+            self._framing_bytes += len(data)
+            if self._framing_bytes - self._body_bytes > _FRAMING_BYTES + self._body_bytes:
+                self._refuse(_too_much_framing())
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """A request begins. Raises `_Refused` if too many wait before it."""
+        if len(self.pipeline) >= _WAITING_LIMIT:
+            raise _Refused(
+                LimitExceeded(
+                    f"{_WAITING_LIMIT} requests wait on this connection for their answers",
+                    hint="read answers before sending more",
+                )
+            )
         super().on_message_begin()
         self.scope[CUT] = self._cut  # type: ignore[literal-required]  # a key of our own
 
@@ -48,26 +144,114 @@ class JoiningProtocol(HttpToolsProtocol):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.transport.abort()
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
-        self._turned = False
-        super().data_received(data)
-        if not self._in_head or self._turned:
-            return  # another request was in it, too: this head's share is not known, but it is one piece at most
-        self._head_bytes += len(data)
-        if self._head_bytes > _HEAD_LIMIT_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The request's head has more than {_HEAD_LIMIT_BYTES} bytes.")
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A field of the head. Those that come behind a body are dropped. Raises `_Refused` if there are too many."""
+        if not self._in_head:
+            return
+        if len(self.headers) >= _FIELDS_LIMIT:
+            raise _Refused(MalformedRequest(f"the request's head has more than {_FIELDS_LIMIT} fields"))
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is whole. Raises `_Refused` for an upgrade with a body, which the parser would not read."""
+        upgrades = self.parser.should_upgrade()
+        if upgrades and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
+            raise _Refused(InvalidRequest("HTTP/1.1 is the only protocol here", hint="leave the header Upgrade out"))
         self._in_head = False
+        self._framing_bytes = self._body_bytes = self._pieces = 0
         super().on_headers_complete()
+        if upgrades:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body. Raises `_Refused` if they are too small."""
+        self._pieces += 1
+        self._body_bytes += len(body)
+        if self._pieces > _PIECES + self._body_bytes // _PIECE_BYTES:
+            raise _Refused(_too_much_framing())
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole; the next one's head may come."""
         self._in_head = self._turned = True
         self._head_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is written: the next request that waits is handled, or what was refused behind them is told."""
+        super().on_response_complete()
+        if self._refusal is not None and not self.pipeline and self._is_idle():
+            self._write_refusal(self._refusal)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _is_idle(self) -> bool:
+        return self._running is None or self._running.response_complete
+
+    def _refuse(self, error: HoldfastError) -> None:
+        """Answer with `error` behind the answers that were asked for before, read nothing more, and close."""
+        if self.transport.is_closing():
+            return
+        self._closing = True
+        if self._in_head:
+            broken = None
+        elif self.pipeline:
+            broken, _ = self.pipeline.popleft()
+        else:
+            broken = self._running
+        if broken is not None and broken is self._running:
+            if broken.response_started:
+                self.transport.close()
+            else:
+                self._write_refusal(error)
+        elif self._is_idle():
+            self._write_refusal(error)
+        else:
+            self._refusal = error
+            self.flow.pause_reading()
+
+    def _write_refusal(self, error: HoldfastError) -> None:
+        answer = error_answer(error)
+        fields = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(answer.body)).encode()),
+            *answer.headers,
+            (b"connection", b"close"),
+        ]
+        lines = [b"%s: %s\r\n" % field for field in fields]
+        self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", answer.body]))
+        # Closed at once, with bytes still coming, the connection would be reset, and the client never see the answer.
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(_LINGER_S, self.transport.close)
+
+
+def _too_much_framing() -> MalformedRequest:
+    return MalformedRequest("the body's chunks and trailers outweigh the body", hint="send it in larger chunks")
+
+
+class _Refused(Exception):
+    """What was sent breaks a bound."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _Flow(FlowControl):
+    """Reads on only when no request waits for the answers before it."""
+
+    def __init__(self, transport: asyncio.Transport, waiting: object) -> None:
+        super().__init__(transport)
+        self._waiting = waiting
+
+    def resume_reading(self) -> None:
+        """Read on, unless requests wait."""
+        if not self._waiting:
+            super().resume_reading()
 
 
 class _JoiningTransport(asyncio.Transport):

@@ -26,7 +26,7 @@ from holdfast.host import DrainReport, Host
 from holdfast.local_token import keep_token, remove_token, token_path
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
-from holdfast.server.joining import JoiningProtocol
+from holdfast.server.joining import BoundedReader
 from holdfast.server.tokens import TokenVerifier
 from holdfast.settings import Settings
 
@@ -244,8 +244,8 @@ async def _last_frames(app: App) -> None:
 def _config(app: App) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=JoiningProtocol,
-        ws="wsproto",
+        http=BoundedReader,  # type: ignore[arg-type]  # as uvicorn makes it
+        ws="none",
         lifespan="off",
         loop="none",
         log_config=None,
@@ -254,7 +254,6 @@ def _config(app: App) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=_CONNECTIONS_S,
-        ws_max_size=65_536,
     )
 
 
