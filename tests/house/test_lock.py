@@ -82,7 +82,7 @@ def test_what_the_package_imports_is_what_it_asks_for() -> None:
     names = {name.replace("_", "-") for name in imports_of("src")}
     foreign = {COMES_WITH.get(name, name) for name in names} - extras
     # What uvicorn and zoneinfo take up when it is there, and nobody imports by name.
-    assert foreign | {"httptools", "tzdata", "wsproto"} == asked
+    assert foreign | {"httptools", "tzdata"} == asked
 
 
 @pytest.mark.parametrize("folder", ["tests", "examples", "docs", "benchmarks"])

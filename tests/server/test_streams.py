@@ -5,11 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
-
-import wsproto
-from wsproto.events import AcceptConnection, CloseConnection, Message, RejectConnection, RejectData
-from wsproto.events import Request as Upgrade
 
 from holdfast import Run
 from holdfast.protocol.sse import Frame, FrameDecoder
@@ -185,89 +180,25 @@ def test_when_the_server_ends_every_stream_says_where_to_go_on() -> None:
     served(scenario)
 
 
-# ── WebSocket ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-async def socket_messages(server: Live, path: str, **headers: str) -> tuple[int, list[Any], int | None]:
-    """The handshake's status, the JSON messages until the server closes, and its close code."""
-    client = wsproto.WSConnection(wsproto.ConnectionType.CLIENT)
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
-    extra = [(name.encode(), value.encode()) for name, value in headers.items()]
-    writer.write(client.send(Upgrade(host="127.0.0.1", target=path, extra_headers=extra)))
-    status, found, text, body = 101, [], "", b""
-    try:
-        while True:
-            data = await reader.read(65_536)
-            client.receive_data(data or None)
-            for event in client.events():
-                if isinstance(event, RejectConnection):
-                    status = event.status_code
-                elif isinstance(event, RejectData):
-                    body += event.data
-                    if event.body_finished:
-                        return status, [json.loads(body)], None
-                elif isinstance(event, AcceptConnection):
-                    status = 101
-                elif isinstance(event, Message):
-                    text += str(event.data)
-                    if event.message_finished:
-                        found.append(json.loads(text))
-                        text = ""
-                elif isinstance(event, CloseConnection):
-                    if client.state is wsproto.connection.ConnectionState.REMOTE_CLOSING:
-                        writer.write(client.send(event.response()))
-                    return status, found, event.code
-    finally:
-        writer.close()
-
-
-def test_a_websocket_gives_the_same_events() -> None:
-    async def scenario(server: Live) -> None:
-        receipt = (await server.post("alice", "30", agent="counting")).json()
-        path = f"/v1/sessions/alice/events?after={receipt['cursor']}&follow={receipt['message_id']}"
-        whole = await all_frames(server, path)
-        status, messages, code = await socket_messages(server, path)
-        assert (status, code) == (101, 1000)
-        assert [(one["id"], one["event"], one["data"]) for one in messages] == [
-            (frame.id, frame.event, json.loads(frame.data)) for frame in whole
-        ]
-        _, rest, _ = await socket_messages(
-            server, f"{path}&after={whole[3].id}".replace(f"after={receipt['cursor']}&", "")
-        )
-        assert rest == messages[4:]
-
-    served(scenario)
-
-
-def test_a_websocket_is_checked_like_any_request() -> None:
+def test_a_websocket_is_refused_with_the_name_of_what_serves_it() -> None:
     async def scenario(server: Live) -> None:
         await server.post("alice", query="?wait=10")
-        events = "/v1/sessions/alice/events"
-        for path, headers, status, code in (
-            (events, {"origin": "https://evil.example"}, 403, "origin_refused"),
-            ("/v1/sessions/nobody/events", {}, 404, "unknown_session"),
-            (f"{events}?after=1-999", {}, 400, "invalid_cursor"),
-            ("/v1/sessions/alice", {}, 404, "unknown_route"),
-            ("/v1/nothing", {}, 404, "unknown_route"),
-        ):
-            found = await socket_messages(server, path, **headers)
-            assert (found[0], found[1][0]["error"]["code"]) == (status, code)
-        await server.app.keys.create(principal="ops", role="admin")
-        assert (await socket_messages(server, events))[0] == 401
+        upgrade = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+        for path in ("/v1/sessions/alice/events", "/"):
+            answer = await server.http.get(path, headers={**upgrade, "sec-websocket-key": "AAAAAAAAAAAAAAAAAAAAAA=="})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "invalid_request")
+            assert "Server-Sent Events" in answer.json()["error"]["hint"]
+            assert answer.headers["connection"] == "close"
 
     served(scenario)
 
 
-def test_a_websocket_is_told_that_the_server_ends() -> None:
+def test_an_upgrade_to_a_protocol_that_is_not_spoken_here_is_ignored() -> None:
     async def scenario(server: Live) -> None:
-        await server.begun("alice")
-        reader = asyncio.create_task(socket_messages(server, "/v1/sessions/alice/events"))
-        while not server.app.native.streams.open:
-            await asyncio.sleep(0.01)
-        await server.end()
-        _, messages, code = await reader
-        assert code == 1012
-        assert messages[-1]["event"] == "closed"
-        assert messages[-1]["id"] == messages[-2]["id"]
+        upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAAP__"}
+        answer = await server.http.get("/v1/sessions", headers=upgrade)
+        assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+        answer = await server.http.post("/v1/sessions/alice/messages", json={"content": "hi"}, headers=upgrade)
+        assert (answer.status_code, answer.json()["error"]["hint"]) == (422, "leave the header Upgrade out")
 
     served(scenario)

@@ -64,7 +64,6 @@ _FORM_BYTES = 100_000
 _FORM_S = 30.0
 _USE = "holdfast.use"
 _TAKEN = "with another key, look at what became of it before you repeat it"
-_EVENTS_PATH = "/v1/sessions/{key}/events"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,8 +140,6 @@ class App:
         """Answer one request."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await self._websocket(scope, receive, send)
         else:
             raise RuntimeError("the host is opened before the server and closed after it: run it with lifespan off")
 
@@ -168,6 +165,11 @@ class App:
         try:
             if len(headers) < len(scope["headers"]):
                 refuse_repeated(scope["headers"])
+            if headers.get(b"upgrade", b"").lower() == b"websocket":
+                raise InvalidRequest(
+                    "WebSocket is not supported",
+                    hint="read events as Server-Sent Events: GET /v1/sessions/{key}/events without Upgrade",
+                )
             origin = self._gate.check(headers)
             if origin is not None:
                 extra = ((b"access-control-allow-origin", origin), (b"vary", b"origin"))
@@ -266,24 +268,6 @@ class App:
         scope[_USE] = self.keys.in_use.hold(caller.credential, caller.expires_at)
         self._rate.take(caller.principal)
         return caller
-
-    # ── WebSocket ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        try:
-            if len(headers) < len(scope["headers"]):
-                refuse_repeated(scope["headers"])
-            self._gate.check(headers)
-            methods, path = self._find(scope["raw_path"])
-            operation = methods.get("GET")
-            if operation is None or operation.path != _EVENTS_PATH:
-                raise UnknownRoute("there is no WebSocket at this address", hint=f"use {_EVENTS_PATH}")
-            exchange = self._admit(operation, scope, receive, send, headers, path, ())
-            await self.native.socket_events(exchange)
-        except HoldfastError as error:
-            self.answers[error.status] += 1
-            await _reject_websocket(scope, send, error_answer(error))
 
     # ── Pages and probes ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -406,16 +390,3 @@ async def _preflight(send: Send, extra: Headers) -> None:
     ]
     await send({"type": "http.response.start", "status": 204, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
-
-
-async def _reject_websocket(scope: Scope, send: Send, answer: Answer) -> None:
-    if "websocket.http.response" not in scope.get("extensions", {}):
-        await send({"type": "websocket.close", "code": 1008})
-        return
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(answer.body)).encode()),
-        *answer.headers,
-    ]
-    await send({"type": "websocket.http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "websocket.http.response.body", "body": answer.body})

@@ -332,14 +332,9 @@ class Native:
         """The session's events as Server-Sent Events, from the beginning or after a cursor; then it follows.
 
         A frame is `id: <cursor>`, `event: <kind>`, `data: <the event as JSON>`. A `gap` frame tells what was missed, a
-        `closed` frame is the last one when the server shuts down. With `Upgrade: websocket` the same comes as text
-        messages `{"id", "event", "data"}`.
+        `closed` frame is the last one when the server shuts down.
         """
         await self.streams.serve_sse(exchange, self.session(exchange))
-
-    async def socket_events(self, exchange: Exchange) -> None:
-        """The same over a WebSocket."""
-        await self.streams.serve_websocket(exchange, self.session(exchange))
 
     # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

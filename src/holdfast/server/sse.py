@@ -1,4 +1,4 @@
-"""Event streams: the log of a session as Server-Sent Events or over a WebSocket, for as long as the reader stays.
+"""Event streams: the log of a session as Server-Sent Events, for as long as the reader stays.
 
 - A stream holds no events: the host hands it what is stored behind the cursor, joined into one write, or a few if it is
   much, so that little of it waits in the socket's buffer.
@@ -16,13 +16,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from holdfast.errors import HoldfastError
 from holdfast.host import LogReader, Session
-from holdfast.protocol.events import Gap, Stored, format_cursor, wire
+from holdfast.protocol.events import Gap, Stored, format_cursor
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
-from holdfast.server.exchange import Exchange, Receive, encode
+from holdfast.server.exchange import Exchange, Receive
 from holdfast.server.limits import StreamLimit
 
 __all__ = ["Streams"]
@@ -118,35 +116,6 @@ class Streams:
             async with asyncio.timeout(LAST_FRAME_S if end.reason == "unauthorized" else None):
                 await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def serve_websocket(self, exchange: Exchange, session: Session) -> None:
-        """Send the session's events as text messages ``{"id", "event", "data"}``; what the reader sends is ignored."""
-        send = exchange.send
-
-        async def send_text(cursor: str, event: str, data: bytes) -> None:
-            message = encode({"id": cursor, "event": event, "data": msgspec.Raw(data)})
-            await exchange.put({"type": "websocket.send", "text": message.decode()})
-
-        async with self._opened(exchange, session) as log:
-            number = log.number
-
-            async def write(batch: Batch) -> None:
-                if batch is None:
-                    return  # the server's pings keep the connection open
-                if isinstance(batch, Gap):
-                    await send_text(format_cursor(batch.until, number), "gap", encode(batch))
-                else:
-                    for stored in batch:
-                        await send_text(format_cursor(stored.seq, number), stored.kind, wire(stored))
-
-            await send({"type": "websocket.accept"})
-            end = await self._pump(exchange, log, write)
-            if end is None:
-                return
-            if end.reason is not None:
-                closed = Closed(reason=end.reason, cursor=end.cursor)
-                await send_text(closed.cursor, "closed", encode(closed))
-            await send({"type": "websocket.close", "code": 1012 if end.reason else 1000})
-
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[LogReader]:
         """The log behind the reader's cursor. Raises what `Session.open_log` does, and `LimitExceeded`."""
@@ -190,6 +159,6 @@ class Streams:
 
 async def _watch(receive: Receive) -> None:
     """Wait until the reader goes; what it sends until then is ignored."""
-    while not (await receive())["type"].endswith("disconnect"):
+    while (await receive())["type"] != "http.disconnect":
         pass
     raise _Gone
