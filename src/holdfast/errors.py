@@ -607,6 +607,7 @@ class RunFailed(RunError):
     """The agent raised an error."""
 
     code = "run_failed"
+    default_hint = "the log of the host's process has the traceback, with the run's id (logger 'holdfast.agents')"
 
 
 class BranchesFailed(RunFailed):
@@ -617,6 +618,7 @@ class BranchesFailed(RunFailed):
     """
 
     code = "branches_failed"
+    default_hint = ""  # the text has each branch's error
 
     def __init__(self, message: str = "", *, hint: str | None = None, results: tuple[BranchResult, ...] = ()) -> None:
         super().__init__(message, hint=hint)

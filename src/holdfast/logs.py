@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import re
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 
-from holdfast.errors import Interrupted, told
+from holdfast.errors import Interrupted, RunError, told
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 __all__ = [
+    "BackgroundHandler",
     "RedactingFormatter",
     "configure_logging",
     "install_hooks",
@@ -42,6 +44,8 @@ _ERROR_CHARACTERS = 500
 _READ_CHARACTERS = 20_000
 _TRACEBACK_CHARACTERS = 50_000
 _CAUSES = 20
+_QUEUED = 1000
+_FLUSH_S = 2.0
 _MARK = "_holdfast_logged"
 
 _SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)$")
@@ -137,7 +141,7 @@ def log_failure(
 
     The record is safe for any handler: its text and traceback are redacted, control characters are visible, and it has
     no ``exc_info``, whose objects would not be. It has the attributes ``principal``, ``session`` and ``run_id``.
-    Interrupts are no failures and are not logged.
+    Interrupts are no failures and are not logged, nor is an error of `delegate` whose cause was.
 
     Parameters:
         logger: the one of the part that met the error.
@@ -147,12 +151,13 @@ def log_failure(
     """
     if isinstance(error, Interrupted) or is_logged(error):
         return
+    passes_on = isinstance(error, RunError) and error.__cause__ is not None and is_logged(error.__cause__)
     # An error may refuse attributes, or have a class that does.
     try:
         BaseException.__setattr__(error, _MARK, True)
     except Exception:
         pass
-    if not logger.isEnabledFor(logging.ERROR):
+    if passes_on or not logger.isEnabledFor(logging.ERROR):
         return
     whose = ", ".join(
         f"{name} {value!r}"
@@ -240,9 +245,56 @@ class RedactingFormatter(logging.Formatter):
         return "\n".join((first, *lines))
 
 
+class BackgroundHandler(logging.Handler):
+    """Writes records to a stream from a thread, so that a stream nobody reads stops nobody who logs.
+
+    At most a thousand records wait; what comes beyond that is left out and counted.
+
+    Parameters:
+        stream: such as ``sys.stderr``.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str] = queue.Queue(_QUEUED)
+        self._left_out = 0
+        self._thread = threading.Thread(target=self._write_all, name="holdfast-log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the text of a record. From any thread; never waits."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._left_out += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all is written, at most 2 s."""
+        with self._lines.all_tasks_done:
+            deadline = time.monotonic() + _FLUSH_S  # noqa: TID251  # the layers below the clock
+            while self._lines.unfinished_tasks and (left_s := deadline - time.monotonic()) > 0:  # noqa: TID251
+                self._lines.all_tasks_done.wait(left_s)
+
+    def _write_all(self) -> None:
+        while True:
+            text = self._lines.get()
+            left_out, self._left_out = self._left_out, 0
+            if left_out:
+                text += f"\n{left_out:,} records were left out: they came faster than they could be written"
+            try:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+            except (OSError, ValueError):  # nobody reads any more
+                pass
+            self._lines.task_done()
+
+
 def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> None:
     """Log what is at least as severe as `level` to stderr; the HTTP server's own chatter only from warnings on."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BackgroundHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -41,6 +41,8 @@ class Served:
     folder: Path
     ready: dict[str, Any]
     lines: list[dict[str, Any]] = field(default_factory=list)
+    said: str = ""
+    """What it wrote to stderr, once it has ended."""
 
     @property
     def url(self) -> str:
@@ -55,7 +57,7 @@ class Served:
         """Send a signal, wait for the end, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        out, _ = self.process.communicate(timeout=LIMIT_S)
+        out, self.said = self.process.communicate(timeout=LIMIT_S)
         self.lines += [json.loads(line) for line in out.splitlines()]
         return self.process.returncode
 

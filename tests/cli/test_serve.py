@@ -205,3 +205,45 @@ def test_a_library_that_waits_at_exit_does_not_keep_the_process(tmp_path: Path) 
         assert server.run("send", "hi").returncode == 0
         assert server.end() == 0
         assert server.lines[-1]["event"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"mine.py": "x = 1\n\nagent = nothing_there\n"}, "mine.py, line 3: NameError: name 'nothing_there'"),
+        ({"mine.py": "x = 1\ndef broken(:\n"}, "mine.py, line 2: SyntaxError"),
+        ({"mine.py": "import other\n", "other.py": "\n\n1 / 0\n"}, "other.py, line 3: ZeroDivisionError"),
+        ({"mine.py": "\nimport not_installed_anywhere\n"}, "mine.py, line 2: ModuleNotFoundError"),
+        ({"mine.py": "import json\njson.loads('{')\n"}, "mine.py, line 2: JSONDecodeError"),
+        ({"mine.py": "import sys\nsys.exit('not today')\n"}, "mine.py, line 2: SystemExit: not today"),
+    ],
+)
+def test_an_import_that_fails_is_told_with_file_and_line(tmp_path: Path, files: dict[str, str], says: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    refused = run("serve", "mine:agent", folder=tmp_path)
+    assert refused.returncode == 2
+    assert says in refused.stderr
+    assert refused.stderr.count("Traceback (most recent call last)") <= 1
+
+
+LEAKY = """
+async def agent(run):
+    raise ValueError("password=hunter2 \\x1b[2J\\n2026-01-01T00:00:00Z ERROR forged")
+"""
+
+
+@pytest.mark.parametrize("level", ["info", "error"])
+def test_what_fails_stands_in_the_terminal_once_and_without_secrets(tmp_path: Path, level: str) -> None:
+    (tmp_path / "mine.py").write_text(LEAKY)
+    with served(tmp_path, "mine:agent", HOLDFAST_LOG_LEVEL=level) as server:
+        asked = server.run("send", "x", "--wait", "20", "-s", "inbox")
+        assert asked.returncode == 1, asked
+        assert server.end() == 0
+        said = server.said
+    assert said.count("Traceback (most recent call last)") == 1
+    assert "session 'inbox', run 'r_" in said
+    assert "principal 'local'" in said
+    assert "hunter2" not in said + asked.stderr + asked.stdout
+    assert "\x1b" not in said
+    assert not any(line.startswith("2026-01-01") for line in said.splitlines())

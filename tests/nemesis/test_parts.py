@@ -188,7 +188,8 @@ def test_a_server_that_does_not_start_is_told_in_words(
     code = storm_command.storm(Storm(nemesis="readers", agents=("mine:agent",), seed=1))
     told = capsys.readouterr().err
     assert code is Exit.UNREACHABLE
-    assert "does not start: mine cannot be imported: RuntimeError: not today\n  correct that module" in told
+    assert "does not start: cannot import mine: " in told
+    assert "mine.py, line 1: RuntimeError: not today\n  correct that module" in told
     assert "{" not in told
 
 

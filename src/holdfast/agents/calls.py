@@ -63,6 +63,7 @@ async def make_call(run: Run, wanted: Wanted) -> Any:
         status = "ok"
     except Exception as problem:
         status, error = "error", told_briefly(problem)
+        run._log_failure(f"call {wanted.name!r} failed", problem)
         raise
     finally:
         end_call(run, wanted.call_id, status, result, error)

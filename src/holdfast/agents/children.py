@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Child", "ChildTask", "check_chain", "leave_off", "past_end", "run_child"]
 
 _PARTLY_LIMIT = 2000
+_LOGGED = 10
+"""Errors of one child that are logged, of those that its parts raised together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +243,7 @@ class Child:
         self, status: Literal["completed", "failed", "interrupted"], error: str | None, cause: Cause | None
     ) -> ChildFinished:
         parent = self.parent
+        self._log_failures()
         self.run.close()
         finished = ChildFinished(
             run_id=parent.run_id,
@@ -255,6 +258,12 @@ class Child:
             parent._write(finished)
             parent._journal.child_ended(finished)
         return finished
+
+    def _log_failures(self) -> None:
+        handle = self.handle
+        raised = handle.exception() if handle is not None and handle.done() else None
+        for error in (*self.scope.errors[:_LOGGED], *(() if raised is None else (raised,))):
+            self.run._log_failure(f"child {self.task.label!r} failed", error)
 
     @property
     def partly(self) -> str:

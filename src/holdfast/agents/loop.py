@@ -27,7 +27,7 @@ from holdfast.agents.model import opened
 from holdfast.agents.placing import placement_of
 from holdfast.agents.results import cut, shown
 from holdfast.agents.toolbox import toolbox
-from holdfast.errors import Interrupted, ModelFailed, ToolFailed, told
+from holdfast.errors import HoldfastError, Interrupted, ModelFailed, ToolFailed, told
 from holdfast.logs import redact
 from holdfast.protocol.events import ReasoningDelta, StepFinished, StepStarted, ToolFinished, plain
 from holdfast.protocol.loop import Ask, Effect, Exceeded, Finish, Loop, Refuse, Request, StartCall, Steer
@@ -349,6 +349,8 @@ class _Driver:
 
     def _refuse(self, refusal: Refuse) -> None:
         run, call = self._run, refusal.call
+        if refusal.problem is not None:
+            run._log_failure(f"the approval rule of tool {call.name!r} failed", refusal.problem)
         if begin_call(run, call.call_id, call.name, call.arguments, idempotent=True) is None:
             end_call(run, call.call_id, "error", None, plain(refusal.text))
 
@@ -426,8 +428,14 @@ class _Driver:
                 return "error", None, self._too_long(opened)
             return "error", None, f"{opened.name} was interrupted: {cause.reason or cause.kind}"
         except BaseException as problem:  # of the tool, whatever it raised: nothing is awaited here
-            text = cut(str(problem), limit) if isinstance(problem, ToolFailed) else redact(cut(told(problem), limit))
-            return "interrupted" if step.interrupt.triggered else "error", None, text
+            if step.interrupt.triggered:
+                if not isinstance(problem, HoldfastError):  # as the end of its process
+                    self._run._log_failure(f"tool {opened.name!r} failed while it was interrupted", problem)
+                return "interrupted", None, redact(cut(told(problem), limit))
+            if isinstance(problem, ToolFailed):
+                return "error", None, cut(str(problem), limit)
+            self._run._log_failure(f"tool {opened.name!r} failed", problem)
+            return "error", None, redact(cut(told(problem), limit))
         ended_by = scope.interrupt.cause
         if ended_by is not None and ended_by.kind == "deadline" and not step.interrupt.triggered:
             last = cut(result if isinstance(result, str) else msgspec.json.encode(result).decode(), limit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,8 @@ from holdfast.agents.fanout import run_map, run_parallel
 from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
 from holdfast.agents.placing import Placement, name_of, placed, placement_of
 from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
-from holdfast.errors import LimitExceeded, RunClosed, RunFailed, RunInterrupted
+from holdfast.errors import LimitExceeded, RunClosed, RunFailed, RunInterrupted, ToolFailed
+from holdfast.logs import log_failure
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from holdfast.runtime import Handle, Interrupt, Process
 
 __all__ = ["Call", "Run", "RunLimits", "Surroundings"]
+
+_log = logging.getLogger("holdfast.agents")
 
 Written = (
     ChildStarted
@@ -599,6 +603,11 @@ class Run:
         self._check_open()
         self.interrupt.check()
         self._surroundings.background(work, name=name)
+
+    def _log_failure(self, what: str, error: BaseException) -> None:
+        """Log an error of this run's code or tools, with whose it is; what is no failure is left out."""
+        if isinstance(error, Exception) and not isinstance(error, ToolFailed):
+            log_failure(_log, what, error, principal=self.principal, session=self.session_key, run_id=self.run_id)
 
     # ── for the host ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import shlex
 import shutil
 import socket
 import sys
+import sysconfig
 import threading
+import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import counted, note, say, say_error, say_json
 from holdfast.errors import ConfigurationError, HoldfastError
-from holdfast.logs import configure_logging
+from holdfast.logs import configure_logging, install_hooks, log_failure, one_line
 from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, load_settings
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     from holdfast.tools.mcp import McpServer
 
 __all__ = ["AssistantFlags", "load_agent", "serve"]
+
+_log = logging.getLogger("holdfast.cli")
 
 EXIT_S = 5.0
 """Time for what libraries do at exit, once everything of the host has ended."""
@@ -94,12 +99,17 @@ def serve(
     try:
         settings = load_settings(flags)
         configure_logging(settings.log_level)
+        install_hooks()
         agents = [] if chosen is None else [chosen.agent()]
         agents += [load_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
         host = Host(agents=agents, settings=settings)
         with bind(settings) as listener:
             report = _run(_serve(host, listener, settings, as_json=as_json))
     except HoldfastError as error:
+        if isinstance(error.__cause__, (Exception, SystemExit)) and isinstance(error, ConfigurationError):
+            log_failure(_log, "the server does not start", error.__cause__)
+            for handler in logging.getLogger().handlers:
+                handler.flush()  # the last words on stderr are the error itself
         say_error(error, as_json=as_json)
         return exit_of(error)
     try:
@@ -142,14 +152,14 @@ def load_agent(spec: str) -> Agent:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"{module_name} cannot be imported: {error}", hint="install what it needs"
+                f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="install what it needs"
             ) from error
         raise ConfigurationError(
             f"there is no module {module_name!r}", hint="start in the folder that has it, or install it"
         ) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigurationError(
-            f"{module_name} cannot be imported: {type(error).__name__}: {error}", hint="correct that module"
+            f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="correct that module"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
@@ -158,6 +168,24 @@ def load_agent(spec: str) -> Agent:
             )
         found = getattr(found, part)
     return as_agent(found)
+
+
+def _where(error: BaseException) -> str:
+    """File and line of an error of an import: those of the newest frame outside of Python's own import system."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_nearest(Path(error.filename))}, line {error.lineno}: "
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
+    ]
+    ours = [frame for frame in frames if not _is_installed(frame.filename)] or frames
+    return f"{_nearest(Path(ours[-1].filename))}, line {ours[-1].lineno}: " if ours else ""
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to Python or to an installed package: the user's own line is the one to show."""
+    return any(Path(file).is_relative_to(folder) for folder in {*sysconfig.get_paths().values()})
 
 
 def _public(thing: object) -> list[str]:

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from holdfast.agents.journal import Branch, Journal
 from holdfast.agents.run import Run
-from holdfast.errors import IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence
+from holdfast.errors import HoldfastError, IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence
 from holdfast.host.patience import RETRY_S, retry_after_s
 from holdfast.host.surroundings import RunSurroundings
-from holdfast.logs import one_line
+from holdfast.logs import log_failure, one_line
 from holdfast.protocol.events import Event, encode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
@@ -43,6 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ActiveRun"]
 
+_log = logging.getLogger("holdfast.agents")
+
+_LOGGED = 10
+"""Errors of one run that are logged, of those that its parts raised together."""
 FIRST_FLUSH_S = 0.0005
 FIRST_FLUSH_TICKS = 4
 """A run that says something first waits so long and so many rounds of the loop, so that a short one's goes with its
@@ -246,6 +251,7 @@ class ActiveRun:
         cause = scope.interrupt.cause
         self._receipt = receipt = scope.receipt
         error = _agent_error(self._handle)
+        self._log_failures(error)
         self._host.scope_closed(scope)
         if self.surroundings.resting:
             self.surroundings.end_rest()
@@ -269,6 +275,23 @@ class ActiveRun:
         else:
             errors: Sequence[BaseException] = scope.errors or ([error] if isinstance(error, Exception) else [])
             self._commit("interrupted", cause=cause, receipt=receipt, error=errors[0] if errors else None)
+
+    def _log_failures(self, error: BaseException | None) -> None:
+        """Log what the agent and its parts raised, each error once; what an interrupt brings about is left out."""
+        if self.lost or self.leaving:
+            return
+        interrupted = self.scope.interrupt.triggered and self.scope.ended_by != "failure"
+        raised = [] if error is None or error in self.scope.errors else [error]
+        for each in (*self.scope.errors[:_LOGGED], *raised):
+            if isinstance(each, Exception) and not (interrupted and isinstance(each, HoldfastError)):
+                log_failure(
+                    _log,
+                    f"agent {self._agent.name!r} failed",
+                    each,
+                    principal=self.actor.principal,
+                    session=self.actor.key,
+                    run_id=self.run_id,
+                )
 
     # ── what it says: the Recorder ───────────────────────────────────────────────────────────────────────────────
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -31,7 +32,7 @@ from holdfast.host.toolsets import Toolsets
 from holdfast.host.tree import LeftBehind, scope_nodes
 from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
-from holdfast.logs import one_line
+from holdfast.logs import log_failure, one_line
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Entry, Message, Policy, SessionView, Settlement, TreeNode
 from holdfast.protocol.schedules import Miss, ScheduleView
@@ -47,6 +48,8 @@ from holdfast.storage.port import Stopped as StopDone
 __all__ = ["Host"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("holdfast.host")
 
 STORE_S = 5.0
 """How long a drain waits for the store to take the ends of runs, beyond the time of their stops."""
@@ -683,6 +686,9 @@ class Host:
                 outcome = await work()
                 text = None if outcome is None else f"[{name}] {outcome}"
             except Exception as error:
+                log_failure(
+                    _log, f"background work {name!r} failed", error, principal=actor.principal, session=actor.key
+                )
                 told(f"{name}: {one_line(error)}")
                 text = f"[{name}] failed: {one_line(error)}"
             if text is None or scope.interrupt.triggered:

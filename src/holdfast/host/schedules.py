@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.host.dispatch import receipt_of
 from holdfast.host.statistics import Incident
+from holdfast.logs import redact, visible
 from holdfast.protocol.decisions import DECISIONS
 from holdfast.protocol.messages import Receipt, check_text
 from holdfast.protocol.schedules import ScheduleSpec, ScheduleView, check_cadence
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
 
 __all__ = ["Schedule", "Schedules"]
+
+_log = logging.getLogger("holdfast.host")
 
 LOOK_EVERY_S = 30.0
 """So often the clock is compared with the loop's, which does not jump."""
@@ -195,6 +199,7 @@ class Schedules:
             self._broken.discard(due.schedule)
         if fired.problem is not None and not (told and fired.outcome == "broken"):
             text = f"schedule {due.schedule_id!r} of {due.principal!r} cannot fire: {fired.problem}"
+            _log.warning("%s", visible(redact(text)))
             host.incidents.report(Incident(at=host.now(), kind="schedule", text=text, session=due.spec.session))
 
     # ── for its owners ───────────────────────────────────────────────────────────────────────────────────────────

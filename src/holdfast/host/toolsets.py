@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigurationError, Interrupted, told
+from holdfast.errors import ConfigurationError, Interrupted
 from holdfast.host.statistics import Incident
+from holdfast.logs import log_failure, one_line
 from holdfast.runtime import Scope
 from holdfast.tools.workspace import kept_private, store_paths
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
 
 __all__ = ["HostHome", "Toolsets"]
+
+_log = logging.getLogger("holdfast.host")
 
 ENTER_S = 60.0
 """How long a toolset may take to start."""
@@ -93,8 +97,9 @@ class _Lifespan:
             problem = error
         if problem is not None:
             await self._scope.stop("it did not start", kind="shutdown")
+            log_failure(_log, f"the toolset {self.name} did not start", problem)
             raise ConfigurationError(
-                f"the toolset {self.name} did not start: {told(problem)}",
+                f"the toolset {self.name} did not start: {one_line(problem)}",
                 hint="correct it, or take it from the agent's tools",
             ) from problem
 
@@ -120,7 +125,8 @@ class _Lifespan:
         except TimeoutError:
             problem = f"it did not end within {LEAVE_S:g} s and was stopped"
         except (Exception, Interrupted) as error:
-            problem = told(error)
+            log_failure(_log, f"the toolset {self.name} did not end well", error)
+            problem = one_line(error)
         receipt = await self._scope.stop("the host closes", kind="shutdown")
         if receipt.outcome != "gone":
             left = [*(left.name for left in receipt.abandoned), *(f"process {pid}" for pid in receipt.survivors)]

@@ -296,7 +296,7 @@ def answer(settlement: Settlement) -> str:
         case "completed":
             return settlement.text
         case "failed":
-            raise RunFailed(settlement.error or "the agent failed", hint="its events and the host's log say more")
+            raise RunFailed(settlement.error or "the agent failed")
         case "withdrawn":
             raise MessageWithdrawn("the message was withdrawn before a run took it")
         case "superseded":

@@ -177,10 +177,15 @@ class Ask(Value, frozen=True, kw_only=True):
 
 
 class Refuse(Value, frozen=True, kw_only=True):
-    """Write down that a call was not made, and why. The model is told; there is nothing to answer."""
+    """Write down that a call was not made, and why. The model is told; there is nothing to answer.
+
+    Parameters:
+        problem: what a rule of the tool's author raised, to be logged.
+    """
 
     call: ToolCall
     text: str
+    problem: Any = None
 
 
 class Finish(Value, frozen=True, kw_only=True):
@@ -397,7 +402,7 @@ class Loop:
         except InvalidArguments as error:
             return self._refuse(call, f"the arguments do not fit: {error.message}")
         except Exception as error:  # of a rule that the tool's author wrote
-            return self._refuse(call, f"whether it may be called cannot be told: {told(error)}")
+            return self._refuse(call, f"whether it may be called cannot be told: {told(error)}", error)
         if approval:
             question = Question(
                 question_id=call.call_id,
@@ -410,9 +415,9 @@ class Loop:
         self._waiting.append(StartCall(call=call, values=values))
         return []
 
-    def _refuse(self, call: ToolCall, text: str) -> list[Effect]:
+    def _refuse(self, call: ToolCall, text: str, problem: Exception | None = None) -> list[Effect]:
         self._settle(call, "error", text)
-        return [Refuse(call=call, text=text)]
+        return [Refuse(call=call, text=text, problem=problem)]
 
     def decided(self, answer: Answer) -> list[Effect]:
         """A person's answer to the question of that call."""

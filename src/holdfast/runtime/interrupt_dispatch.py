@@ -26,6 +26,7 @@ from asyncio import _get_running_loop, current_task
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
+from holdfast.logs import log_failure
 from holdfast.protocol.stopping import Cause
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Registration:
                 raise
             message = f"the callback {self._fn!r} of interrupt {self._interrupt.name!r} raised"
             if self.loop is None:
-                _log.error(message, exc_info=error)
+                log_failure(_log, message, error)
             else:
                 self.loop.call_exception_handler({"message": message, "exception": error})
 

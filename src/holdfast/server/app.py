@@ -31,6 +31,7 @@ from holdfast.errors import (
     UnknownRoute,
 )
 from holdfast.host import Host
+from holdfast.logs import log_failure
 from holdfast.server import attachments, histories, metrics, native, page, questions, schedules
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
 from holdfast.server.credentials import CredentialUse
@@ -194,10 +195,10 @@ class App:
                 answer = result
         except HoldfastError as error:
             answer = error_answer(error)
-        except Exception:
+        except Exception as error:
             if exchange is not None and exchange.started:
                 raise
-            _log.exception("%s %s failed", scope["method"], scope["path"])
+            log_failure(_log, f"{scope['method']} {scope['path']} failed", error)
             answer = error_answer(InternalError())
         self.answers[answer.status] += 1
         if answer.status == 413:
