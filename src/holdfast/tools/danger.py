@@ -1,74 +1,94 @@
-"""Which commands a person should see before they are run: those that destroy, reach out, or change the machine.
+"""Decide which commands a person approves first: all that are not known to be harmless.
 
-It looks at the text of the command. That is a seat belt against a model's slip, and no wall: who wants to get around it
-can. Where that matters, ask for every call.
+A command passes unasked if every program in it reads, builds or tests, and writes files of the workspace only
+(`holdfast.tools.harmless_commands`). Anything else may destroy, reach out or change the machine. This judges text: it
+is a seat belt against a model's slip, and no wall. Scripts of the workspace run as they are.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
+
+from holdfast.tools.command_rules import is_inside, is_secret
+from holdfast.tools.harmless_commands import is_harmless
+from holdfast.tools.shell_syntax import Redirect, SimpleCommand, Word, parse
 
 __all__ = ["is_dangerous", "is_dangerous_call"]
 
-_PROGRAMS = (
-    # other rights, the machine, its disks and its services
-    "sudo|doas|su|pkexec|mkfs|mkfs\\.\\w+|dd|shred|wipefs|fdisk|parted|mount|umount|shutdown|reboot|halt|poweroff|"
-    "systemctl|service|crontab|at|iptables|nft|useradd|usermod|passwd|visudo|"
-    # other processes, and what outlives the command
-    "kill|killall|pkill|nohup|setsid|disown|"
-    # other machines
-    "ssh|scp|sftp|rsync|nc|ncat|telnet|ftp|"
-    # owners and contents of files
-    "chown|chattr|truncate"
-)
 _READABLE = 4_000
-"""Characters; nobody can tell what a longer command does, and the patterns would take their time."""
-_STARTS = (
-    r"(?:^|[;&|(`{!\n]|\b(?:then|do|else|eval)\s['\"]?"
-    r"|\b(?:xargs|env|exec|time|timeout|nice|command|busybox) (?:(?:-\S+|\d\S*) ){0,8}"
-    r"|\b(?:ba|z|da|k)?sh (?:-\S+ ){0,8}?-\w*c\s['\"]?)"
-    r"\s?(?:\w+=[^\s;&|]* ){0,8}\\?(?:[\w.~+/-]*/)?"
+"""Characters; a person cannot judge what a longer command does."""
+_SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
+_OUTPUTS = re.compile(r"/dev/(null|stdout|stderr|tty)|/tmp/[\w.-]+|\d+|-")
+_CONTROLLING = re.compile(
+    r"(LD|DYLD|GIT|GCC|PYTHON|PERL|RUBY|NODE|NPM|JAVA|MAVEN|CARGO|RUSTC|MAKE|SSH|BASH|ZSH)(_\w+|[A-Z]*)|"
+    r"PATH|ENV|IFS|SHELL|SHELLOPTS|\w*PAGER|\w*EDITOR|VISUAL|BROWSER|PROMPT_COMMAND|PS[0-4]|HOME|CC|CXX|CFLAGS|LDFLAGS|"
+    r"\w*_?(proxy|PROXY)|GOFLAGS|GOPATH|TAR_OPTIONS|LESS\w*|RIPGREP_CONFIG_PATH|CURL_HOME|WGETRC"
 )
-"""Where a program is named: at the start of a command, also of one that a shell or a program before it is given."""
-_SHELL = re.compile(r"\b(?:ba|z|da|k)?sh\b")
-_BLANKS = re.compile(r"\s+")
-_DANGERS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"{_STARTS}(?:{_PROGRAMS})(?:[\s'\"]|$)",
-        rf"{_STARTS}rm\s(?:.*\s)?-(?:-recursive|-force|-no-preserve-root|[a-zA-Z]*[rRf])",
-        rf"{_STARTS}chmod\s(?:.*\s)?-(?:-recursive|[a-zA-Z]*R)",
-        rf"{_STARTS}find\b.*\s-(?:delete|exec|execdir|ok)\b",
-        rf"{_STARTS}git\b.*\s(?:push|clean|filter-branch|--hard|--force|-f)\b",
-        rf"{_STARTS}(?:apt|apt-get|dnf|yum|pacman|brew|snap)\s+(?:.*\s)?(?:install|remove|purge|upgrade|-[SR]\w*)\b",
-        rf"{_STARTS}(?:pip3?|uv|npm|pnpm|yarn|cargo|gem|go)\s+(?:.*\s)?(?:install|uninstall|publish|add|remove|i)\b",
-        rf"{_STARTS}(?:docker|podman|kubectl|terraform|aws|gcloud|az)\s",
-        rf"{_STARTS}(?:curl|wget)\b.*\s(?:-X|-d|-F|-T|--data\S*|--form|--request|--upload-file|--post-\S+)(?:\s|=|$)",
-        r"\|\s*(?:\S*/)?(?:ba|z|da|k)?sh\b",
-        r"\|\s*(?:\S*/)?(?:python[\d.]*|perl|ruby|node)\b",
-        r">\s*(?:~|/(?!dev/(?:null|stdout|stderr)\b|tmp/))",
-        r":\s*\(\s*\)\s*\{",
-    )
+"""Variables that make harmless programs run others, or read other settings."""
+_UNCONTROLLING = frozenset(
+    ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "NODE_ENV", "CARGO_TERM_COLOR")
 )
 
 
-def is_dangerous(command: str | list[str]) -> bool:
-    """Whether a person should see the command first.
+def is_dangerous(command: str | Sequence[str]) -> bool:
+    """Return whether a person should see the command first.
 
     Parameters:
         command: a shell command line, or a program and its arguments.
     """
-    text = command if isinstance(command, str) else " ".join(command)
-    if len(text) > _READABLE:
+    if not isinstance(command, str):
+        if len(command) == 3 and command[0].rpartition("/")[2] in _SHELLS and re.fullmatch(r"-[a-z]*c", command[1]):
+            return is_dangerous(command[2])
+        words = [Word(word) for word in command]
+        readable = sum(map(len, command)) <= _READABLE
+        return not words or not readable or not is_harmless(SimpleCommand(words[0], tuple(words[1:])))
+    if len(command) > _READABLE:
         return True
-    text = _BLANKS.sub(lambda found: "\n" if "\n" in found[0] else " ", text)  # runs of them would take their time
-    return any(danger.search(text) for danger in _DANGERS)
+    line = parse(command)
+    return (
+        not line.is_understood
+        or not all(map(_is_harmless, line.commands))
+        or not all(map(_is_harmless_redirect, line.redirects))
+        or any(_CONTROLLING.fullmatch(name) and name not in _UNCONTROLLING for name in line.variables)
+    )
 
 
 def is_dangerous_call(arguments: dict[str, Any]) -> bool:
-    """`is_dangerous` of a call's ``command``, and of the ``stdin`` of a shell: an `Approval`."""
+    """Return `is_dangerous` of a call's ``command``, and of the ``stdin`` that a shell in it reads: an `Approval`."""
     command = arguments.get("command", "")
-    text = command if isinstance(command, str) else " ".join(map(str, command))
+    given = command if isinstance(command, str) else [str(word) for word in command]
+    if not given:
+        return False
+    if not _reads_commands(given):
+        return is_dangerous(given)
     stdin = arguments.get("stdin")
-    return is_dangerous(text) or (isinstance(stdin, str) and bool(_SHELL.search(text)) and is_dangerous(stdin))
+    return isinstance(stdin, str) and is_dangerous(stdin)  # what a background shell is sent later is judged by itself
+
+
+def _reads_commands(command: str | list[str]) -> bool:
+    """Whether it is a shell alone, which takes its commands from standard input."""
+    words = command.split() if isinstance(command, str) else command
+    return (
+        bool(words) and words[0].rpartition("/")[2] in _SHELLS and all(word in ("-s", "-e", "-x") for word in words[1:])
+    )
+
+
+def _is_harmless(command: SimpleCommand) -> bool:
+    """As `harmless_commands.is_harmless`, and of a line that a shell is given."""
+    if command.name.text is not None and command.name.text.rpartition("/")[2] in _SHELLS:
+        *options, line = command.arguments or (Word(None),)
+        if options and re.fullmatch(r"-[a-z]*c", options[-1].text or "") and line.text is not None:
+            plain = all(re.fullmatch(r"-[eux]+", option.text or "") for option in options[:-1])
+            return plain and not is_dangerous(line.text)
+    return is_harmless(command)
+
+
+def _is_harmless_redirect(redirect: Redirect) -> bool:
+    target = redirect.target
+    if is_secret(target):
+        return False
+    if ">" not in redirect.operator:
+        return True
+    return target.text is not None and (is_inside(target) or _OUTPUTS.fullmatch(target.text) is not None)

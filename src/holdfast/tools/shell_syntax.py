@@ -1,0 +1,156 @@
+"""Parse a shell command line into the simple commands, redirections and assignments that it contains.
+
+The grammar is tree-sitter's for Bash, whose parser never raises and never runs for long. Commands are found wherever
+they stand: in pipelines, loops, subshells, command and process substitutions, and here-documents.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+__all__ = ["CommandLine", "Redirect", "SimpleCommand", "Word", "parse"]
+
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_GLOB = re.compile(r"[*?\[{]")
+_NOT_WORDS = frozenset(("file_redirect", "herestring_redirect", "heredoc_redirect", "variable_assignment", "comment"))
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command.
+
+    Parameters:
+        text: its value after quotes were removed; None if that is known only when the command runs.
+        has_glob: whether it has unquoted wildcards or braces, so that it can become several words.
+    """
+
+    text: str | None
+    has_glob: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleCommand:
+    """A program and its arguments, in the order of the line."""
+
+    name: Word
+    arguments: tuple[Word, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A redirection to or from a file.
+
+    Parameters:
+        operator: such as ``>``, ``>>``, ``&>`` or ``<``.
+        target: the file, or the number of a descriptor.
+    """
+
+    operator: str
+    target: Word
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What a command line contains.
+
+    Parameters:
+        commands: all simple commands.
+        redirects: all redirections.
+        variables: names that are assigned, for the shell or for one command.
+        is_understood: False if the text is not valid Bash, or defines functions, so that names mean something else.
+    """
+
+    commands: tuple[SimpleCommand, ...]
+    redirects: tuple[Redirect, ...]
+    variables: frozenset[str]
+    is_understood: bool
+
+
+def parse(text: str) -> CommandLine:
+    """Return what a command line contains. Raises nothing; call it from any thread."""
+    root = _parser().parse(text.encode("utf-8", "replace")).root_node
+    commands: list[SimpleCommand] = []
+    redirects: list[Redirect] = []
+    variables: set[str] = set()
+    is_understood = not root.has_error
+    for node in _walk(root):
+        match node.type:
+            case "command":
+                commands.append(_read_command(node))
+            case "file_redirect":
+                redirects.append(_read_redirect(node))
+            case "variable_name" if node.parent is not None and node.parent.type == "variable_assignment":
+                variables.add(_text(node))
+            case "function_definition":
+                is_understood = False
+    return CommandLine(tuple(commands), tuple(redirects), frozenset(variables), is_understood)
+
+
+@functools.cache
+def _parser() -> Parser:
+    import tree_sitter
+    import tree_sitter_bash
+
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+
+
+def _walk(root: Node) -> Iterator[Node]:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(node.children)
+
+
+def _read_command(node: Node) -> SimpleCommand:
+    name = Word(None)
+    arguments = []
+    for child in node.named_children:
+        if child.type == "command_name":
+            name = _read_word(child.named_children[0]) if child.named_children else Word(None)
+        elif child.type not in _NOT_WORDS:
+            arguments.append(_read_word(child))
+    return SimpleCommand(name, tuple(arguments))
+
+
+def _read_redirect(node: Node) -> Redirect:
+    operator = next((_text(child) for child in node.children if not child.is_named), "")
+    target = node.child_by_field_name("destination")
+    return Redirect(operator, Word(None) if target is None else _read_word(target))
+
+
+def _read_word(node: Node) -> Word:
+    match node.type:
+        case "word" | "number":
+            text = _text(node)
+            return Word(_ESCAPE.sub(r"\1", text), bool(_GLOB.search(_ESCAPE.sub("", text))))
+        case "raw_string":
+            return Word(_text(node)[1:-1])
+        case "string":
+            if all(child.type in ("string_content", '"') for child in node.children):
+                return Word(_ESCAPE.sub(r"\1", _text(node)[1:-1]))
+            return Word(None)
+        case "concatenation":
+            parts = [_read_word(child) for child in node.children]
+            texts = [part.text for part in parts]
+            has_glob = any(part.has_glob for part in parts) or "brace_expression" in {c.type for c in node.children}
+            return Word(None if None in texts else "".join(text or "" for text in texts), has_glob)
+        case "{" | "}" | "[" | "]" | "," | ".." | "=" | ":":
+            return Word(_text(node), has_glob=node.type in "{[")
+        case "brace_expression" | "extglob_pattern" | "regex":
+            return Word(_text(node), has_glob=True)
+        case "arithmetic_expansion":  # a number, whatever it is
+            return Word("0")
+        case _:
+            return Word(None)
+
+
+def _text(node: Node) -> str:
+    return (node.text or b"").decode("utf-8", "replace")
