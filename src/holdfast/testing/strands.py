@@ -10,8 +10,8 @@ Invariants
 - A strand is an actor of the loop. What it chooses from stands in the same list of choices, so it replays and shrinks.
 - The loop's thread may be left in the middle of a step, at a switch point of its own: then only strands go, until it is
   chosen to go on, or until what it blocks for has come.
-- No switch point lies inside a mutex of the interpreter's own primitives (`threading.Condition`), so none is ever
-  contended.
+- No switch point lies inside a mutex of the interpreter's own that was made before the test, so none is ever contended;
+  what the test makes itself is ours (see `holdfast.testing.thread_primitives`).
 - When a schedule is over, each strand that still waits raises `Unwound` until it has ended.
 """
 
@@ -152,7 +152,9 @@ class Strand:
 
 def _places(stack: traceback.StackSummary) -> str:
     """Where a thread is, without what carries it and what stands in for the interpreter's own waits."""
-    beside = (os.path.join(os.path.dirname(__file__), name) for name in ("outside.py", "swapped.py"))
+    beside = (
+        os.path.join(os.path.dirname(__file__), name) for name in ("outside.py", "swapped.py", "thread_primitives.py")
+    )
     ours = {__file__, threading.__file__, sys.modules["contextvars"].__file__, *beside}
     shown = [entry for entry in stack if entry.filename not in ours]
     return " > ".join(f"{entry.name} ({os.path.basename(entry.filename)}:{entry.lineno})" for entry in shown[-8:])
@@ -353,9 +355,10 @@ class Strands:
             loop.halt(
                 NotExplorable(
                     f"{strand.described()}: it has been there for {_PATIENCE_S:g} s of real time, so it waits for "
-                    "something that no schedule can bring about (a lock of its own, a file, a socket); "
-                    "give it an in-memory double, or test that part with asyncio.run; races between threads that take "
-                    "locks of their own are found by frontrun"
+                    "something that no schedule can bring about (a lock, an event or a queue that was made outside of "
+                    "the explored test, a file, a socket); make locks and queues inside the test function, "
+                    "give it an in-memory double for the rest, or test that part with asyncio.run; races between "
+                    "threads on objects made outside are found by frontrun"
                 )
             )
         elif strand.ended:
@@ -493,6 +496,8 @@ class Lock:
         strands = self._strands
         if not self._quiet:
             strands.pause()
+        if self._locked and self._quiet and strands.over:
+            raise Unwound  # a loop around a condition would never end
         must_wait = self._locked and not strands.over
         if must_wait and not (
             blocking and strands.wait(self._free, self._waiting, self, None if timeout < 0 else timeout)

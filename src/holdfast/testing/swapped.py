@@ -1,8 +1,12 @@
-"""Gives the runtime's code that runs in threads the primitives of `holdfast.testing.strands` while it is explored.
+"""Gives code that runs in threads the primitives of a schedule while it is explored.
+
+The runtime's own code gets those of `holdfast.testing.strands`, all other code those of
+`holdfast.testing.thread_primitives`: in `threading` and `queue`, and wherever a module outside of the standard library
+imported them by name.
 
 Invariants
 
-- Only names in the modules of `_SWAPPED` are replaced, and each is put back when the exploration is over.
+- Only names of modules and `Event.is_set` are replaced, and each is put back when the exploration is over.
 - A replaced name looks at the thread that uses it: outside of a schedule it is what it was before.
 """
 
@@ -10,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import sys
 import threading
 import time
 from _thread import LockType
@@ -31,13 +36,22 @@ from holdfast.testing.strands import (
     end_carriers,
     strands_here,
 )
+from holdfast.testing.thread_primitives import (
+    REAL_LOCK,
+    REAL_RLOCK,
+    REAL_SIMPLE_QUEUE,
+    OwnLock,
+    OwnRLock,
+    OwnSimpleQueue,
+    look,
+)
 
 __all__ = ["start_thread", "swapped_in"]
 
 T = TypeVar("T")
 
-_allocate_lock = threading.Lock
 _monotonic, _sleep = time.monotonic, time.sleep
+_is_set_plain = threading.Event.is_set
 _start_plain = threads._start_plain
 _shared_threads = threads.shared_threads
 
@@ -47,8 +61,8 @@ def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None)
 
     It is a real thread, and only it or the loop or another one of the schedule runs at a time. Others may go where it
     uses a primitive of the runtime: an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop;
-    and where it waits for `threading.Event`, `Condition`, `queue.Queue`, a future of ``concurrent.futures``, or sleeps.
-    The schedule fails when the test ends before it.
+    where it uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that was made in the
+    test; and where it waits for one that was made before, or sleeps. The schedule fails when the test ends before it.
 
     Parameters:
         fn: a plain function.
@@ -111,13 +125,13 @@ class _Threading:
     def Lock() -> Any:
         """A lock of the schedule, if one is explored here."""
         strands = strands_here()
-        return threading.Lock() if strands is None else Lock(strands)
+        return REAL_LOCK() if strands is None else Lock(strands)
 
     @staticmethod
     def RLock() -> Any:
         """The same, re-entrant."""
         strands = strands_here()
-        return threading.RLock() if strands is None else RLock(strands)
+        return REAL_RLOCK() if strands is None else RLock(strands)
 
     @staticmethod
     def Thread(*, target: Callable[..., object], name: str, **options: Any) -> Any:
@@ -166,7 +180,7 @@ class _Queue:
     def SimpleQueue() -> Any:
         """A queue of the schedule, if one is explored here."""
         strands = strands_here()
-        return queue.SimpleQueue() if strands is None else SimpleQueue(strands)
+        return REAL_SIMPLE_QUEUE() if strands is None else SimpleQueue(strands)
 
 
 class _Dispatcher:
@@ -190,7 +204,7 @@ def _now() -> float:
 def _gate() -> Any:
     strands = strands_here()
     if strands is None:
-        return _allocate_lock()
+        return REAL_LOCK()
     if strands.running is None:
         strands.loop._refuse(
             "Interrupt.wait_blocking and sleep_blocking stop the whole loop; use `await interrupt.wait()` and "
@@ -201,7 +215,12 @@ def _gate() -> Any:
 
 def _gate_of_condition() -> LockType | Lock:
     strands = strands_here()
-    return _allocate_lock() if strands is None or strands.running is None else Lock(strands, quiet=True)
+    return REAL_LOCK() if strands is None or strands.running is None else Lock(strands, quiet=True)
+
+
+def _is_set(event: threading.Event) -> bool:
+    look(event._cond)  # type: ignore[attr-defined]
+    return _is_set_plain(event)
 
 
 def _start(thread: Any) -> None:
@@ -220,7 +239,7 @@ def _threads_here() -> threads.ThreadPool:
 
 
 _threading, _time, _queue = _Threading(), _Time(), _Queue()
-_SWAPPED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
+_SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (threads, "threading", _threading),
     (threads, "_start_plain", _start),
     (membership, "threading", _threading),
@@ -240,14 +259,42 @@ _SWAPPED: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (threading, "_allocate_lock", _gate_of_condition),
     (threading, "_time", _now),
     (queue, "time", _now),
+    # What code that is no part of the runtime makes.
+    (threading, "Lock", OwnLock),
+    (threading, "RLock", OwnRLock),
+    (threading.Event, "is_set", _is_set),
+    (queue, "SimpleQueue", OwnSimpleQueue),
 )
+
+
+def _imported_by_name() -> list[tuple[ModuleType, str, Any]]:
+    """The names outside of the standard library and the runtime that stand for what is replaced."""
+    instead = {
+        id(REAL_LOCK): OwnLock,
+        id(REAL_RLOCK): OwnRLock,
+        id(REAL_SIMPLE_QUEUE): OwnSimpleQueue,
+        id(_sleep): time.sleep,
+    }
+    modules: list[Any] = list(sys.modules.values())
+    return [
+        (module, name, instead[id(value)])
+        for module in modules
+        if isinstance(module, ModuleType) and not _is_left_alone(module.__name__)
+        for name, value in list(vars(module).items())
+        if id(value) in instead
+    ]
+
+
+def _is_left_alone(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top == "holdfast" or (top in sys.stdlib_module_names and top != "__main__")
 
 
 @contextmanager
 def swapped_in() -> Iterator[None]:
     """Replace the names for an exploration."""
     dispatcher = interrupt_dispatch.dispatcher
-    changes = (*_SWAPPED, (interrupt_dispatch, "dispatcher", _Dispatcher(dispatcher)))
+    changes = (*_SWAPPED, (interrupt_dispatch, "dispatcher", _Dispatcher(dispatcher)), *_imported_by_name())
     before = [getattr(module, name) for module, name, _ in changes]
     for module, name, instead in changes:
         setattr(module, name, instead)
