@@ -144,6 +144,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stream_stall_s: Annotated[
         float, Meta(gt=0, description="an event stream whose reader takes nothing for this long is closed")
     ] = 60.0
+    head_timeout_s: Annotated[
+        float, Meta(gt=0, description="time that the head of a request has to come, the first one since the connection")
+    ] = 10.0
+    idle_connection_timeout_s: Annotated[
+        float, Meta(gt=0, description="a connection without a request for this long is closed")
+    ] = 75.0
+    max_connections: Annotated[
+        int,
+        Meta(ge=1, description="open connections, as far as there are descriptors; a quarter of those stays free"),
+    ] = 20_000
+    principal_connections: Annotated[
+        int,
+        Meta(ge=1, description="open connections of one principal, or of all without a key; half of all at most"),
+    ] = 10_000
     body_s: Annotated[float, Meta(gt=0, description="time that a request has to deliver its body")] = 30.0
     allowed_hosts: Annotated[
         tuple[str, ...],

@@ -109,3 +109,53 @@ def test_a_stream_whose_reader_goes_with_a_request_behind_it_ends() -> None:
         await server.app.native.streams.all_ended()
 
     served(scenario, keepalive_s=0.1)
+
+
+def test_a_wait_ends_when_its_client_goes() -> None:
+    async def scenario(server: Live) -> None:
+        for path in ("?wait=300", ""):
+            body = b'{"content": "go", "agent": "endless"}'
+            _, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+            writer.write(POST.replace(b"messages ", b"messages%s " % path.encode()))
+            writer.write(b"content-length: %d\r\n\r\n%s" % (len(body), body))
+            await writer.drain()
+            while not server.host.statistics().running:
+                await asyncio.sleep(0.01)
+            writer.close()
+            while server.app.keys.in_use.count:
+                await asyncio.sleep(0.01)
+
+    served(scenario)
+
+
+def test_a_request_after_its_connection_was_idle_for_long_needs_a_new_one() -> None:
+    async def scenario(server: Live) -> None:
+        assert await said(server, GET) != b""  # it is closed by the server, though the client keeps it
+        assert (await server.http.get("/healthz")).status_code == 200
+
+    served(scenario, idle_connection_timeout_s=0.2)
+
+
+def test_a_principal_beyond_its_share_of_connections_is_refused_and_others_are_not() -> None:
+    async def scenario(server: Live) -> None:
+        keys = server.app.keys
+        _, alice = await keys.create(principal="alice", role="user")
+        _, bob = await keys.create(principal="bob", role="user")
+        ask = "GET /v1/sessions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\n\r\n"
+        held = [await answered(server, ask.format(alice)) for _ in range(3)]
+        assert [status for status, _ in held] == [200, 200, 429]
+        status, last = await answered(server, ask.format(bob))
+        assert status == 200
+        assert server.host.budgets.connections.held("alice") == 2
+        assert any("principal alice" in one.text for one in server.host.incidents.newest)
+        for _, writer in [*held, (0, last)]:
+            writer.close()
+
+    served(scenario, principal_connections=2)
+
+
+async def answered(server: Live, request: str) -> tuple[int, asyncio.StreamWriter]:
+    """The status of a request's answer; its connection stays open."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    writer.write(request.encode())
+    return int((await reader.readline()).split()[1]), writer

@@ -94,7 +94,7 @@ def serve(
         chosen: the assistant, which becomes the default agent; None: there is none.
     """
     from holdfast.host import Host
-    from holdfast.server import bind
+    from holdfast.server import bind, raise_descriptor_limit
 
     try:
         settings = load_settings(flags)
@@ -102,6 +102,7 @@ def serve(
         install_hooks()
         agents = [] if chosen is None else [chosen.agent()]
         agents += [load_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
+        raise_descriptor_limit()
         host = Host(agents=agents, settings=settings)
         with bind(settings) as listener:
             report = _run(_serve(host, listener, settings, as_json=as_json))

@@ -20,6 +20,7 @@ IncidentKind = Literal[
     "unanswered",
     "toolset",
     "schedule",
+    "connections",
 ]
 
 PROMISES: dict[str, tuple[str, str, str]] = {
@@ -59,6 +60,7 @@ COUNTS: dict[str, str] = {
     "ticks_fired": "ticks of schedules whose message was accepted",
     "ticks_missed": "ticks of schedules that were left out by their miss policy",
     "ticks_refused": "ticks of schedules whose message was refused",
+    "connections_<reason>": "connections that the server closed: `no_room`, `refused` beyond a share, or `too_slow`",
     "incidents_<kind>": "incidents, by their kind",
 }
 """Everything that a host counts beside the promises; a name with ``<…>`` stands for one counter for each of those."""

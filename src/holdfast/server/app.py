@@ -34,6 +34,7 @@ from holdfast.host import Host
 from holdfast.logs import log_failure
 from holdfast.server import attachments, histories, metrics, native, page, questions, schedules
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
+from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
 from holdfast.server.exchange import (
     Answer,
@@ -266,6 +267,9 @@ class App:
     def _caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
         """Who calls; from here on the request is in the register of credentials in use."""
         caller = self.keys.caller(headers)
+        connection = scope.get(CONNECTION)
+        if connection is not None:
+            connection.own(caller.principal)
         scope[_USE] = self.keys.in_use.hold(caller.credential, caller.expires_at)
         self._rate.take(caller.principal)
         return caller

@@ -13,14 +13,20 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from holdfast.errors import HoldfastError, InvalidRequest, LimitExceeded, MalformedRequest
+from holdfast.server.connections import CONNECTION, Connection, Connections
 from holdfast.server.exchange import CUT, error_answer
+
+if TYPE_CHECKING:
+    from holdfast.host.budgets import Charge
 
 __all__ = ["BoundedReader", "JoiningProtocol"]
 
@@ -48,8 +54,8 @@ class BoundedReader(asyncio.BufferedProtocol):
     _buffer = bytearray(_READ_BYTES)
     _view = memoryview(_buffer)
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._protocol = JoiningProtocol(*arguments, **options)
+    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
+        self._protocol = JoiningProtocol(connections, *arguments, **options)
         self.connection_made = self._protocol.connection_made  # type: ignore[method-assign, assignment]
         self.connection_lost = self._protocol.connection_lost  # type: ignore[method-assign]
         self.pause_writing = self._protocol.pause_writing  # type: ignore[method-assign]
@@ -68,7 +74,17 @@ class BoundedReader(asyncio.BufferedProtocol):
 
 
 class JoiningProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol within bounds, on a transport that joins small writes."""
+    """uvicorn's HTTP protocol within bounds, on a transport that joins small writes.
+
+    Parameters:
+        connections: the server's connections; the others are uvicorn's.
+    """
+
+    peer = ""
+    charge: Charge | None = None
+    queue: OrderedDict[Connection, float] | None = None
+    on_lost: Callable[[], object] | None = None
+    """Called when the client goes while a request is handled."""
 
     _in_head = True
     _turned = False
@@ -77,19 +93,57 @@ class JoiningProtocol(HttpToolsProtocol):
     _body_bytes = 0
     _pieces = 0
     _dropped_bytes = 0
+    _unread_bytes = 0
     _closing = False
     _running: RequestResponseCycle | None = None
     _refusal: HoldfastError | None = None
 
+    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._open = connections
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A connection has come."""
+        """A connection has come. Where there is no room for it, it is told so and closed."""
         super().connection_made(_JoiningTransport(transport, self.loop))
         self.flow = _Flow(self.transport, self.pipeline)
+        self.peer = self.client[0] if self.client else ""
+        try:
+            self._open.opened(self, transport.get_extra_info("socket").fileno())
+        except HoldfastError as error:
+            self._refuse(error)
+
+    def on_timeout(self) -> None:
+        """Close: a head, or the next request, did not come in time."""
+        unread = self.transport.get_write_buffer_size()
+        if unread and unread != self._unread_bytes:
+            self._unread_bytes = unread  # an answer is still being read
+            self._open.answered(self, whole=False, head_began=False)
+        elif self._in_head and self._head_bytes and not self._closing:
+            self._refuse(MalformedRequest("the request's head did not come in time", hint="send it in one go"))
+        else:
+            self.transport.abort()
+
+    def drop(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def own(self, principal: str) -> None:
+        """The request that is handled is the principal's. Raises `BudgetExceeded`; then the connection is closed."""
+        try:
+            self._open.own(self, principal)
+        except HoldfastError:
+            if self._running is not None:
+                self._running.keep_alive = False
+            raise
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has gone: the request that is handled learns of it, even if others wait behind it."""
         super().connection_lost(exc)
+        self._open.lost(self)
+        self._head_came()
         self.pipeline.clear()
+        if self.on_lost is not None:
+            self.on_lost()
         running = self._running
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -100,10 +154,9 @@ class JoiningProtocol(HttpToolsProtocol):
         if self._closing:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > _LINGER_BYTES:
-                self.transport.close()
+                self.transport.abort()
             return
         self._turned = False
-        self._unset_keepalive_if_required()
         in_body = not self._in_head
         try:
             self.parser.feed_data(data)
@@ -118,6 +171,8 @@ class JoiningProtocol(HttpToolsProtocol):
             return  # another request was in it, too: this one's share is not known, but it is one piece at most
         if self._in_head:
             self._head_bytes += len(data)
+            self._open.head_bytes += len(data)
+            self._open.head_began(self)
             if self._head_bytes > _HEAD_LIMIT_BYTES:
                 self._refuse(MalformedRequest(f"the request's head has more than {_HEAD_LIMIT_BYTES} bytes"))
         elif in_body:
@@ -158,8 +213,11 @@ class JoiningProtocol(HttpToolsProtocol):
         if upgrades and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             raise _Refused(InvalidRequest("HTTP/1.1 is the only protocol here", hint="leave the header Upgrade out"))
         self._in_head = False
+        self._head_came()
         self._framing_bytes = self._body_bytes = self._pieces = 0
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]  # a key of our own
         super().on_headers_complete()
+        self._open.busy(self)
         if upgrades:
             self.cycle.keep_alive = False
 
@@ -174,14 +232,32 @@ class JoiningProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is whole; the next one's head may come."""
         self._in_head = self._turned = True
-        self._head_bytes = 0
         super().on_message_complete()
+        if self.queue is not None:
+            self._open.answered(self, whole=True, head_began=False)
 
     def on_response_complete(self) -> None:
         """An answer is written: the next request that waits is handled, or what was refused behind them is told."""
-        super().on_response_complete()
-        if self._refusal is not None and not self.pipeline and self._is_idle():
+        running = self._running
+        assert running is not None
+        if running.body:
+            running.body = bytearray()
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self._open.answered(self, whole=False, head_began=False)
+            return
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal is not None:
             self._write_refusal(self._refusal)
+        else:
+            self._open.answered(self, whole=not running.more_body, head_began=self._head_bytes > 0)
+        self.flow.resume_reading()
+
+    def _head_came(self) -> None:
+        if self._head_bytes:
+            self._open.head_bytes -= self._head_bytes
+            self._head_bytes = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
@@ -195,6 +271,7 @@ class JoiningProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._closing = True
+        self._open.busy(self)
         if self._in_head:
             broken = None
         elif self.pipeline:
@@ -226,7 +303,7 @@ class JoiningProtocol(HttpToolsProtocol):
         # Closed at once, with bytes still coming, the connection would be reset, and the client never see the answer.
         self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(_LINGER_S, self.transport.close)
+        self.loop.call_later(_LINGER_S, self.transport.abort)
 
 
 def _too_much_framing() -> MalformedRequest:

@@ -31,6 +31,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.server.auth import KeyRing
+from holdfast.server.connections import CONNECTION
 from holdfast.server.exchange import Answer, Exchange, Role, encode
 from holdfast.server.limits import LargeLimit, StreamLimit
 from holdfast.server.operations import Query, Table
@@ -259,7 +260,7 @@ class Native:
             max_wait_s=body.max_wait_s,
             attachments=[_attachment(one) for one in body.attachments],
         )
-        settled = await self._settled(settling, wait_s)
+        settled = await self._settled(exchange, settling, wait_s)
         if settled is None:
             return Answer(202, encode(receipt))
         outcome = Outcome(
@@ -285,7 +286,7 @@ class Native:
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         session = self.session(exchange)
         message_id = exchange.path["message_id"]
-        settled = await self._settled(await session.expect(message_id), wait_s) if wait_s else None
+        settled = await self._settled(exchange, await session.expect(message_id), wait_s) if wait_s else None
         return Answer(200, encode(settled or await session.message(message_id)))
 
     @TABLE.enter(
@@ -298,13 +299,18 @@ class Native:
         """Take a waiting message back."""
         return Answer(200, encode(await self.session(exchange).withdraw(exchange.path["message_id"])))
 
-    async def _settled(self, settling: asyncio.Future[Settlement], wait_s: float | None) -> Settlement | None:
-        """Wait at most `wait_s` seconds, or until the server closes. None: it is not settled."""
+    async def _settled(
+        self, exchange: Exchange, settling: asyncio.Future[Settlement], wait_s: float | None
+    ) -> Settlement | None:
+        """Wait at most `wait_s` seconds, until the server closes, or the client goes. None: it is not settled."""
         if not wait_s or self._closing:
             settling.cancel()
             return None
         timer = self._loop.call_later(wait_s, settling.cancel)
         self._waiting.add(settling)
+        connection = exchange.scope.get(CONNECTION)
+        if connection is not None:
+            connection.on_lost = settling.cancel
         try:
             return await settling
         except asyncio.CancelledError:
@@ -315,6 +321,8 @@ class Native:
         finally:
             timer.cancel()
             self._waiting.discard(settling)
+            if connection is not None:
+                connection.on_lost = None
 
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

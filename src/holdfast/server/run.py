@@ -17,6 +17,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -26,6 +27,7 @@ from holdfast.host import DrainReport, Host
 from holdfast.local_token import keep_token, remove_token, token_path
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
+from holdfast.server.connections import Connections
 from holdfast.server.joining import BoundedReader
 from holdfast.server.tokens import TokenVerifier
 from holdfast.settings import Settings
@@ -193,7 +195,8 @@ async def serve_until(
         signed = TokenVerifier.of(settings)
         async with host, _guarded(host, signed) as (keys, token_file):
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
-                server = _Server(_config(app))
+                connections = Connections(host)
+                server = _Server(_config(app, connections))
                 serving = group.create_task(server.serve(sockets=[listener]))
                 await server.listening
                 ready(
@@ -207,6 +210,7 @@ async def serve_until(
                 await _last_frames(app)
                 server.should_exit = True
                 await serving
+                connections.close()
         return report
     finally:
         listener.close()
@@ -241,10 +245,10 @@ async def _last_frames(app: App) -> None:
         app.native.streams.cut()
 
 
-def _config(app: App) -> uvicorn.Config:
+def _config(app: App, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=BoundedReader,  # type: ignore[arg-type]  # as uvicorn makes it
+        http=partial(BoundedReader, connections),  # type: ignore[arg-type]  # it is called as a class is
         ws="none",
         lifespan="off",
         loop="none",
@@ -252,7 +256,6 @@ def _config(app: App) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,
         timeout_graceful_shutdown=_CONNECTIONS_S,
     )
 

@@ -1,0 +1,250 @@
+"""Connections of a server: how many there are, whose they are, and what closes one that does nothing.
+
+A connection is keyless until a request on it has shown a valid key; from then on it belongs to that principal.
+
+Rules
+- There are fewer connections than descriptors: what agents' tools and the store need stays free.
+- Where there is no room, a new connection takes the place of the keyless one that was idle longest, then of any idle
+  one. So keyless connections, however many, keep nobody out. One that handles a principal's request is left alone.
+- A principal, and all keyless connections together, have a share. A request that would take a principal beyond its
+  share is refused, and its connection is closed.
+- A head has to be whole ``head_timeout_s`` after it began, the first one after the connection was made; between two
+  requests a connection may be idle for ``idle_connection_timeout_s``. One timer looks after all of them; a request
+  costs two changes of an ordered dictionary.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.errors import BudgetExceeded, HostBusy
+from holdfast.host import Host, Incident
+from holdfast.host.budgets import UNKNOWN
+
+if TYPE_CHECKING:
+    from holdfast.host.budgets import Charge
+
+__all__ = ["CONNECTION", "Connection", "Connections", "descriptors_kept_free", "raise_descriptor_limit"]
+
+CONNECTION = "holdfast.connection"
+"""Where the server's protocol puts itself into the scope of a request."""
+
+_log = logging.getLogger("holdfast.server")
+_MOST_DESCRIPTORS = 65_536
+_RESERVE_PART = 4
+_RESERVE_LEAST = 32
+_RESERVE_MOST = 4096
+_LOOK_EVERY_S = 0.5
+_TELL_EVERY_S = 60.0
+_HEADS_BYTES = 32_000_000
+"""Bytes that heads which are not whole yet may have in memory, all together."""
+
+
+class Connection(Protocol):
+    """What `Connections` needs of a connection."""
+
+    peer: str
+    charge: Charge | None
+    queue: OrderedDict[Connection, float] | None
+
+    def on_timeout(self) -> None:
+        """Its head, or its next request, did not come in time."""
+        ...
+
+    def drop(self) -> None:
+        """Close at once: another one needs its place."""
+        ...
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may, up to 65,536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def descriptors_kept_free(descriptors: int) -> int:
+    """Return how many of so many descriptors are for tools and the store: a quarter, at most 4,096."""
+    return min(max(descriptors // _RESERVE_PART, _RESERVE_LEAST), _RESERVE_MOST)
+
+
+class Connections:
+    """The open connections of a server. Of one loop.
+
+    Parameters:
+        host: has the settings, the budget and the incidents.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        settings = host.settings
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        descriptors = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+        reserve = descriptors_kept_free(descriptors)
+        limit = max(1, min(settings.max_connections, descriptors - reserve))
+        self._highest_descriptor = descriptors - reserve // 2
+        self._budget = host.budgets.connections
+        self._budget.resize(limit=limit, share=max(1, min(settings.principal_connections, limit // 2)))
+        self._now = self._loop.time()
+        self._keyless: OrderedDict[Connection, None] = OrderedDict()
+        self._peers: Counter[str] = Counter()
+        self._heads: OrderedDict[Connection, float] = OrderedDict()
+        self._idle: OrderedDict[Connection, float] = OrderedDict()
+        self._bodies: OrderedDict[Connection, float] = OrderedDict()
+        self._deadlines = (
+            (self._heads, settings.head_timeout_s),
+            (self._idle, settings.idle_connection_timeout_s),
+            (self._bodies, settings.body_s),
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._told: dict[str, float] = {}
+        self.head_bytes = 0
+        """Bytes of heads that are not whole yet."""
+
+    @property
+    def open(self) -> int:
+        """Open connections."""
+        return self._budget.used
+
+    def opened(self, connection: Connection, descriptor: int) -> None:
+        """A connection has come.
+
+        Raises:
+            HostBusy, BudgetExceeded: there is no room, and no idle connection that could make some.
+        """
+        self._make_room(connection.peer, descriptor)
+        try:
+            connection.charge = self._budget.charge(UNKNOWN)
+        except (HostBusy, BudgetExceeded):
+            self._count("refused")
+            raise
+        self._keyless[connection] = None
+        self._peers[connection.peer] += 1
+        self._place(connection, self._heads)
+        if self._timer is None:
+            self._now = self._loop.time()
+            self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection has gone, or is about to. May be repeated."""
+        self._place(connection, None)
+        charge, connection.charge = connection.charge, None
+        if charge is not None:
+            if charge.principal == UNKNOWN:
+                self._forget_keyless(connection)
+            charge.release()
+
+    def own(self, connection: Connection, principal: str) -> None:
+        """A request on the connection has shown that it is the principal's. Raises `BudgetExceeded`."""
+        charge = connection.charge
+        if charge is None or charge.principal == principal:
+            return
+        keyless = charge.principal == UNKNOWN
+        try:
+            charge.move(principal)
+        except BudgetExceeded as error:
+            self._count("refused")
+            self._tell(f"principal {principal}", str(error))
+            raise
+        if keyless:
+            self._forget_keyless(connection)
+
+    def head_began(self, connection: Connection) -> None:
+        """A part of the next head has come, and not all of it."""
+        if connection.queue is self._idle:
+            self._place(connection, self._heads)
+        if self.head_bytes > _HEADS_BYTES:
+            oldest = next(iter(self._heads))
+            self._tell(f"peer {oldest.peer}", f"half heads have {self.head_bytes:,} bytes")
+            self._close(oldest)
+
+    def busy(self, connection: Connection) -> None:
+        """A request is under way."""
+        self._place(connection, None)
+
+    def answered(self, connection: Connection, *, whole: bool, head_began: bool) -> None:
+        """An answer is written, and no request waits behind it.
+
+        Parameters:
+            whole: its request had come to the end.
+            head_began: a part of the next head has come.
+        """
+        self._place(connection, (self._heads if head_began else self._idle) if whole else self._bodies)
+        if connection in self._keyless:
+            self._keyless.move_to_end(connection)
+
+    def close(self) -> None:
+        """Look after nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _make_room(self, peer: str, descriptor: int) -> None:
+        """Close what is idle until there is room for one more keyless connection."""
+        budget = self._budget
+        scarce = descriptor >= self._highest_descriptor
+        while scarce or budget.used >= budget.limit or budget.held(UNKNOWN) >= budget.share:
+            oldest = next(iter(self._keyless), None)
+            if oldest is None and budget.used >= budget.limit:
+                oldest = next(iter(self._idle), None)
+            most = max(self._peers, key=self._peers.__getitem__, default=peer)
+            if scarce:
+                text = f"the host has {descriptor:,} descriptors open, {budget.used:,} of them connections"
+            else:
+                text = f"the host has {budget.used:,} of {budget.limit:,} connections in use"
+            self._tell(f"peer {most}", f"{text}, {budget.held(UNKNOWN):,} of them without a key")
+            if oldest is None:
+                break
+            self._close(oldest)
+            scarce = False
+
+    def _close(self, connection: Connection) -> None:
+        self._count("no_room")
+        self.lost(connection)
+        connection.drop()
+
+    def _forget_keyless(self, connection: Connection) -> None:
+        del self._keyless[connection]
+        self._peers[connection.peer] -= 1
+        if not self._peers[connection.peer]:
+            del self._peers[connection.peer]
+
+    def _place(self, connection: Connection, queue: OrderedDict[Connection, float] | None) -> None:
+        if connection.queue is not None:
+            del connection.queue[connection]
+        connection.queue = queue
+        if queue is not None:
+            queue[connection] = self._now
+
+    def _look(self) -> None:
+        """Close what has done nothing for too long."""
+        self._now = self._loop.time()
+        for queue, limit_s in self._deadlines:
+            while queue:
+                connection, since = next(iter(queue.items()))
+                if self._now - since < limit_s:
+                    break
+                self._count("too_slow")
+                self._place(connection, None)
+                connection.on_timeout()
+        self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look) if self._budget.used else None
+
+    def _count(self, reason: str) -> None:
+        self._host.incidents.counts[f"connections_{reason}"] += 1
+
+    def _tell(self, who: str, text: str) -> None:
+        """Log it and keep an incident, once a minute for each."""
+        if self._now - self._told.get(who, -_TELL_EVERY_S) < _TELL_EVERY_S:
+            return
+        if len(self._told) > 1000:
+            self._told.clear()
+        self._told[who] = self._now
+        line = f"{who}: {text}"
+        _log.warning("%s", line)
+        self._host.incidents.report(Incident(at=self._host.now(), kind="connections", text=line))
