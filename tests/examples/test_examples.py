@@ -81,8 +81,12 @@ SHOWN = {
 }
 
 
+SERVERS = {"in_a_web_app.py"}
+"""Those that serve until a signal comes: `tests/server/test_lifespan.py` runs it."""
+
+
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == SHOWN.keys()
+    assert {path.name for path in EXAMPLES.glob("*.py")} == SHOWN.keys() | SERVERS
 
 
 @pytest.mark.parametrize("name", sorted(SHOWN))

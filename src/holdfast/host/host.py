@@ -25,6 +25,7 @@ from holdfast.host.patience import patiently
 from holdfast.host.readers import PAGE
 from holdfast.host.recovery import recover
 from holdfast.host.schedules import Schedule, Schedules
+from holdfast.host.server_exit import ServerExit
 from holdfast.host.session import Session
 from holdfast.host.settlements import Settlements
 from holdfast.host.statistics import DrainReport, HostStatistics, Incident, Incidents, Recovery
@@ -121,6 +122,9 @@ class Host:
         self._closing: asyncio.Task[None] | None = None
         self._patience: asyncio.Timeout | None = None
         self._watch: LoopWatch | None = None
+        self._server_exit: ServerExit | None = None
+        self.on_streams_close: list[Callable[[], object]] = []
+        """Called before the streams are ended: what serves them tells its readers that they may come back."""
         self._streams_closed = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -146,6 +150,8 @@ class Host:
             "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
         ).open()
         try:
+            if not getattr(self.loop, "virtual", False):
+                self._server_exit = ServerExit(self.loop, self._server_exits)
             if self.settings.loop_block_s and not getattr(self.loop, "virtual", False):
                 self._watch = LoopWatch(self.loop, limit_s=self.settings.loop_block_s, report=self._loop_blocked)
                 self._watch.start()
@@ -219,6 +225,8 @@ class Host:
             self.upkeep.close()
             if self._watch is not None:
                 self._watch.close()
+            if self._server_exit is not None:
+                self._server_exit.close()
             await self.scope.stop("the host closes", kind="shutdown")
             self._adoption.restore()
             for pool in self._pools.values():
@@ -226,9 +234,20 @@ class Host:
             process_host().cells.close()
             await self.store.close()
 
+    def _server_exits(self) -> None:
+        """The web server around this host shuts down: it closes this host only after the streams have ended."""
+
+        async def end() -> None:
+            await self.drain()
+            self.close_streams()
+
+        self.start_task(end(), "end the streams")
+
     def close_streams(self) -> None:
         """End all event streams, after what they have still to read; new ones end at the end of their log."""
         self._streams_closed = True
+        for tell in self.on_streams_close:
+            tell()
         for actor in self.actors.values():
             actor.log.close()
 

@@ -133,9 +133,11 @@ class App:
 
     async def __aenter__(self) -> App:
         await self.native.stops.__aenter__()
+        self.host.on_streams_close.append(self.native.close_waits)
         return self
 
     async def __aexit__(self, *error: object) -> None:
+        self.host.on_streams_close.remove(self.native.close_waits)
         await self.native.stops.__aexit__(*error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -205,7 +205,6 @@ async def serve_until(
                 why = await asked
                 note(f"{why}: draining, at most {settings.drain_s:g} s; once more ends the process at once")
                 report = await host.drain(deadline_s=settings.drain_s)
-                app.native.close_waits()
                 host.close_streams()
                 await _last_frames(app)
                 server.should_exit = True

@@ -1,0 +1,53 @@
+"""A web server around a host: see that it shuts down, so that streams end and it can.
+
+A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown, and an event stream is
+a connection that stays open: neither would ever end. uvicorn's signal handler is a method of its server object, which
+says by ``should_exit`` that the shutdown began. That is looked at, and nothing of the server is changed.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+__all__ = ["ServerExit"]
+
+_LOOK_EVERY_S = 0.2
+
+
+class ServerExit:
+    """Calls `on_exit` once the web server whose signal handlers this process has shuts down. Of one loop.
+
+    Parameters:
+        loop: the host's.
+        on_exit: called on the loop, at most once.
+    """
+
+    __slots__ = ("_loop", "_on_exit", "_timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[], object]) -> None:
+        self._loop = loop
+        self._on_exit = on_exit
+        self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if _server_exits():
+            self._on_exit()
+        else:
+            self._timer = self._loop.call_later(_LOOK_EVERY_S, self._look)
+
+
+def _server_exits() -> bool:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        server = getattr(signal.getsignal(number), "__self__", None)
+        if getattr(server, "should_exit", None) is True:
+            return True
+    return False
