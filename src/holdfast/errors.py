@@ -416,6 +416,13 @@ class AlreadyAnswered(Conflict):
     code = "already_answered"
 
 
+class CallMismatch(Conflict):
+    """The call that was approved is not the one that the question asks for now."""
+
+    code = "call_mismatch"
+    default_hint = "look at the question again; approve it with the call_hash that it has now"
+
+
 class HistoryChanged(Conflict):
     """The transcript is not what you saw: something was written to it since."""
 
@@ -551,6 +558,13 @@ class Forbidden(AccessDenied):
     """The key is valid, but its role does not allow this."""
 
     code = "forbidden"
+
+
+class ApprovalKeyRequired(AccessDenied):
+    """An agent of this server could use any stored credential, so an approval needs a key that a person typed."""
+
+    code = "approval_key_required"
+    default_hint = "type the approval key that 'holdfast serve' shows at its terminal, or answer there"
 
 
 class HostRefused(AccessDenied):

@@ -167,6 +167,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="origins of web pages that may call, such as `https://chat.example.org`")
     ] = ()
 
+    public_agents: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="agents that keys and tokens without a list of their own may name, `*` for all; "
+            "none here: the default agent only. Admin keys may name all"
+        ),
+    ] = ()
+
     # Signed tokens of an identity provider, beside API keys
     jwt_secret: Annotated[
         str, Meta(description="secret with which bearer tokens (JWT) are signed by HS256, 32 characters or more")

@@ -375,7 +375,7 @@ def test_a_review_of_calls_is_an_approval_of_each(decision: str) -> None:
                 for question in await asked(session, count):
                     tools.append((question.kind, question.tool, question.arguments))
                     if decision == "approve":
-                        await session.approve(question.question_id)
+                        await session.approve(question)
                     else:
                         await session.deny(question.question_id, reason="too much")
             assert (await session.wait(receipt.message_id)).text == "done"
@@ -413,7 +413,7 @@ def test_questions_and_answers_can_be_mapped() -> None:
             receipt = await session.send("hi")
             (question,) = await asked(session)
             assert (question.tool, question.arguments, question.text) == ("order", ["tea"], "Order?")
-            await session.approve(question.question_id, note="fine")
+            await session.approve(question, note="fine")
             assert (await session.wait(receipt.message_id)).text == "{'ok': True, 'note': 'fine', 'of': 1}"
 
     run(test())
@@ -430,7 +430,7 @@ def test_a_breakpoint_of_the_graph_asks_for_leave_to_go_on(decision: str) -> Non
             (question,) = await asked(session)
             assert (question.kind, question.text) == ("approval", "router stopped before story. May it go on?")
             if decision == "approve":
-                await session.approve(question.question_id)
+                await session.approve(question)
                 assert (await session.wait(receipt.message_id)).text == "a story for: a story"
             else:
                 await session.deny(question.question_id, reason="no stories")

@@ -139,7 +139,7 @@ async def approve_all(session: Session) -> None:
             return
         for question in await session.questions():
             try:
-                await session.approve(question.question_id)
+                await session.approve(question)
             except UnknownQuestion:
                 pass
         await asyncio.sleep(0.05)

@@ -619,7 +619,7 @@ def test_a_call_waits_for_its_approval_while_others_go_on(decision: str) -> None
         assert results(await log_of(host, "s"))["nap"] == ("ok", "napped 0")
         match decision:
             case "approve":
-                await session.approve(question.question_id)
+                await session.approve(question)
             case "deny":
                 await session.deny(question.question_id, reason="not today")
             case _:

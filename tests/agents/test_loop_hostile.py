@@ -79,7 +79,7 @@ def test_a_run_leaves_the_memory_only_when_all_that_it_and_its_children_ask_is_t
         questions = await session.questions()
         assert len(questions) == 3
         for number in order:
-            await session.approve(questions[number].question_id)
+            await session.approve(questions[number])
             await asyncio.sleep(0.1)
         await approve_all(session)
         assert await results(host, "s") == [
@@ -165,7 +165,7 @@ def test_a_call_that_has_its_result_is_told_as_it_was_although_its_tool_is_gone_
             return (await asked(host.session("s"), 1))[0]
 
         async def after(host: Host, question: Question, seen: list[tuple[ModelMessage, ...]] = seen) -> None:
-            await host.session("s").approve(question.question_id)
+            await host.session("s").approve(question)
             await asyncio.sleep(0.5)
             assert not await host.session("s").questions()
             (*_, last) = seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -22,6 +23,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.cli.keyring import _ring
+from holdfast.settings import load_settings
 
 HOLDFAST = [str(Path(sys.executable).parent / "holdfast")]
 LIMIT_S = 30.0
@@ -108,6 +111,17 @@ def start(folder: Path, *arguments: str, **environment: str) -> Served:
     if not line:
         raise AssertionError(process.communicate(timeout=LIMIT_S))
     return Served(process, folder, json.loads(line))
+
+
+def approval_key(folder: Path) -> str:
+    """Make an approval key for the sessions of `local` in a folder whose server is not started yet."""
+
+    async def make() -> str:
+        async with _ring(load_settings().store) as ring:
+            return (await ring.create(principal="local", role="approver"))[1]
+
+    with chdir(folder):
+        return asyncio.run(make())
 
 
 @contextmanager

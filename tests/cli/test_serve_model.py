@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from holdfast.cli import app
 from holdfast.cli.exits import Exit
 from holdfast.cli.serving import AssistantFlags, serve
-from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served, terminal
+from tests.cli.processes import HOLDFAST, LIMIT_S, approval_key, clean_environment, run, served, terminal
 from tests.tools.test_assistant import programs_in
 
 REPORT = "make a report about the files here"
@@ -149,6 +149,7 @@ def test_flags_of_the_assistant_without_a_model_are_a_mistake(flags: list[str]) 
 def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         variables = stack.enter_context(model_server()) if model.startswith("openai") else {}
+        key = approval_key(tmp_path)
         server = stack.enter_context(served(tmp_path, "--model", model, "--workspace", "work", **variables))
         work = tmp_path / "work"
         (work / "README.md").write_text("# A project of mine\n")
@@ -168,9 +169,43 @@ def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_pa
         screen.type("run rm -rf nothing\n")
         screen.expect("y/n>")
         screen.type("y\n")
+        screen.expect("approval key (not shown)> ")
+        screen.type(f"{key}\n")
         screen.expect("(nothing)")
         screen.expect("> ")
         screen.type(CTRL_D)
         screen.expect("bye")
         assert screen.end() == 0
         assert server.end() == 0
+
+
+def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_shows(tmp_path: Path) -> None:
+    arguments = ("serve", "--model", "scripted:demo", "--approve", "all", "--port", "0")
+    with terminal(*arguments, folder=tmp_path, HOLDFAST_DRAIN_S="0.2") as serve:
+        serve.expect("approval key of this start")
+        key = "hfa_" + serve.expect("\r\n").partition("hfa_")[2].strip()
+        url = "http" + serve.expect(" (pid").rpartition("http")[2].removesuffix(" (pid")
+        here = {"HOLDFAST_URL": url}
+        run("send", "run echo one > one.txt", "-s", "a", folder=tmp_path, **here)
+        serve.expect("session a of local asks: terminal")
+        serve.expect("type: approve ")
+        short = serve.expect(" ").strip()
+        serve.type("approve 00000000\n")
+        serve.expect("no calls with 00000000")
+        serve.type(f"approve {short}\n")
+        serve.expect(f"approved: {short}")
+        until((tmp_path / "one.txt").exists)
+        with terminal("chat", "-s", "b", folder=tmp_path, **here) as chat:
+            chat.expect("> ")
+            chat.type("run echo two > two.txt\n")
+            chat.expect("y/n> ")
+            chat.type("y\n")
+            chat.expect("approval key (not shown)> ")
+            chat.type(f"{key}\n")
+            chat.expect("[approved]")
+            until((tmp_path / "two.txt").exists)
+            chat.expect("tokens]")
+            chat.type(CTRL_D)
+            assert chat.end() == 0
+        serve.type(CTRL_C)
+        assert serve.end() == 0

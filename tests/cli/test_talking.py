@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.processes import Served, served, terminal
+from tests.cli.processes import Served, approval_key, served, terminal
 
 CTRL_D = "\x04"
+KEYS: dict[Path, str] = {}
+"""The approval key of each server, which nothing has but the person in the test."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """One server for all tests of this module; each uses a session of its own."""
     folder = tmp_path_factory.mktemp("talking")
+    KEYS[folder] = approval_key(folder)
     with served(folder, "--model", "scripted:demo", "--approve", "all", HOLDFAST_GRACE_S="0.3") as running:
         yield running
 
@@ -43,8 +46,24 @@ def test_a_call_is_approved_or_denied(server: Served) -> None:
     listed = server.run("ps").stdout
     assert "suspended" in listed and "approve asks: terminal" in listed and "holdfast approve" in listed
     assert "echo it is done" in server.run("questions", "-s", "approve").stdout
-    approved = server.run("approve", "-s", "approve", "--json")
-    assert json.loads(approved.stdout)["question_id"] == question
+    listed = server.run("questions", "-s", "approve", "--json").stdout
+    call = json.loads(listed)["questions"][0]["call_hash"]
+    assert call in server.run("questions", "-s", "approve").stdout
+    unsaid = server.run("approve", "-s", "approve", "--json")
+    assert (unsaid.returncode, "which call" in unsaid.stderr) == (2, True)
+    other = server.run("approve", "-s", "approve", "--call", "0" * 32, "--json")
+    assert (other.returncode, json.loads(other.stderr)["error"]["code"]) == (4, "call_mismatch")
+    nobody = server.run("approve", "-s", "approve", "--call", call, "--json")
+    assert (nobody.returncode, json.loads(nobody.stderr)["error"]["code"]) == (4, "approval_key_required")
+    assert not (server.folder / "done.txt").exists()
+    with terminal("approve", "-s", "approve", folder=server.folder, HOLDFAST_URL=server.url) as screen:
+        screen.expect('may it call terminal {"command":"echo it is done > done.txt"')
+        screen.expect("y/n> ")
+        screen.type("y\n")
+        screen.expect("approval key: ")
+        screen.type(f"{KEYS[server.folder]}\n")
+        screen.expect(f"approved: {question}")
+        assert screen.end() == 0
     answer_of(server, "approve")
     assert (server.folder / "done.txt").read_text() == "it is done\n"
     asking(server, "approve", "run echo again > again.txt")
@@ -108,6 +127,13 @@ def test_a_chat_asks_for_approval_and_shows_the_call(server: Served) -> None:
         screen.type("perhaps\n")
         screen.expect("write y or n")
         screen.type("y\n")
+        screen.expect("approval key (not shown)> ")
+        screen.type("hfa_wrong\n")
+        screen.expect("no approval key for this session")
+        screen.expect("y/n> ")
+        screen.type("y\n")
+        screen.expect("approval key (not shown)> ")
+        screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("[approved]")
         screen.expect("42")
         screen.expect("[terminal ok]")
@@ -140,6 +166,8 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.type("/status\n")
         screen.expect("suspended")
         screen.type("/approve\n")
+        screen.expect("approval key (not shown)> ")
+        screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("[approved]")
         screen.expect("[terminal sleep 600]")
         screen.type("/tree\n")
@@ -179,6 +207,8 @@ def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
         screen.type("start sleep 2; exit 3\n")
         screen.expect("y/n> ")
         screen.type("y\n")
+        screen.expect("approval key (not shown)> ")
+        screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("tokens]")
         screen.expect("[message: [process")
         screen.type(CTRL_D)

@@ -98,7 +98,7 @@ def test_a_call_waits_for_its_approval() -> None:
         assert (await session.runs())[0].questions == (question,)
         with pytest.raises(InvalidRequest):
             await session.answer(question.question_id, "yes")
-        given = await session.approve(question.question_id, note="fine")
+        given = await session.approve(question, note="fine")
         assert (given.decision, given.text, given.by) == ("approved", "fine", "local")
         assert (await session.wait(message_id, timeout_s=10)).text == "it says: a.txt is erased"
         assert await session.questions() == []
@@ -124,7 +124,7 @@ def test_a_question_gets_its_answer() -> None:
         question, message_id = await asked(session, "asker")
         assert (question.kind, question.text) == ("question", "which colour?")
         with pytest.raises(InvalidRequest):
-            await session.approve(question.question_id)
+            await session.approve(question)
         with pytest.raises(UnknownQuestion):
             await session.answer("no such", "x")
         with pytest.raises(UnknownSession):

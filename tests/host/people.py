@@ -177,7 +177,7 @@ async def say_yes(session: Session, question: Question) -> None:
         if question.kind == "question":
             await session.answer(question.question_id, "yes")
         else:
-            await session.approve(question.question_id)
+            await session.approve(question)
     except UnknownQuestion:
         pass
 

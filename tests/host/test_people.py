@@ -124,7 +124,7 @@ def test_an_answer_that_is_repeated_is_the_first_one_and_another_is_refused() ->
             await session.send("x", agent="present")
             question = await first_question(session)
             with pytest.raises(InvalidRequest):
-                await session.approve(question.question_id)
+                await session.approve(question)
             first = await session.answer(question.question_id, "go")
             assert await session.answer(question.question_id, "go") == first
             with pytest.raises(AlreadyAnswered):

@@ -40,6 +40,9 @@ async def failing(run: Run) -> None:
     raise RuntimeError("it broke")
 
 
+EVERYBODY = {"public_agents": ("*",)}
+"""Keys without a list of agents may name all, as most tests have several."""
+
 AGENTS = (echo, endless, counting, failing)
 
 
@@ -82,7 +85,9 @@ async def live(
     *agents: Any, store: str | Store = "memory://", headers: dict[str, str] | None = None, **settings: Any
 ) -> AsyncIterator[Live]:
     """A server with `agents` (by default those of this module) and settings that suit tests."""
-    chosen = Settings(**{"port": 0, "drain_s": 0.2, "grace_s": 0.2, "kill_after_s": 0.2, **settings})
+    chosen = Settings(
+        **{"port": 0, "drain_s": 0.2, "grace_s": 0.2, "kill_after_s": 0.2, "public_agents": ("*",), **settings}
+    )
     host = Host(agents=agents or AGENTS, store=store, settings=chosen)
     loop = asyncio.get_running_loop()
     started: asyncio.Future[Running] = loop.create_future()

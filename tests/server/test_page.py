@@ -165,6 +165,8 @@ def test_a_call_is_approved_on_the_page_and_its_progress_is_shown() -> None:
         buttons = re.findall("<button[^>]*>", text)
         assert buttons[0] == "<button disabled hidden>", "Enter behind a reason to deny presses the first one"
         form = {"session": "s", "question": question, "decision": "approve", "text": ""}
+        form["call_hash"] = (await server.host.session("s").questions())[0].call_hash
+        assert f'name="call_hash" value="{form["call_hash"]}"' in text
         for headers in ({}, {"origin": "http://evil.example"}, {"origin": "null"}):
             refused = await server.http.post("/", data=form, headers=headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "origin_refused")

@@ -119,7 +119,7 @@ def test_it_asks_before_what_it_was_told_to_ask_about(
             question = await question_of(session, receipt.cursor)
             assert (question.tool, question.arguments) == ("terminal", {"command": command})
             assert (folder / "build").exists()
-            await session.approve(question.question_id)
+            await session.approve(question)
         assert (await session.wait(receipt.message_id)).state == "completed"
         assert (folder / "build").exists() is ("rm" not in command)
 
@@ -148,7 +148,7 @@ def test_what_a_child_or_a_script_does_is_asked_about_too(folder: Path) -> None:
             receipt = await session.send(text)
             question = await question_of(session, receipt.cursor)
             assert question.arguments == DANGEROUS
-            await session.approve(question.question_id)
+            await session.approve(question)
             assert (await session.wait(receipt.message_id)).state == "completed"
             assert not (folder / "build").exists()
 

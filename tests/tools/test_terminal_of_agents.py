@@ -209,7 +209,7 @@ def test_a_person_can_be_asked_before_each_command(tmp_path: Path) -> None:
                 while not (open_ := await session.questions()):
                     await asyncio.sleep(0.01)
             assert not (tmp_path / "made").exists()
-            await decision(open_[0].question_id)
+            await decision(open_[0])
             settled = await session.wait(receipt.message_id, timeout_s=15)
             assert said in settled.text, settled
             assert (tmp_path / "made").exists() == (decision == session.approve)
@@ -242,7 +242,7 @@ def test_what_is_written_to_a_shell_in_the_background_is_asked_about(tmp_path: P
                 while not (open_ := await session.questions()):
                     await asyncio.sleep(0.01)
             assert open_[0].tool == name
-            await (session.approve if name == "start_process" else session.deny)(open_[0].question_id)
+            await (session.approve if name == "start_process" else session.deny)(open_[0])
         assert (await session.wait(receipt.message_id, timeout_s=15)).text == "done"
         assert (tmp_path / "build").exists()
 

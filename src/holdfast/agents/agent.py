@@ -89,6 +89,11 @@ class Agent:
         return tuple(found)
 
     @property
+    def unwalled(self) -> bool:
+        """Whether programs that a model starts run with the rights of the host's user."""
+        return any(toolset.unwalled for toolset in self.toolsets)
+
+    @property
     def executes(self) -> bool:
         """Whether it may do on this machine what a model says."""
         return any(toolset.executes for toolset in self.toolsets)

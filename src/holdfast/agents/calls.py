@@ -13,6 +13,7 @@ from holdfast.agents.call import Call, start_call
 from holdfast.agents.placing import Placement, placement_of
 from holdfast.agents.results import told_briefly
 from holdfast.errors import CallFailed, Interrupted, LimitExceeded, ToolFailed
+from holdfast.protocol.call_hash import is_for_another_call
 from holdfast.protocol.events import ToolFinished, ToolStarted
 from holdfast.protocol.messages import Question, Usage
 
@@ -123,17 +124,19 @@ async def _in_scope(run: Run, wanted: Wanted) -> Any:
 async def approved(run: Run, call_id: str, tool: Tool, arguments: dict[str, Any]) -> None:
     """Ask a person for leave to make a call inside of another one. Raises `ToolFailed` if there is none."""
     answer = run._journal.answer(call_id)
+    question = Question(
+        question_id=call_id,
+        kind="approval",
+        text=f"May {tool.name} be called?",
+        tool=tool.name,
+        arguments=arguments,
+    )
     if answer is None:
-        question = Question(
-            question_id=call_id,
-            kind="approval",
-            text=f"May {tool.name} be called?",
-            tool=tool.name,
-            arguments=arguments,
-        )
         with run._deadlines_held():
             await run._surroundings.suspend(question)
             answer = await run._surroundings.answered(call_id)
+    if is_for_another_call(answer, question):
+        raise ToolFailed("the call that a person approved was another one; it was not made")
     match answer.decision:
         case "approved":
             return

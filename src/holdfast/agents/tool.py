@@ -220,9 +220,12 @@ class Toolset:
     """A group of tools with a life of its own: derive from it, and put an object of it among an agent's tools.
 
     ``executes`` says that it does on this machine what a model says: a server then demands a token, even on loopback.
+    ``unwalled`` says that programs of it run with the rights of the server's user, so that they could use any
+    credential in a file or an environment: a server then takes an approval from a person only.
     """
 
     executes: bool = False
+    unwalled: bool = False
 
     def tools(self) -> Sequence[Tool]:
         """The tools as they are now; asked at the start of each run."""

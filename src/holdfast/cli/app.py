@@ -308,16 +308,21 @@ def approve(
     question: Question = None,
     session: Session = "main",
     note: Annotated[str, typer.Option("--note", help="A word to the model.")] = "",
+    call: Annotated[
+        str | None,
+        typer.Option("--call", metavar="HASH", help="The call that was shown, as 'holdfast questions' names it."),
+    ] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Let a call be made that a run asks approval for."""
+    """Approve a call. Without --call it is shown, and you are asked."""
     from holdfast.cli.answering import approve as answering
     from holdfast.cli.connection import Target
 
-    sys.exit(answering(Target(url=url, key=key, user=user, as_json=json), session, question, text=note))
+    target = Target(url=url, key=key, user=user, as_json=json)
+    sys.exit(answering(target, session, question, text=note, call_hash=call))
 
 
 @app.command()
@@ -561,6 +566,14 @@ def create_key(
     principal: Annotated[str, typer.Argument(help="Whose key: the owner of the sessions.")],
     role: Annotated[str, typer.Option("--role", help="user, trusted (may act for others) or admin.")] = "user",
     label: Annotated[str, typer.Option("--label", help="A note for people.")] = "",
+    agent: Annotated[
+        list[str] | None,
+        typer.Option("--agent", help="An agent that the key may name (repeatable). Default: the public agents."),
+    ] = None,
+    approve: Annotated[
+        bool,
+        typer.Option("--approve", help="Make an approval key: a person types it to approve calls; it opens nothing."),
+    ] = False,
     store: Store = None,
     url: Url = None,
     key: Key = None,
@@ -568,9 +581,12 @@ def create_key(
 ) -> None:
     """Make a key. It is shown once; the store has its hash. From the first key on, every request needs one."""
     from holdfast.cli.connection import Target
-    from holdfast.cli.keyring import create
+    from holdfast.cli.keyring import create, create_approval_key
 
-    sys.exit(create(Target(url=url, key=key, as_json=json), store, principal=principal, role=role, label=label))
+    target = Target(url=url, key=key, as_json=json)
+    if approve:
+        sys.exit(create_approval_key(target, store, principal=principal, label=label))
+    sys.exit(create(target, store, principal=principal, role=role, label=label, agents=agent))
 
 
 @keys.command("list")
@@ -585,16 +601,19 @@ def list_keys(store: Store = None, url: Url = None, key: Key = None, json: Json 
 @keys.command("revoke")
 def revoke_key(
     key_id: Annotated[str, typer.Argument(help="The key's id, k_…")],
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Stop its principal's sessions and pause its schedules, too.")
+    ] = False,
     store: Store = None,
     url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Make a key invalid at once."""
+    """Make a key invalid at once and end its streams. What goes on is named."""
     from holdfast.cli.connection import Target
     from holdfast.cli.keyring import revoke
 
-    sys.exit(revoke(Target(url=url, key=key, as_json=json), store, key_id))
+    sys.exit(revoke(Target(url=url, key=key, as_json=json), store, key_id, stop=stop))
 
 
 ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule's id.")]

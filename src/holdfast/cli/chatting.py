@@ -12,15 +12,24 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING
 
 from holdfast.cli.connection import Target, run
 from holdfast.cli.exits import Exit
 from holdfast.cli.screen import JsonScreen, Screen
+from holdfast.cli.secret_input import hidden_typing
 from holdfast.cli.slash import command_of
-from holdfast.errors import HoldfastError, UnknownSession
+from holdfast.errors import (
+    AlreadyAnswered,
+    ApprovalKeyRequired,
+    CallMismatch,
+    HoldfastError,
+    InvalidRequest,
+    UnknownQuestion,
+    UnknownSession,
+)
 from holdfast.protocol.events import (
     Event,
     Gap,
@@ -31,6 +40,7 @@ from holdfast.protocol.events import (
     RunSuspended,
     format_cursor,
 )
+from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
@@ -43,6 +53,8 @@ _SHOWN_ENTRIES = 6
 _LOOK_BACK = 200
 _PATIENCE_S = 120.0
 _LAST_LINE_S = 2.0
+_LOOK_S = 1.0
+"""For so long a typed y does not count for a call that took the place of another: it was meant for that one."""
 _WAITS = {
     "queued": "it waits for its turn",
     "steering": "the agent hears it before its next step",
@@ -54,6 +66,8 @@ _WAITS = {
 
 def chat(target: Target, session: str, *, agent: str | None) -> Exit:
     """Talk to the agent of a session until the input ends."""
+
+    make_undumpable()  # a key that is typed stays in this process
 
     async def work() -> Exit:
         async with target.client() as client:
@@ -119,14 +133,23 @@ class _Lines:
         return True
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        while True:
-            while not self._lines:
-                self._more = self._loop.create_future()
-                await self._more
-            line = self._lines.popleft()
-            if line is None:
-                return
+        while (line := await self._next()) is not None:
             yield line
+
+    async def _next(self) -> str | None:
+        while not self._lines:
+            self._more = self._loop.create_future()
+            await self._more
+        return self._lines.popleft()
+
+    async def secret(self, ask: Callable[[], None]) -> str:
+        """The next line, typed without an echo; empty when the input has ended. It is asked for once nothing echoes."""
+        with hidden_typing(0):
+            ask()
+            line = await self._next()
+        if line is None:
+            self._lines.append(None)
+        return (line or "").strip()
 
 
 class _Conversation:
@@ -156,6 +179,9 @@ class _Conversation:
         self._interrupted_at: float | None = None
         self._actions: set[asyncio.Task[None]] = set()
         self._questions: dict[str, Question] = {}
+        self._shown: Question | None = None
+        self._taken_from = 0.0
+        self._own: set[str] = set()  # ids of the questions that are answered here
         self._leaving = False
 
     async def run(self) -> None:
@@ -229,8 +255,8 @@ class _Conversation:
             if command is not None:
                 slash, text = command
                 await slash.work(self, text)
-            elif line and self._questions and sys.stdin.isatty():
-                await self._answer(next(iter(self._questions.values())), line)
+            elif line and self._shown is not None and sys.stdin.isatty():
+                await self._answer(self._shown, line)
             elif line:
                 await self.say(line.removeprefix("/"))
                 return
@@ -242,26 +268,64 @@ class _Conversation:
     async def _answer(self, question: Question, line: str) -> None:
         """The person's line is the answer; for an approval it is yes, no, or no and a reason."""
         word, _, rest = line.partition(" ")
-        if question.kind == "question":
-            await self.session.answer(question.question_id, line)
-        elif line.lower() in ("y", "yes"):
-            await self.session.approve(question.question_id)
-        elif word.lower() in ("n", "no"):
-            await self.session.deny(question.question_id, reason=rest.strip())
-        else:
-            self.screen.line("write y or n; /queue TEXT sends a message meanwhile")
-            return
+        self._own.add(question.question_id)
+        try:
+            if question.kind == "question":
+                await self.session.answer(question, line)
+            elif line.lower() in ("y", "yes"):
+                await self.approve(question)
+            elif word.lower() in ("n", "no"):
+                await self.session.deny(question, reason=rest.strip())
+            else:
+                self.screen.line("write y or n; /queue TEXT sends a message meanwhile")
+                return
+        except (UnknownQuestion, AlreadyAnswered, CallMismatch):
+            self.answered(question.question_id)  # it is over: the next one is shown, and asked for by itself
+            raise
         self.answered(question.question_id)
+
+    async def approve(self, question: Question, note: str = "") -> None:
+        """Approve the call that was shown; the person is asked for the approval key where one is needed."""
+        if question is self._shown and self._loop.time() < self._taken_from:
+            raise InvalidRequest(
+                "another call was shown just now, in the place of the one before", hint="look at it, then answer"
+            )
+        try:
+            await self.session.approve(question, note=note)
+        except ApprovalKeyRequired as error:
+            if not sys.stdin.isatty():
+                raise
+            self.screen.line(f"{error.message}; {error.hint}")
+            self._client.approval_key = await self._lines.secret(
+                lambda: self.screen.prompt("approval key (not shown)> ")
+            )
+            try:
+                await self.session.approve(question, note=note)
+            except ApprovalKeyRequired:
+                self._client.approval_key = None
+                raise
+
+    def shown(self, kind: str) -> Question:
+        """The question that was shown last. Raises `UnknownQuestion` if none of that kind was."""
+        if self._shown is None or self._shown.kind != kind:
+            raise UnknownQuestion(f"nothing waits for {'an answer' if kind == 'question' else 'an approval'}")
+        self._own.add(self._shown.question_id)
+        return self._shown
 
     def answered(self, question_id: str) -> None:
         """A question is not open any more."""
         self._questions.pop(question_id, None)
+        if self._shown is not None and self._shown.question_id == question_id:
+            self._shown = None
 
-    def _prompt(self) -> None:
-        """Ask for what is needed next."""
+    def _prompt(self, *, replaced: bool = False) -> None:
+        """Ask for what is needed next; what the person types then is for the question that is shown here."""
         if self._questions:
-            self.screen.question(next(iter(self._questions.values())))
+            self._shown = next(iter(self._questions.values()))
+            self._taken_from = self._loop.time() + _LOOK_S if replaced else 0.0
+            self.screen.question(self._shown)
         else:
+            self._shown = None
             self.screen.prompt()
 
     async def say(self, text: str, policy: Policy = "queue") -> None:
@@ -322,15 +386,16 @@ class _Conversation:
 
     def _ask(self, event: RunSuspended | RunResumed) -> None:
         """Show the oldest open question, when one was asked or answered."""
+        before = self._shown
         if isinstance(event, RunSuspended):
             self._questions[event.question.question_id] = event.question
             self._wake()
             if len(self._questions) > 1:
                 return
         else:
-            self._questions.pop(event.answer.question_id, None)
-        if self._questions:
-            self._prompt()
+            self.answered(event.answer.question_id)
+        if self._questions and self._shown is None:
+            self._prompt(replaced=before is not None and before.question_id not in self._own)
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -344,6 +409,7 @@ class _Conversation:
         elif isinstance(event, RunFinished):
             self._last_ended = event.run_id
             self._questions.clear()
+            self._shown = None
             if event.run_id == self._run_id:
                 self._run_id = None
         elif isinstance(event, MessageSettled):

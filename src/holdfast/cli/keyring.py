@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
@@ -13,29 +14,34 @@ import msgspec
 from holdfast import ids
 from holdfast.cli.connection import Target, run
 from holdfast.cli.exits import Exit
-from holdfast.cli.output import age, note, say, say_json, say_table
+from holdfast.cli.output import age, note, say, say_json, say_table, visible
+from holdfast.cli.secret_input import read_secret, show_on_terminal
 from holdfast.clock import system_clock
-from holdfast.errors import ConfigurationError, StoreLocked
+from holdfast.errors import ApprovalKeyRequired, ConfigurationError, StoreLocked
+from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
     from holdfast.client import Client
     from holdfast.server import KeyRing
-    from holdfast.server.exchange import Role
+    from holdfast.server.auth import KeyRole
 
-__all__ = ["create", "revoke", "show"]
+__all__ = ["create", "create_approval_key", "revoke", "show"]
 
+_STOP_S = 120.0
 _ROLES = ("user", "trusted", "admin")
 
 
-def create(target: Target, store: str | None, *, principal: str, role: str, label: str) -> Exit:
+def create(
+    target: Target, store: str | None, *, principal: str, role: str, label: str, agents: list[str] | None
+) -> Exit:
     """Make a key and show its secret this once."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
-        record, secret = await ring.create(principal=principal, role=cast("Role", role), label=label)
+        record, secret = await ring.create(principal=principal, role=cast("KeyRole", role), label=label, agents=agents)
         return {"key": _plain(record), "secret": secret}
 
     async def on_server(client: Client) -> dict[str, Any]:
-        body = {"principal": principal, "role": role, "label": label}
+        body = {"principal": principal, "role": role, "label": label, "agents": agents}
         return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
 
     async def work() -> None:
@@ -48,6 +54,33 @@ def create(target: Target, store: str | None, *, principal: str, role: str, labe
         say(made["secret"])
         note(f"This is the key {made['key']['key_id']} of {principal} with role {role}. It is shown only now: keep it.")
         note("From the first key on, every request needs one: export HOLDFAST_KEY=…")
+
+    return run(work, as_json=target.as_json)
+
+
+def create_approval_key(target: Target, store: str | None, *, principal: str, label: str) -> Exit:
+    """Make a key for approvals, and show it on the terminal and nowhere else: what is redirected, an agent may read."""
+
+    async def in_store(ring: KeyRing) -> dict[str, Any]:
+        record, secret = await ring.create(principal=principal, role="approver", label=label)
+        return {"key": _plain(record), "secret": secret}
+
+    async def on_server(client: Client) -> dict[str, Any]:
+        body = {"principal": principal, "role": "approver", "label": label}
+        try:
+            return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
+        except ApprovalKeyRequired:
+            body["approval_key"] = read_secret("an approval key that is there already, or the one that serve shows: ")
+            return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
+
+    async def work() -> None:
+        if not (sys.stdin.isatty() and show_on_terminal("")):
+            raise ConfigurationError("an approval key is shown on a terminal only", hint="run it at one")
+        make_undumpable()
+        made = await _either(target, store, in_store, on_server)
+        show_on_terminal(made["secret"])
+        note(f"This is the approval key {made['key']['key_id']} of {principal}. It is shown only now.")
+        note("Type it where you are asked for it; keep it in no file and no environment of this machine.")
 
     return run(work, as_json=target.as_json)
 
@@ -67,18 +100,29 @@ def show(target: Target, store: str | None) -> Exit:
     return run(work, as_json=target.as_json)
 
 
-def revoke(target: Target, store: str | None, key_id: str) -> Exit:
-    """Revoke a key."""
+def revoke(target: Target, store: str | None, key_id: str, *, stop: bool) -> Exit:
+    """Revoke a key; with `stop`, end what its principal has. What was ended, and what goes on, is said."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
-        await ring.revoke(key_id)
-        return {"keys": [_plain(record) for record in await ring.records()]}
+        record = await ring.revoke(key_id, again=stop)
+        return {"keys": [_plain(one) for one in await ring.records()], "principal": record.principal}
 
     async def on_server(client: Client) -> dict[str, Any]:
-        return _decoded((await client.request("DELETE", f"/v1/keys/{quote(key_id, safe='')}")).content)
+        path = f"/v1/keys/{quote(key_id, safe='')}"
+        query = {"stop": "true"} if stop else None
+        return _decoded((await client.request("DELETE", path, query=query, reply_s=_STOP_S)).content)
 
-    async def work() -> None:
-        _say_keys(await _either(target, store, in_store, on_server), as_json=target.as_json)
+    async def work() -> Exit:
+        found = await _either(target, store, in_store, on_server)
+        _say_keys(found, as_json=target.as_json)
+        if "running" not in found:
+            note("no server runs; what waits and what is scheduled goes on when one starts")
+            if stop:
+                note(f"start it, then: holdfast keys revoke {key_id} --stop")
+            return Exit.FAILED if stop else Exit.OK
+        if not target.as_json:
+            _say_work(found, key_id)
+        return Exit.OK
 
     return run(work, as_json=target.as_json)
 
@@ -147,6 +191,19 @@ def _decoded(content: bytes) -> dict[str, Any]:
     return decoded
 
 
+def _say_work(found: dict[str, Any], key_id: str) -> None:
+    """What was ended with a key, and what of its principal goes on."""
+    note("its streams and requests were ended")
+    for name, text in (("stopped", "stopped sessions"), ("paused", "paused schedules")):
+        if found[name]:
+            note(f"{text}: {', '.join(map(visible, found[name]))}")
+    for name, text in (("running", "sessions that go on"), ("active", "schedules that go on")):
+        if found[name]:
+            note(f"{text}: {', '.join(map(visible, found[name]))}")
+    if found["running"] or found["active"]:
+        note(f"'holdfast keys revoke {key_id} --stop' ends what {visible(found['principal'])} has")
+
+
 def _say_keys(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         say_json(found)
@@ -154,12 +211,13 @@ def _say_keys(found: dict[str, Any], *, as_json: bool) -> None:
     if not found["keys"]:
         note("no keys: everybody on this machine is 'local'; make one with 'holdfast keys create'")
     say_table(
-        ("key", "principal", "role", "made", "state", "label"),
+        ("key", "principal", "role", "agents", "made", "state", "label"),
         (
             (
                 key["key_id"],
                 key["principal"],
                 key["role"],
+                "" if key.get("agents") is None else ", ".join(key["agents"]) or "none",
                 age(key["created_at"]),
                 "valid" if key["revoked_at"] is None else f"revoked {age(key['revoked_at'])}",
                 key["label"],

@@ -30,6 +30,7 @@ __all__ = [
     "say_receipt",
     "say_table",
     "say_tree",
+    "visible",
 ]
 
 Table = Iterable[Sequence[str]]
@@ -38,6 +39,11 @@ Table = Iterable[Sequence[str]]
 def printable(text: str) -> str:
     """Text that drives no terminal: control characters become dots."""
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+
+
+def visible(text: str) -> str:
+    """Text with what cannot be seen written out: line breaks, escapes, turns of the writing direction."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def fit(text: str, stream: TextIO) -> str:

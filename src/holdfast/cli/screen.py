@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.cli.answering import asked
-from holdfast.cli.output import ended, note, printable, say_json
+from holdfast.cli.answering import whole
+from holdfast.cli.output import ended, note, printable, say_json, visible
 from holdfast.protocol.events import (
     ChildFinished,
     ChildStarted,
@@ -132,10 +132,10 @@ class Screen:
     def question(self, question: Question) -> None:
         """What a run asks, and how the person answers."""
         if question.kind == "question":
-            self.line(f"asks: {question.text}")
+            self.line(f"asks: {visible(question.text)}")
             self.prompt("answer> ")
         else:
-            self.line(f"may it call {asked(question)}?  y, n, or n and a reason")
+            self.line(f"may it call {whole(question)}?  y, n, or n and a reason")
             self.prompt("y/n> ")
 
     def show(self, event: Event | Gap, *, ours: bool, idle: bool) -> None:

@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.cli.approval_terminal import ApprovalTerminal, has_terminal
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import counted, note, say, say_error, say_json
+from holdfast.cli.secret_input import show_on_terminal
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.logs import configure_logging, install_hooks, log_failure, one_line
 from holdfast.runtime import Interrupt
@@ -206,7 +208,13 @@ def _run(work: Coroutine[Any, Any, DrainReport]) -> DrainReport:
 async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_json: bool) -> DrainReport:
     from holdfast.server import serve as serving
 
+    terminals: list[ApprovalTerminal] = []
+
     def ready(running: Running) -> None:
+        if running.app.native.approval_key_required and has_terminal():
+            terminals.append(ApprovalTerminal(host, note))
+            terminals[0].start()
+            show_on_terminal(f"approval key of this start, for chat and the page: {running.app.keys.show_approver()}")
         with suppress(OSError):  # nobody reads our output; it serves all the same
             if as_json:
                 say_json(
@@ -231,7 +239,11 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
             else:
                 note(text)
 
-    return await serving(host, listener, ready=ready, note=at_step)
+    try:
+        return await serving(host, listener, ready=ready, note=at_step)
+    finally:
+        for terminal in terminals:
+            terminal.close()
 
 
 def _say_ready(running: Running, settings: Settings) -> None:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cli.output import age
 from holdfast.cli.sending import attach
-from holdfast.errors import InvalidRequest, UnknownQuestion
+from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from holdfast.cli.screen import Screen
     from holdfast.client import RemoteSession
-    from holdfast.protocol.messages import Attachment, Policy, Receipt, TreeNode
+    from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, TreeNode
 
 __all__ = ["COMMANDS", "Slash", "Talk", "command_of"]
 
@@ -39,6 +39,14 @@ class Talk(Protocol):
 
     def took(self, receipt: Receipt) -> None:
         """A message of ours is on its way."""
+        ...
+
+    def shown(self, kind: str) -> Question:
+        """The question that was shown last. Raises `UnknownQuestion` if none of that kind was."""
+        ...
+
+    async def approve(self, question: Question, note: str = "") -> None:
+        """Approve the call that was shown."""
         ...
 
     def answered(self, question_id: str) -> None:
@@ -114,29 +122,21 @@ async def _rollback(talk: Talk, text: str) -> None:
 
 
 async def _approve(talk: Talk, text: str) -> None:
-    question_id = await _open(talk, "approval")
-    await talk.session.approve(question_id, note=text)
-    talk.answered(question_id)
+    question = talk.shown("approval")
+    await talk.approve(question, text)
+    talk.answered(question.question_id)
 
 
 async def _deny(talk: Talk, text: str) -> None:
-    question_id = await _open(talk, "approval")
-    await talk.session.deny(question_id, reason=text)
-    talk.answered(question_id)
+    question = talk.shown("approval")
+    await talk.session.deny(question, reason=text)
+    talk.answered(question.question_id)
 
 
 async def _answer(talk: Talk, text: str) -> None:
-    question_id = await _open(talk, "question")
-    await talk.session.answer(question_id, text)
-    talk.answered(question_id)
-
-
-async def _open(talk: Talk, kind: str) -> str:
-    """The oldest open question of that kind. Raises `UnknownQuestion`."""
-    for question in await talk.session.questions():
-        if question.kind == kind:
-            return question.question_id
-    raise UnknownQuestion(f"nothing waits for {'an answer' if kind == 'question' else 'an approval'}")
+    question = talk.shown("question")
+    await talk.session.answer(question, text)
+    talk.answered(question.question_id)
 
 
 async def _retry(talk: Talk, _: str) -> None:

@@ -54,6 +54,8 @@ class Client:
         on_cut: called with the error when a connection of events was cut, before it is made again.
         on_back: called when it was made again.
 
+    ``approval_key`` is sent with approvals, where the server asks for one: set it to what a person has typed.
+
     Raises:
         ConfigurationError: `url` is not an http or https address, or `key` or `user` cannot be sent.
     """
@@ -76,6 +78,7 @@ class Client:
         self.reconnect_s = reconnect_s
         self.on_cut = on_cut
         self.on_back = on_back
+        self.approval_key: str | None = None
         headers = {"accept": "application/json"}
         if key is not None:
             if not (key.isascii() and key.isprintable() and key and " " not in key):

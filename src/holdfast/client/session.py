@@ -15,6 +15,7 @@ from holdfast import ids
 from holdfast.client.schedules import RemoteSchedule
 from holdfast.client.wire import connecting, decode, described, error_of, refuse_unauthorized, segment, unreachable
 from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreachable, Unavailable, WaitExpired
+from holdfast.protocol.call_hash import hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
@@ -302,23 +303,24 @@ class RemoteSession:
         """See `SessionLike.questions`."""
         return (await self._client.read(f"{self._path}/approvals", _Questions)).questions
 
-    async def answer(self, question_id: str, text: str) -> Answer:
+    async def answer(self, question: Question | str, text: str) -> Answer:
         """See `SessionLike.answer`."""
-        return await self._decide(question_id, "answer", text)
+        return await self._decide(question, {"decision": "answer", "text": text})
 
-    async def approve(self, question_id: str, *, note: str = "") -> Answer:
-        """See `SessionLike.approve`."""
-        return await self._decide(question_id, "approve", note)
+    async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
+        """See `SessionLike.approve`. Where an approval key is needed, it is the client's ``approval_key``."""
+        body: dict[str, object] = {"decision": "approve", "text": note, "call_hash": hash_of(question, call_hash)}
+        if self._client.approval_key is not None:
+            body["approval_key"] = self._client.approval_key
+        return await self._decide(question, body)
 
-    async def deny(self, question_id: str, *, reason: str = "") -> Answer:
+    async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
         """See `SessionLike.deny`."""
-        return await self._decide(question_id, "deny", reason)
+        return await self._decide(question, {"decision": "deny", "text": reason})
 
-    async def _decide(self, question_id: str, decision: str, text: str) -> Answer:
-        path = f"{self._path}/approvals/{segment(question_id)}"
-        response = await self._client.request(
-            "POST", path, body={"decision": decision, "text": text}, repeatable=True, reply_s=_REPLY_S
-        )
+    async def _decide(self, question: Question | str, body: dict[str, object]) -> Answer:
+        path = f"{self._path}/approvals/{segment(question_id_of(question))}"
+        response = await self._client.request("POST", path, body=body, repeatable=True, reply_s=_REPLY_S)
         return decode(response, Answer)
 
     # ── The clock ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,12 +3,13 @@
 from holdfast.host.host import Host
 from holdfast.host.readers import LogReader
 from holdfast.host.schedules import Schedule
-from holdfast.host.session import Session
+from holdfast.host.session import Answerer, Session
 from holdfast.host.statistics import COUNTS, PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
 
 __all__ = [
     "COUNTS",
     "PROMISES",
+    "Answerer",
     "DrainReport",
     "Host",
     "HostStatistics",

@@ -309,20 +309,28 @@ class Host:
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def session(self, key: str, *, principal: str = "local", agent: str | None = None) -> Session:
+    def session(
+        self,
+        key: str,
+        *,
+        principal: str = "local",
+        agent: str | None = None,
+        agents: frozenset[str] | None = None,
+    ) -> Session:
         """A session of a principal; no I/O, it need not exist yet.
 
         Parameters:
             key: 1 to 200 printable characters without a slash.
             principal: whose session.
             agent: the agent for messages that name none.
+            agents: those that this caller may use; any other one is unknown to it. None: all of them.
 
         Raises:
             InvalidKey, UnknownAgent.
         """
         if agent is not None:
-            self.find_agent(agent)
-        return Session(self, principal, key, agent)
+            self.find_agent(agent, among=agents)
+        return Session(self, principal, key, agent, agents)
 
     async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
         """The sessions that changed last; of all principals for None."""
@@ -370,11 +378,11 @@ class Host:
         """Schedules in the order in which they were made: of all principals for None, or of one, or of its session."""
         return list(await self.store.schedules(principal=principal, session=session, limit=limit))
 
-    def find_agent(self, name: str) -> Agent:
-        """The agent of that name. Raises `UnknownAgent`."""
-        agent = self.agents.get(name)
+    def find_agent(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
+        """The agent of that name, if it is among those. Raises `UnknownAgent`, which tells of no other ones."""
+        agent = self.agents.get(name) if among is None or name in among else None
         if agent is None:
-            there = ", ".join(sorted(self.agents))
+            there = ", ".join(sorted(self.agents if among is None else among & self.agents.keys())) or "none for you"
             raise UnknownAgent(
                 f"this host has no agent {name!r}",
                 hint=f"it has: {there}; name one with a message (agent=, --agent): its session goes on with it",

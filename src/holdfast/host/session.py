@@ -7,7 +7,9 @@ import functools
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from holdfast import ids
 from holdfast.errors import (
@@ -24,6 +26,7 @@ from holdfast.host import attaching, history
 from holdfast.host.dispatch import receipt_of
 from holdfast.host.readers import LogReader, open_log
 from holdfast.host.schedules import Schedule
+from holdfast.protocol.call_hash import hash_call, hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, Stored, decode_event
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
@@ -53,9 +56,17 @@ from holdfast.storage.port import Interrupt, Send
 if TYPE_CHECKING:
     from holdfast.host.host import Host
 
-__all__ = ["Session"]
+__all__ = ["Answerer", "Session"]
 
 KEY_LENGTH = 200
+
+
+class Answerer(NamedTuple):
+    """Who gives an answer: the owner of a credential, what it came with, and the approval key if one was needed."""
+
+    principal: str
+    via: str
+    approval_key: str = ""
 
 
 class Session:
@@ -64,15 +75,18 @@ class Session:
     All methods are called on the host's loop. A caller that is cancelled gives up its wait, never the work.
     """
 
-    __slots__ = ("_agent", "_host", "key", "principal")
+    __slots__ = ("_agent", "_agents", "_host", "key", "principal")
 
-    def __init__(self, host: Host, principal: str, key: str, agent: str | None) -> None:
+    def __init__(
+        self, host: Host, principal: str, key: str, agent: str | None, agents: frozenset[str] | None = None
+    ) -> None:
         if not isinstance(key, str):
             raise InvalidKey(f"a session key is text (str), not {key!r}")
         if not 0 < len(key) <= KEY_LENGTH or not key.isprintable() or "/" in key:
             raise InvalidKey(f"{key[:KEY_LENGTH]!r} is not a session key")
         self._host = host
         self._agent = agent
+        self._agents = agents
         self.principal = principal
         self.key = key
 
@@ -129,7 +143,7 @@ class Session:
             body_hash = hashlib.blake2b(said.encode(), digest_size=16).digest()
         agent = agent or self._agent
         if agent is not None:
-            host.find_agent(agent)
+            host.find_agent(agent, among=self._agents)
         if host.draining:
             raise Draining("this host is shutting down and takes no new messages")
         settings = host.settings
@@ -154,6 +168,7 @@ class Session:
             session_limit=settings.principal_sessions,
             attachments=tuple(attachments),
             retry_of=retry_of,
+            agents=self._agents,
         )
         done = host.store.send(request)
         done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
@@ -316,29 +331,52 @@ class Session:
 
     async def questions(self) -> list[Question]:
         """See `SessionLike.questions`."""
-        return list(await self._host.store.questions(await self._row()))
+        return [_with_hash(question) for question in await self._host.store.questions(await self._row())]
 
-    async def answer(self, question_id: str, text: str) -> Answer:
+    async def answer(self, question: Question | str, text: str) -> Answer:
         """See `SessionLike.answer`."""
-        return await self._decide(question_id, "answered", text)
+        return await self.decide(question_id_of(question), "answered", text)
 
-    async def approve(self, question_id: str, *, note: str = "") -> Answer:
+    async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
         """See `SessionLike.approve`."""
-        return await self._decide(question_id, "approved", note)
+        return await self.decide(question_id_of(question), "approved", note, call_hash=hash_of(question, call_hash))
 
-    async def deny(self, question_id: str, *, reason: str = "") -> Answer:
+    async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
         """See `SessionLike.deny`."""
-        return await self._decide(question_id, "denied", reason)
+        return await self.decide(question_id_of(question), "denied", reason)
 
-    async def _decide(self, question_id: str, decision: Decision, text: str) -> Answer:
+    async def decide(
+        self,
+        question_id: str,
+        decision: Decision,
+        text: str,
+        *,
+        call_hash: str = "",
+        answerer: Answerer | None = None,
+    ) -> Answer:
+        """Give an answer in somebody's name, for servers; None: in that of the session's owner, in this process.
+
+        Raises as `SessionLike.answer` and `approve` do.
+        """
         host = self._host
-        for given_text in (question_id, text):
+        for given_text in (question_id, text, call_hash):
             if not isinstance(given_text, str):
                 raise InvalidRequest("a question's id and its answer are text (str)")
-        check_text(question_id + text)
+        check_text(question_id + text + call_hash)
         if "\0" in text:
             raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the answer")
-        given = Answer(question_id=question_id, decision=decision, text=text, by=self.principal, at=host.now())
+        who = Answerer(self.principal, "host") if answerer is None else answerer
+        given = Answer(
+            question_id=question_id,
+            decision=decision,
+            text=text,
+            by=who.principal,
+            at=host.now(),
+            on_behalf_of="" if who.principal == self.principal else self.principal,
+            via=who.via,
+            approval_key=who.approval_key,
+            call_hash=call_hash,
+        )
         done = host.store.answer(self.principal, self.key, given)
         told = functools.partial(host.dispatch.parked.answered, self.principal, self.key, question_id)
         done.add_done_callback(told, context=host.context)
@@ -362,6 +400,7 @@ class Session:
         max_runs: int | None = None,
     ) -> Schedule:
         """See `SessionLike.schedule`."""
+        await self.check_agent(agent or self._agent)
         spec = ScheduleSpec(
             session=self.key,
             text=text,
@@ -379,6 +418,15 @@ class Session:
 
     # ── the transcript by hand ───────────────────────────────────────────────────────────────────────────────────
 
+    async def check_agent(self, agent: str | None) -> None:
+        """Raise `UnknownAgent` if this caller may not use an agent; None: the one that the session has."""
+        if self._agents is None:
+            return
+        if agent is None:
+            found = await self._host.store.find_session(self.principal, self.key)
+            agent = self._host.default_agent if found is None else found[1].agent
+        self._host.find_agent(agent, among=self._agents)
+
     async def retry(self) -> Receipt:
         """See `SessionLike.retry`."""
         last = await history.last_run(self._host, await self._row())
@@ -394,6 +442,7 @@ class Session:
         """See `SessionLike.compact`."""
         if keep < 0:
             raise InvalidRequest(f"keep is {keep!r}; it is a number of messages, 0 or more")
+        await self.check_agent(None)
         await history.compact(self._host, self, keep)
         return await self.transcript()
 
@@ -406,6 +455,7 @@ class Session:
         entries = history.through(await self._host.store.transcript(row), through_n)
         entries = await history.with_states(self._host, row, entries)
         view = await self.info()
+        await self.check_agent(view.agent)
         await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
         return await other.info()
 
@@ -433,7 +483,9 @@ class Session:
             kept = await self.attach(body, media_type=attachment.media_type, name=attachment.name)
             if kept.digest != digest:
                 raise InvalidRequest(f"the bytes of attachment {digest[:16]}… are not those of its digest")
-        agent = export.agent if export.agent in self._host.agents else self._agent or self._host.default_agent
+        allowed = self._host.agents.keys() if self._agents is None else self._agents & self._host.agents.keys()
+        agent = export.agent if export.agent in allowed else self._agent or self._host.default_agent
+        await self.check_agent(agent)
         await history.edit(self._host, self.principal, self.key, "import", entries, agent=agent)
         return await self.info()
 
@@ -506,6 +558,13 @@ class Session:
 
     async def _row(self) -> int:
         return (await self._found())[0]
+
+
+def _with_hash(question: Question) -> Question:
+    """A question that an older version stored has no hash yet."""
+    if question.kind == "question" or question.call_hash:
+        return question
+    return msgspec.structs.replace(question, call_hash=hash_call(question))
 
 
 def _check_stop(reason: str, grace_s: float | None) -> None:

@@ -191,15 +191,31 @@ class SessionLike(Protocol):
         """What the suspended run waits for, oldest first; empty when it waits for nobody."""
         ...
 
-    async def answer(self, question_id: str, text: str) -> Answer:
-        """Answer a question. Raises `UnknownQuestion`, `AlreadyAnswered`, `InvalidRequest` (it is an approval)."""
+    async def answer(self, question: Question | str, text: str) -> Answer:
+        """Answer a question, given as such or by its id.
+
+        Raises:
+            UnknownQuestion, AlreadyAnswered, InvalidRequest (it is an approval).
+        """
         ...
 
-    async def approve(self, question_id: str, *, note: str = "") -> Answer:
-        """Let the call be made. Raises as `answer` does."""
+    async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
+        """Let the call be made that was shown.
+
+        Parameters:
+            question: as it was shown; or its id, with `call_hash`.
+            note: for the model.
+            call_hash: the ``call_hash`` of the question that was shown.
+
+        Raises:
+            CallMismatch: the question asks for another call.
+            InvalidRequest: an id came without a `call_hash`, or the question is one in words.
+            ApprovalKeyRequired: over HTTP, where an approval needs a key that a person typed.
+            UnknownQuestion, AlreadyAnswered: as `answer` does.
+        """
         ...
 
-    async def deny(self, question_id: str, *, reason: str = "") -> Answer:
+    async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
         """Refuse the call; the model is told, with the reason. Raises as `answer` does."""
         ...
 

@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.errors import ConfigurationError, IllegalTransition, InvalidArguments, ModelFailed, told
+from holdfast.protocol.call_hash import is_for_another_call
 from holdfast.protocol.events import StepFinished, encode_json, plain
 from holdfast.protocol.messages import Answer, Message, Question, Usage, Value
 from holdfast.protocol.model import (
@@ -404,14 +405,7 @@ class Loop:
         except Exception as error:  # of a rule that the tool's author wrote
             return self._refuse(call, f"whether it may be called cannot be told: {told(error)}", error)
         if approval:
-            question = Question(
-                question_id=call.call_id,
-                kind="approval",
-                text=f"May {call.name} be called?",
-                tool=call.name,
-                arguments=call.arguments,
-            )
-            return [Ask(call=call, question=question)]
+            return [Ask(call=call, question=_question_of(call))]
         self._waiting.append(StartCall(call=call, values=values))
         return []
 
@@ -424,6 +418,8 @@ class Loop:
         self._leave("calling", "decided")
         call = self._open[answer.question_id]
         reason = f": {answer.text}" if answer.text else ""
+        if is_for_another_call(answer, _question_of(call)):
+            return self._refuse(call, "the call that a person approved was another one; it was not made") + self._next()
         match answer.decision:
             case "approved":
                 assert not isinstance(call.arguments, str)
@@ -469,3 +465,14 @@ class Loop:
     def _leave(self, state: State, happened: str) -> None:
         if self._state != state:
             raise IllegalTransition(f"the agent loop is {self._state} and cannot take {happened!r}")
+
+
+def _question_of(call: ToolCall) -> Question:
+    """What is asked before a call is made."""
+    return Question(
+        question_id=call.call_id,
+        kind="approval",
+        text=f"May {call.name} be called?",
+        tool=call.name,
+        arguments=call.arguments,
+    )

@@ -116,6 +116,8 @@ class Question(Value, frozen=True, kw_only=True):
         tool, arguments: of the call that needs approval.
         asked_at: seconds since the epoch.
         due_at: the time from which it counts as ``expired``; 0 while the store has not set it.
+        call_hash: of the call that needs approval, as `holdfast.protocol.call_hash` makes it; an approval repeats it,
+            so that it counts for the call that was shown and for no other. Empty for a question in words.
     """
 
     question_id: str
@@ -125,6 +127,7 @@ class Question(Value, frozen=True, kw_only=True):
     arguments: Any = None
     asked_at: float = 0.0
     due_at: float = 0.0
+    call_hash: str = ""
 
 
 class Answer(Value, frozen=True, kw_only=True):
@@ -134,8 +137,13 @@ class Answer(Value, frozen=True, kw_only=True):
         question_id: the question.
         decision: ``approved`` and ``denied`` for approvals, ``answered`` for questions; ``expired`` for both.
         text: the answer, or the reason of a denial.
-        by: the principal who answered.
+        by: the principal who answered: the owner of the credential, also where it acted for the session's owner.
         at: seconds since the epoch.
+        on_behalf_of: the principal that it was given for, where that is another one than `by`; else empty.
+        via: what it came with: the id of a key, ``jwt``, ``local`` (no key is needed), ``terminal`` (of ``serve``) or
+            ``host`` (code in the host's process).
+        approval_key: the id of the approval key that an approval came with, where one is needed; else empty.
+        call_hash: of the call that was shown to whoever approved it.
     """
 
     question_id: str
@@ -143,6 +151,10 @@ class Answer(Value, frozen=True, kw_only=True):
     text: str = ""
     by: str = ""
     at: float = 0.0
+    on_behalf_of: str = ""
+    via: str = ""
+    approval_key: str = ""
+    call_hash: str = ""
 
 
 class Receipt(Value, frozen=True, kw_only=True):

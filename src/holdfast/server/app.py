@@ -261,6 +261,7 @@ class App:
             settings=self.host.settings,
             path=path,
             use=scope[_USE],
+            agents=self.native.agents_of(caller),
             extra=extra,
         )
         exchange.known_query(*operation.query_names)
@@ -313,16 +314,22 @@ class App:
         caller = self._caller(request.scope, headers)
         given = page.read_form(await _small_body(request))
         try:
-            await decide(
-                self.host.session(given.session, principal=caller.principal), given.question, given.decision, given.text
-            )
+            session = self.host.session(given.session, principal=caller.principal)
+            await decide(self.native, caller, session, given.question, given.body)
         except HoldfastError as error:
             return await self._page(request, caller, told=str(error))
         return RedirectResponse("/", status_code=303, headers=page.HEADERS)
 
     async def _page(self, request: Request, caller: Caller, *, told: str = "") -> Response:
         address = str(request.base_url).rstrip("/")
-        html = await page.render(self.host, caller, address=address, keys_required=self.keys.required, told=told)
+        html = await page.render(
+            self.host,
+            caller,
+            address=address,
+            keys_required=self.keys.required,
+            approval_key_required=self.native.approval_key_required,
+            told=told,
+        )
         return HTMLResponse(html, headers=page.HEADERS)
 
     @SHELL.enter("GET", "/healthz", answers={200: Status}, public=True)

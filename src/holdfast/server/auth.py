@@ -20,12 +20,13 @@ import ipaddress
 import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 from holdfast import ids
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import (
+    ApprovalKeyRequired,
     ConfigurationError,
     Forbidden,
     HostRefused,
@@ -45,13 +46,17 @@ if TYPE_CHECKING:
 
     from holdfast.storage.port import KeyRecord
 
-__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "make_key", "refuse_repeated"]
+__all__ = ["LOCAL", "Gate", "KeyRing", "KeyRole", "KeyStore", "make_key", "refuse_repeated"]
+
+KeyRole = Literal["user", "admin", "trusted", "approver"]
+"""What a key may do; see `KeyRecord`."""
 
 LOCAL = Caller("local", "admin")
 """Everybody on loopback while there are no keys."""
 
 T = TypeVar("T")
 
+_APPROVAL_PREFIX = "hfa_"
 _NO_KEYS = frozenset(("jwt",))
 _REVOKED = "the key was revoked or is needed now"
 _USER_HEADER = b"x-holdfast-user"
@@ -79,21 +84,32 @@ def digest_of(secret: str | bytes) -> bytes:
     return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
 
 
-def make_key(*, principal: str, role: Role, label: str, at: float) -> tuple[KeyRecord, str]:
+def make_key(
+    *, principal: str, role: KeyRole, label: str, at: float, agents: Sequence[str] | None = None
+) -> tuple[KeyRecord, str]:
     """A new key's record and its secret, which is to be shown once.
 
     Raises:
-        InvalidRequest: a principal that is not 1 to 200 printable characters.
+        InvalidRequest: a principal, label or agent that is not printable or too long.
     """
     from holdfast.storage.port import KeyRecord
 
     check_principal(principal)
     if len(label) > 200 or not label.isprintable():
         raise InvalidRequest("the label does not fit", hint="use at most 200 printable characters")
-    secret = ids.secret()
+    for agent in agents or ():
+        if not 1 <= len(agent) <= 200 or not agent.isprintable():
+            raise InvalidRequest(f"{agent[:40]!r} cannot be an agent", hint="use 1 to 200 printable characters")
+    secret = ids.secret(_APPROVAL_PREFIX) if role == "approver" else ids.secret()
     digest = digest_of(secret)
     record = KeyRecord(
-        key_id="k_" + digest.hex()[:12], principal=principal, role=role, digest=digest, created_at=at, label=label
+        key_id="k_" + digest.hex()[:12],
+        principal=principal,
+        role=role,
+        digest=digest,
+        created_at=at,
+        label=label,
+        agents=None if agents is None else tuple(sorted(set(agents))),
     )
     return record, secret
 
@@ -116,7 +132,18 @@ class KeyRing:
     ``in_use`` is the register of what is under way; what loses its credential by a change is ended in the same turn.
     """
 
-    __slots__ = ("_by_digest", "_changing", "_clock", "_ever", "_signed", "_store", "_token", "in_use")
+    __slots__ = (
+        "_approvers",
+        "_by_digest",
+        "_changing",
+        "_clock",
+        "_ever",
+        "_shown_approver",
+        "_signed",
+        "_store",
+        "_token",
+        "in_use",
+    )
 
     def __init__(
         self,
@@ -131,6 +158,8 @@ class KeyRing:
         self._clock = clock
         self._token = None if token is None else digest_of(token)
         self._by_digest: dict[bytes, KeyRecord] = {}
+        self._approvers: dict[bytes, KeyRecord] = {}
+        self._shown_approver: bytes | None = None
         self._ever = False
         self._changing = asyncio.Lock()
         self.in_use = CredentialsInUse(clock)
@@ -158,8 +187,10 @@ class KeyRing:
     async def _load(self) -> None:
         """One at a time: of two that read at once, the one that read first could be the last to be taken."""
         records = await self._store.keys()
-        self._by_digest = {record.digest[:8]: record for record in records if record.revoked_at is None}
-        self._ever = bool(records)
+        valid_ones = {record.digest[:8]: record for record in records if record.revoked_at is None}
+        self._by_digest = {start: record for start, record in valid_ones.items() if record.role != "approver"}
+        self._approvers = {start: record for start, record in valid_ones.items() if record.role == "approver"}
+        self._ever = any(record.role != "approver" for record in records)
         valid = {record.key_id for record in self._by_digest.values()}
         self.in_use.end_all_but(valid | (_NO_KEYS if self._ever else _NO_KEYS | {LOCAL.credential}), _REVOKED)
 
@@ -167,16 +198,29 @@ class KeyRing:
         """All keys, revoked ones included."""
         return list(await self._store.keys())
 
-    async def create(self, *, principal: str, role: Role, label: str = "") -> tuple[KeyRecord, str]:
+    async def create(
+        self, *, principal: str, role: KeyRole, label: str = "", agents: Sequence[str] | None = None
+    ) -> tuple[KeyRecord, str]:
         """Make a key. Returns its record and its secret, which nobody can see again."""
-        record, secret = make_key(principal=principal, role=role, label=label, at=self._clock.now())
+        record, secret = make_key(principal=principal, role=role, label=label, agents=agents, at=self._clock.now())
         await self._change(self._store.add_key(record))
         return record, secret
 
-    async def revoke(self, key_id: str) -> None:
-        """Make a key invalid at once, and end what is under way with it. Raises `UnknownKey`."""
-        if not await self._change(self._store.revoke_key(key_id, at=self._clock.now())):
+    async def revoke(self, key_id: str, *, again: bool = False) -> KeyRecord:
+        """Make a key invalid at once, end what is under way with it, and return its record.
+
+        Parameters:
+            key_id: its id.
+            again: a key that was revoked before will do.
+
+        Raises:
+            UnknownKey: there is none that is valid.
+        """
+        revoked = await self._change(self._store.revoke_key(key_id, at=self._clock.now()))
+        record = next((one for one in await self._store.keys() if one.key_id == key_id), None)
+        if record is None or not (revoked or again):
             raise UnknownKey(f"there is no valid key {key_id[:40]!r}")
+        return record
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
         """Write to the store and take over what it has then, also where the caller is cancelled meanwhile."""
@@ -185,6 +229,27 @@ class KeyRing:
                 return await change
             finally:
                 await self._load()
+
+    def show_approver(self) -> str:
+        """Make an approval key for every principal that lives as long as this key ring, and return it to be shown.
+
+        Only its digest is kept. It is for the terminal of whoever runs the server, and for nothing that is written.
+        """
+        secret = ids.secret(_APPROVAL_PREFIX)
+        self._shown_approver = digest_of(secret)
+        return secret
+
+    def approver(self, secret: str, principal: str) -> str:
+        """The id of an approval key for the calls of `principal`. Raises `ApprovalKeyRequired`."""
+        if not secret:
+            raise ApprovalKeyRequired("an approval on this server needs an approval key that a person typed")
+        digest = digest_of(secret)
+        if self._shown_approver is not None and hmac.compare_digest(self._shown_approver, digest):
+            return "shown by serve"
+        record = self._approvers.get(digest[:8])
+        if record is None or not hmac.compare_digest(record.digest, digest) or record.principal != principal:
+            raise ApprovalKeyRequired("that is no approval key for this session")
+        return record.key_id
 
     def find(self, secret: bytes) -> KeyRecord:
         """The record of a secret. Raises `Unauthenticated`."""
@@ -214,6 +279,8 @@ class KeyRing:
         except UnicodeDecodeError:
             raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
         check_principal(principal)
+        if principal == LOCAL.principal and caller.role != "admin":
+            raise Forbidden("this key may not act for 'local'", hint="that is the principal of a server without keys")
         return replace(caller, principal=principal, owner=caller.principal)
 
     def _known(self, authorization: bytes | None) -> Caller:
@@ -222,7 +289,8 @@ class KeyRing:
             return self._signed.caller(secret)
         if self._ever:
             record = self.find(_secret(authorization))
-            return Caller(record.principal, record.role, record.key_id)
+            agents = None if record.agents is None else frozenset(record.agents)
+            return Caller(record.principal, cast(Role, record.role), record.key_id, agents=agents)
         if self._token is not None:
             self._check_token(self._token, authorization)
         elif self._signed is not None:

@@ -101,7 +101,7 @@ async def doing(host: Host, view: SessionView) -> Doing:
     if live is not None:
         now.usage = live.run.usage
     if view.state == "suspended":
-        now.questions = list(await host.store.questions(row))
+        now.questions = await host.session(view.key, principal=view.principal).questions()
     return now
 
 

@@ -98,10 +98,12 @@ class Exchange:
         path: the values of the path's placeholders, decoded.
         extra: headers that the response gets in any case.
         use: the request in the register of credentials in use.
+        agents: the agents that the caller may name; None: all of them.
     """
 
     __slots__ = (
         "_query",
+        "agents",
         "caller",
         "extra",
         "headers",
@@ -125,9 +127,11 @@ class Exchange:
         settings: Settings,
         path: Mapping[str, str],
         use: CredentialUse,
+        agents: frozenset[str] | None,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         self.use = use
+        self.agents = agents
         self.scope = scope
         self.receive = receive
         self.send = send
@@ -160,6 +164,13 @@ class Exchange:
             if name not in names:
                 hint = f"it takes {', '.join(names)}" if names else "it takes none"
                 raise InvalidRequest(f"there is no parameter {name!r} here", hint=hint)
+
+    def flag(self, name: str) -> bool:
+        """Whether the query says ``true``; not given is false. Raises `InvalidRequest`."""
+        text = self.query(name)
+        if text not in (None, "true", "false"):
+            raise InvalidRequest(f"{name} is {text[:40]!r}", hint="give true or false")
+        return text == "true"
 
     def number(self, name: str, *, most: float) -> float | None:
         """A number from 0 to `most` from the query, or None if it was not given. Raises `InvalidRequest`."""

@@ -30,11 +30,12 @@ from holdfast.protocol.messages import (
     TreeNode,
 )
 from holdfast.protocol.stopping import Cause, StopReceipt
-from holdfast.server.auth import KeyRing
+from holdfast.server.auth import KeyRing, KeyRole
 from holdfast.server.connections import CONNECTION
-from holdfast.server.exchange import Answer, Exchange, Role, encode
+from holdfast.server.exchange import Answer, Caller, Exchange, encode
 from holdfast.server.limits import LargeLimit, StreamLimit
 from holdfast.server.operations import Query, Table
+from holdfast.server.principal_work import Ended, find_work, stop_principal
 from holdfast.server.sse import Streams
 from holdfast.server.stops import StopResult, Stops, StopTicket
 from holdfast.settings import Settings
@@ -93,11 +94,17 @@ class DrainBody(Body, frozen=True, kw_only=True):
 
 
 class KeyBody(Body, frozen=True, kw_only=True):
-    """A key to be made: whose, what it may do, and a label for people."""
+    """A key to be made: whose, what it may do, and a label for people.
+
+    ``agents``: those that it may name; by default those that the server lets everybody name. ``approval_key``: for the
+    role ``approver``, where approvals need such a key: one that is there already.
+    """
 
     principal: Name
-    role: Role = "user"
+    role: KeyRole = "user"
     label: Annotated[str, Meta(max_length=200)] = ""
+    agents: Annotated[list[Name], Meta(max_length=1000)] | None = None
+    approval_key: Annotated[str, Meta(max_length=200)] = ""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,16 +155,37 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
 
     key_id: str
     principal: str
-    role: Role
+    role: KeyRole
     label: str
     created_at: float
     revoked_at: float | None
+    agents: list[str] | None = None
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):
     """All keys, revoked ones included."""
 
     keys: list[KeyView]
+
+
+class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
+    """All keys, and what becomes of what the key's principal has: what was ended, and what goes on.
+
+    Parameters:
+        keys: all of them.
+        principal: whose key it was.
+        stopped: sessions whose runs and background work were stopped and whose waiting messages were withdrawn.
+        paused: schedules that were paused.
+        running: sessions that go on: with a run, with messages that wait, or with background work.
+        active: schedules that go on.
+    """
+
+    keys: list[KeyView]
+    principal: str
+    stopped: list[str]
+    paused: list[str]
+    running: list[str]
+    active: list[str]
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,13 +196,16 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
-    """The server: its version, store and agents, the host's figures and, for admin keys, the newest incidents."""
+    """The server: its version, kind of store, and the agents that the caller may name.
+
+    For admin keys, the store's file, the host's figures and the newest incidents, too.
+    """
 
     version: str
     store: str
     agents: list[str]
     default_agent: str
-    statistics: HostStatistics
+    statistics: HostStatistics | None
     incidents: list[Incident]
 
 
@@ -211,6 +242,9 @@ class Native:
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[Settlement]] = set()
         self._closing = False
+        self._public_agents = frozenset(host.settings.public_agents or (host.default_agent,))
+        self.approval_key_required = any(agent.unwalled for agent in host.agents.values())
+        """Programs of an agent could use any credential in a file or an environment."""
 
     def close_waits(self) -> None:
         """Answer every request that waits for a settlement with what is known now; the server shuts down."""
@@ -221,7 +255,19 @@ class Native:
 
     def session(self, exchange: Exchange) -> Session:
         """The session that the address names, of the caller."""
-        return self.host.session(exchange.path["key"], principal=exchange.caller.principal)
+        return self.session_named(exchange, exchange.path["key"])
+
+    def session_named(self, exchange: Exchange, key: str) -> Session:
+        """A session of the caller, in which it may use the agents that it may name."""
+        return self.host.session(key, principal=exchange.caller.principal, agents=exchange.agents)
+
+    def agents_of(self, caller: Caller) -> frozenset[str] | None:
+        """The agents that a caller may name; None: all of them."""
+        if caller.agents is not None:
+            return caller.agents
+        if caller.role == "admin" or "*" in self.settings.public_agents:
+            return None
+        return self._public_agents
 
     # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -479,9 +525,9 @@ class Native:
         view = ServerView(
             version=__version__,
             store=f"{info.engine} {info.path}" if admin else info.engine,
-            agents=sorted(host.agents),
+            agents=sorted(host.agents.keys() if exchange.agents is None else exchange.agents & host.agents.keys()),
             default_agent=host.default_agent,
-            statistics=host.statistics(),
+            statistics=host.statistics() if admin else None,
             incidents=list(host.incidents.newest) if admin else [],
         )
         return Answer(200, encode(view))
@@ -505,24 +551,46 @@ class Native:
         The secret is in the answer and nowhere else.
         """
         body = await exchange.body(_key_body)
+        if body.role == "approver" and self.approval_key_required:
+            self.keys.approver(body.approval_key, body.principal)  # else an agent with a key makes one for itself
         exchange.use.release()  # who makes the first key came without one, and gets the answer all the same
-        record, secret = await self.keys.create(principal=body.principal, role=body.role, label=body.label)
+        record, secret = await self.keys.create(
+            principal=body.principal, role=body.role, label=body.label, agents=body.agents
+        )
         return Answer(201, encode(KeyCreated(key=key_view(record), secret=secret)))
 
-    @TABLE.enter("DELETE", "/v1/keys/{key_id}", answers={200: KeyList}, errors=(errors.UnknownKey,), admin=True)
+    @TABLE.enter(
+        "DELETE",
+        "/v1/keys/{key_id}",
+        query=(Query("stop", "boolean", "`true` stops what its principal has, too; also for a key revoked before."),),
+        answers={200: KeyRevoked},
+        errors=(errors.UnknownKey,),
+        admin=True,
+    )
     async def revoke_key(self, exchange: Exchange) -> Answer:
-        """Make an API key invalid at once."""
+        """Make an API key invalid at once, and end the streams and requests that came with it.
+
+        Runs, background work and schedules of its principal go on, and are named; with `?stop=true` they are ended.
+        """
+        stop = exchange.flag("stop")
         exchange.use.release()  # who revokes the own key gets the answer all the same
-        await self.keys.revoke(exchange.path["key_id"])
-        return await self.list_keys(exchange)
+        record = await self.keys.revoke(exchange.path["key_id"], again=stop)
+        ended = await stop_principal(self.host, record.principal) if stop else Ended((), ())
+        left = await find_work(self.host, record.principal)
+        view = KeyRevoked(
+            keys=[key_view(one) for one in await self.keys.records()],
+            principal=record.principal,
+            stopped=list(ended.sessions),
+            paused=list(ended.schedules),
+            running=list(left.sessions),
+            active=list(left.schedules),
+        )
+        return Answer(200, encode(view))
 
     @staticmethod
     def whose(exchange: Exchange) -> str | None:
         """Whose things are listed: the caller's, or everybody's (None) with ``?all=true`` and an admin key."""
-        everything = exchange.query("all")
-        if everything not in (None, "true", "false"):
-            raise errors.InvalidRequest(f"all is {everything[:40]!r}", hint="give true or false")
-        if everything != "true":
+        if not exchange.flag("all"):
             return exchange.caller.principal
         if exchange.caller.role != "admin":
             raise errors.Forbidden("only admin keys see all principals' sessions", hint="leave ?all= out")
@@ -543,6 +611,7 @@ def key_view(record: Any) -> KeyView:
         label=record.label,
         created_at=record.created_at,
         revoked_at=record.revoked_at,
+        agents=None if record.agents is None else list(record.agents),
     )
 
 

@@ -21,14 +21,15 @@ from holdfast.protocol.messages import Question, SessionView, TreeNode, Usage
 from holdfast.protocol.schedules import ScheduleView
 from holdfast.server.doing import CallNow, Doing, doing
 from holdfast.server.exchange import Caller
-from holdfast.server.questions import Choice
+from holdfast.server.questions import DecisionBody
 
 __all__ = ["HEADERS", "Form", "read_form", "render"]
 
 _SHOWN = 100
 _RUNS_SHOWN = 20
 _REFRESH_S = 5
-_ARGUMENTS = 2000
+_SHOWN_CHARS = 20_000
+"""A longer call is not approved on the page: nobody would have seen all of it."""
 _USUAL_ADDRESS = "http://127.0.0.1:8420"
 
 _STYLE = """
@@ -88,21 +89,29 @@ class Form(NamedTuple):
 
     session: str
     question: str
-    decision: Choice
-    text: str
+    body: DecisionBody
 
 
 def read_form(body: bytes) -> Form:
     """The fields of a form. Raises `InvalidRequest`."""
     try:
         fields = dict(parse_qsl(body.decode("ascii"), strict_parsing=True, errors="strict", max_num_fields=10))
-        decision = msgspec.convert(fields.get("decision"), Choice)
+        given = {name: fields[name] for name in ("decision", "text", "call_hash", "approval_key") if name in fields}
+        decision = msgspec.convert(given, DecisionBody)
     except (ValueError, msgspec.ValidationError):
         raise InvalidRequest("that is no form of the page", hint="look at the page again") from None
-    return Form(fields.get("session", ""), fields.get("question", ""), decision, fields.get("text", ""))
+    return Form(fields.get("session", ""), fields.get("question", ""), decision)
 
 
-async def render(host: Host, caller: Caller, *, address: str, keys_required: bool, told: str = "") -> str:
+async def render(
+    host: Host,
+    caller: Caller,
+    *,
+    address: str,
+    keys_required: bool,
+    approval_key_required: bool = False,
+    told: str = "",
+) -> str:
     """The page for `caller`: admins see everybody's sessions, others their own.
 
     Parameters:
@@ -110,6 +119,7 @@ async def render(host: Host, caller: Caller, *, address: str, keys_required: boo
         caller: who looks.
         address: the URL under which the server was asked, for the lines to paste.
         keys_required: whether those lines have to send a key or the local token.
+        approval_key_required: whether an approval needs an approval key, too.
         told: what became of the answer that was just given.
     """
     everybody = caller.role == "admin"
@@ -124,7 +134,7 @@ async def render(host: Host, caller: Caller, *, address: str, keys_required: boo
         _head(statistics, renewed=not (asked or told)),
         f'<section class="bad" role="alert">{escape(told)}</section>' if told else "",
         _figures(statistics, sessions),
-        _runs(runs, caller.principal, everybody),
+        _runs(runs, caller.principal, everybody, with_key=approval_key_required),
         _sessions(sessions, everybody),
         _schedules(schedules, everybody),
         _tree(host.tree(principal=principal)),
@@ -167,16 +177,19 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
     return f'<section class="figures">{cells}</section>'
 
 
-def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool) -> str:
+def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool, *, with_key: bool) -> str:
     """What each run does; what the caller's own ones ask comes first, with a form to answer it."""
     if not runs:
         return ""
     ordered = sorted(runs, key=lambda run: not run[1].questions)
-    shown = "".join(_run(view, now, mine=view.principal == principal, everybody=everybody) for view, now in ordered)
+    shown = "".join(
+        _run(view, now, mine=view.principal == principal, everybody=everybody, with_key=with_key)
+        for view, now in ordered
+    )
     return f"<section><h2>At work</h2>{shown}</section>"
 
 
-def _run(view: SessionView, now: Doing, *, mine: bool, everybody: bool) -> str:
+def _run(view: SessionView, now: Doing, *, mine: bool, everybody: bool, with_key: bool) -> str:
     owner = f'<span class="soft"> of {escape(view.principal)}</span>' if everybody and not mine else ""
     style = "bad" if view.state == "stopping" else "busy"
     facts = [escape(now.agent)]
@@ -188,7 +201,7 @@ def _run(view: SessionView, now: Doing, *, mine: bool, everybody: bool) -> str:
         f'<b>{escape(view.key)}</b>{owner} <span class="{style}">{escape(view.state)}</span> '
         f'<span class="soft">{" · ".join(facts)}</span>'
     )
-    asked = "".join(_question(view.key, question, mine=mine) for question in now.questions)
+    asked = "".join(_question(view.key, question, mine=mine, with_key=with_key) for question in now.questions)
     calls = "".join(map(_call, now.calls.values())) if not now.questions else ""
     said = f"<q>{escape(now.said)}</q>" if now.said and not now.calls else ""
     return f"<article>{head}{asked}{calls}{said}</article>"
@@ -211,23 +224,34 @@ def _call(call: CallNow) -> str:
     return f"<p>{escape(call.name)} <code>{escape(call.arguments)}</code>{since}</p>{output}"
 
 
-def _question(key: str, question: Question, *, mine: bool) -> str:
+def _question(key: str, question: Question, *, mine: bool, with_key: bool) -> str:
     """What is asked; with the buttons, if it is the caller's to answer."""
     arguments = "" if question.arguments is None else _visible(msgspec.json.encode(question.arguments).decode())
     what = escape(_visible(question.text))
     if question.kind == "approval":
         told = f"<br>{what}" if what and question.text != f"May {question.tool} be called?" else ""
-        what = f"May it call <b>{escape(question.tool or '')}</b> <code>{escape(arguments[:_ARGUMENTS])}</code>?{told}"
-        if len(arguments) > _ARGUMENTS:
-            what += f' <span class="bad">{len(arguments) - _ARGUMENTS:,} more characters are not shown</span>'
+        tool = escape(_visible(question.tool or ""))
+        what = f"May it call <b>{tool}</b> <code>{escape(arguments[:_SHOWN_CHARS])}</code>?{told}"
+        if len(arguments) > _SHOWN_CHARS:
+            what += (
+                f' <span class="bad">{len(arguments) - _SHOWN_CHARS:,} more characters are not shown: '
+                "approve it on the command line, which shows all</span>"
+            )
     since = f' <span class="soft">asked {_time(question.asked_at)}</span>'
     if not mine:
         return f"<p>{what}{since}</p>"
     if question.kind == "approval":
         # Enter in the field presses a form's first button: none at all, or a reason to deny would approve.
+        approve = ""
+        if len(arguments) <= _SHOWN_CHARS:
+            approve = '<button class="go" name="decision" value="approve">Approve</button>'
+            if with_key:
+                approve += (
+                    '<input name="approval_key" type="password" aria-label="approval key" '
+                    'placeholder="approval key, to approve" autocomplete="off">'
+                )
         fields = (
-            "<button disabled hidden></button>"
-            '<button class="go" name="decision" value="approve">Approve</button>'
+            f"<button disabled hidden></button>{approve}"
             '<button name="decision" value="deny">Deny</button>'
             '<input name="text" aria-label="reason" placeholder="a reason, for the model" autocomplete="off">'
         )
@@ -239,6 +263,7 @@ def _question(key: str, question: Question, *, mine: bool) -> str:
     hidden = (
         f'<input type="hidden" name="session" value="{escape(key)}">'
         f'<input type="hidden" name="question" value="{escape(question.question_id)}">'
+        f'<input type="hidden" name="call_hash" value="{escape(question.call_hash)}">'
     )
     return f'<form method="post" action="/"><p>{what}{since}</p>{hidden}<div class="row">{fields}</div></form>'
 

@@ -8,25 +8,33 @@ import msgspec
 from msgspec import Meta
 
 from holdfast import errors
-from holdfast.host import Session
+from holdfast.host import Answerer, Session
 from holdfast.protocol import messages
+from holdfast.protocol.call_hash import hash_of
 from holdfast.protocol.messages import Question
-from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.server.exchange import Answer, Caller, Exchange, encode
 from holdfast.server.native import Body, Native
 from holdfast.server.operations import Table
 
-__all__ = ["TABLE", "Choice", "decide"]
+__all__ = ["TABLE", "Choice", "DecisionBody", "decide"]
 
 TABLE = Table()
 
 Choice = Literal["approve", "deny", "answer"]
+_DECISIONS: dict[Choice, messages.Decision] = {"approve": "approved", "deny": "denied", "answer": "answered"}
 
 
 class DecisionBody(Body, frozen=True, kw_only=True):
-    """Whether a call may be made, or the answer to a question. ``text``: the answer, or a reason for the model."""
+    """Whether a call may be made, or the answer to a question.
+
+    ``text``: the answer, or a reason for the model. For an approval, ``call_hash``: that of the question, and
+    ``approval_key``: what a person has typed, where the server demands it.
+    """
 
     decision: Choice
     text: Annotated[str, Meta(max_length=100_000)] = ""
+    call_hash: Annotated[str, Meta(max_length=200)] = ""
+    approval_key: Annotated[str, Meta(max_length=200)] = ""
 
 
 class QuestionList(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,15 +46,24 @@ class QuestionList(msgspec.Struct, frozen=True, kw_only=True):
 _decision_body = msgspec.json.Decoder(DecisionBody)
 
 
-async def decide(session: Session, question_id: str, decision: Choice, text: str) -> messages.Answer:
-    """Give the answer to the session. Raises as `SessionLike.answer` does."""
-    match decision:
-        case "approve":
-            return await session.approve(question_id, note=text)
-        case "deny":
-            return await session.deny(question_id, reason=text)
-        case "answer":
-            return await session.answer(question_id, text)
+async def decide(
+    native: Native, caller: Caller, session: Session, question_id: str, body: DecisionBody
+) -> messages.Answer:
+    """Give the answer to the session, in the name of the owner of the credential.
+
+    Raises:
+        ApprovalKeyRequired: an approval needs a key that a person typed, and there is none or a wrong one.
+        InvalidRequest: an approval without a `call_hash`.
+        CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionLike.approve` does.
+    """
+    approval_key = ""
+    if body.decision == "approve":
+        hash_of(question_id, body.call_hash)
+        if native.approval_key_required:
+            approval_key = native.keys.approver(body.approval_key, session.principal)
+    who = Answerer(caller.owner or caller.principal, caller.credential, approval_key)
+    decision = _DECISIONS[body.decision]
+    return await session.decide(question_id, decision, body.text, call_hash=body.call_hash, answerer=who)
 
 
 @TABLE.enter("GET", "/v1/sessions/{key}/approvals", answers={200: QuestionList}, errors=(errors.UnknownSession,))
@@ -60,13 +77,21 @@ async def list_questions(native: Native, exchange: Exchange) -> Answer:
     "/v1/sessions/{key}/approvals/{question_id}",
     body=DecisionBody,
     answers={200: messages.Answer},
-    errors=(errors.UnknownSession, errors.UnknownQuestion, errors.AlreadyAnswered, errors.SessionDeleted),
+    errors=(
+        errors.UnknownSession,
+        errors.UnknownQuestion,
+        errors.AlreadyAnswered,
+        errors.CallMismatch,
+        errors.ApprovalKeyRequired,
+        errors.SessionDeleted,
+    ),
 )
 async def answer_question(native: Native, exchange: Exchange) -> Answer:
     """Approve or deny a call, or answer a question; the run goes on once nothing of it is open any more.
 
-    The same decision may be sent again without effect.
+    An approval names the call that was shown by its `call_hash`. Where agents run programs of their own without a
+    wall, it needs an approval key that a person typed, too. The same decision may be sent again without effect.
     """
     body = await exchange.body(_decision_body)
-    session = native.session(exchange)
-    return Answer(200, encode(await decide(session, exchange.path["question_id"], body.decision, body.text)))
+    question_id = exchange.path["question_id"]
+    return Answer(200, encode(await decide(native, exchange.caller, native.session(exchange), question_id, body)))

@@ -192,7 +192,7 @@ async def serve_until(
     """
     settings = host.settings
     try:
-        signed = TokenVerifier.of(settings)
+        signed = TokenVerifier.of(settings, host.clock)
         async with host, _guarded(host, signed) as (keys, token_file):
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
                 connections = Connections(host)
@@ -218,7 +218,7 @@ async def serve_until(
 @asynccontextmanager
 async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tuple[KeyRing, Path | None]]:
     """The keys of a host, and the file with the local token where that is needed."""
-    keys = KeyRing(host.store, signed=signed)
+    keys = KeyRing(host.store, host.clock, signed=signed)
     await keys.load()
     Gate.require_keys(host.settings, any_valid=keys.any_valid)
     info = await host.store.info()
@@ -229,7 +229,9 @@ async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tu
         return
     token, file = keep_token(store)
     try:
-        yield KeyRing(host.store, token=token, signed=signed), file
+        keys = KeyRing(host.store, host.clock, token=token, signed=signed)
+        await keys.load()
+        yield keys, file
     finally:
         if token_path(store) is None:
             file.unlink(missing_ok=True)

@@ -87,7 +87,7 @@ async def put_schedule(native: Native, exchange: Exchange) -> Answer:
     The same schedule under the same `schedule_id` again changes nothing.
     """
     body = await exchange.body(_schedule_body)
-    schedule = await native.host.session(body.session, principal=exchange.caller.principal).schedule(
+    schedule = await native.session_named(exchange, body.session).schedule(
         body.text,
         every_s=body.every_s,
         cron=body.cron,
@@ -172,7 +172,10 @@ async def pause_schedule(native: Native, exchange: Exchange) -> Answer:
 async def run_schedule(native: Native, exchange: Exchange) -> Answer:
     """Send a schedule's message now; its ticks stay where they are."""
     await exchange.body(_now_body, optional=True)
-    return Answer(202, encode(await _schedule(native, exchange).run_now()))
+    schedule = _schedule(native, exchange)
+    view = await schedule.info()
+    await native.session_named(exchange, view.session).check_agent(view.agent)
+    return Answer(202, encode(await schedule.run_now()))
 
 
 @TABLE.enter(

@@ -131,6 +131,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         session_limit: sessions that the principal may have.
         attachments: their bytes are in the store already.
         retry_of: the run that ended last, whose entries leave the transcript in the same transaction.
+        agents: those that may answer; for any other one the send is refused. None: all.
     """
 
     principal: str
@@ -150,6 +151,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     session_limit: int = 10_000
     attachments: tuple[Attachment, ...] = ()
     retry_of: str | None = None
+    agents: frozenset[str] | None = None
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -432,15 +434,22 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An API key as it is stored: hashed. ``role`` is ``user``, ``admin`` or ``trusted`` (may forward users)."""
+    """A key as it is stored: hashed.
+
+    Parameters:
+        role: of an API key: ``user``, ``admin`` or ``trusted`` (may forward users). ``approver``: it is no API key and
+            opens nothing: it is typed by a person to approve calls of the principal's sessions.
+        agents: the agents that it may name; None: those that the server lets everybody name.
+    """
 
     key_id: str
     principal: str
-    role: Literal["user", "admin", "trusted"]
+    role: Literal["user", "admin", "trusted", "approver"]
     digest: bytes
     created_at: float
     label: str = ""
     revoked_at: float | None = None
+    agents: tuple[str, ...] | None = None
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry, Question, RunView, SessionView, Settlement
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
@@ -196,8 +198,9 @@ class SqlReads:
                 created_at=created_at,
                 label=label,
                 revoked_at=revoked_at,
+                agents=None if agents is None else tuple(msgspec.json.decode(agents, type=list[str])),
             )
-            for key_id, principal, role, digest, created_at, label, revoked_at in self._query("keys")
+            for key_id, principal, role, digest, created_at, label, revoked_at, agents in self._query("keys")
         )
 
     def live_sessions(self) -> int:

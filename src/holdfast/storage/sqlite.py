@@ -84,7 +84,7 @@ __all__ = ["SCHEMA_VERSION", "SqliteStore"]
 
 _T = TypeVar("_T")
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2

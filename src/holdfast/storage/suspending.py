@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.errors import AlreadyAnswered, InvalidRequest, UnknownQuestion
+from holdfast.errors import AlreadyAnswered, CallMismatch, InvalidRequest, UnknownQuestion
+from holdfast.protocol.call_hash import hash_call
 from holdfast.protocol.events import MessageSteered, RunResumed, RunSuspended, Stored, decode_event, encode_json
 from holdfast.protocol.messages import Answer, Question
 from holdfast.protocol.states import next_run_state
@@ -54,6 +55,8 @@ def suspend(tables: Tables, lease: Lease, question: Question) -> Appended:
     if _known(row, question.question_id):
         return Appended(events=())
     question = _decode_question(encode_json(question))  # as it will be read: text that JSON can carry, no tuples
+    if question.kind == "approval":
+        question = msgspec.structs.replace(question, call_hash=hash_call(question))
     row.run_state = state
     row.questions = (*row.questions, question)
     row.updated_at = at = question.asked_at
@@ -84,6 +87,8 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
         )
     if given.decision != "expired" and question.due_at and given.at >= question.due_at:
         raise AlreadyAnswered(f"the time for {given.question_id!r} is over", hint="it counts as expired")
+    if given.decision == "approved" and given.call_hash and given.call_hash != hash_call(question):
+        raise CallMismatch(f"{given.question_id!r} asks for another call than the one that was approved")
     left = tuple(other for other in row.questions if other is not question)
     if not left:
         row.run_state = next_run_state(row.run_state, "resume")
@@ -106,6 +111,8 @@ def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
     event = decode_event(stored)
     assert isinstance(event, RunResumed)
     before = event.answer
+    if given.call_hash and before.call_hash and given.call_hash != before.call_hash:
+        raise CallMismatch(f"{given.question_id!r} asked for another call than the one that is approved now")
     if (before.decision, before.text) != (given.decision, given.text):
         raise AlreadyAnswered(f"{given.question_id!r} was {before.decision} before", hint="its run goes on with that")
     tables.counters.duplicates_prevented += 1

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
@@ -409,6 +411,7 @@ class SqlTables:
             record.created_at,
             record.label,
             record.revoked_at,
+            None if record.agents is None else msgspec.json.encode(record.agents).decode(),
         )
         self._between()
 

@@ -15,6 +15,7 @@ from holdfast.errors import (
     InvalidRequest,
     MailboxFull,
     SessionDeleted,
+    UnknownAgent,
     UnknownMessage,
     UnknownSession,
 )
@@ -117,6 +118,15 @@ def _due_at(mail: Mail, now: float) -> float:
     return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
 
 
+def _check_agents(row: SessionRow | None, request: Send, allowed: frozenset[str]) -> None:
+    """Raise `UnknownAgent` if an agent would hear the message that the sender may not use."""
+    hearing = {request.agent or (request.default_agent if row is None else row.agent)}
+    if row is not None and row.run_id is not None and request.policy == "steer":
+        hearing.add(row.run_agent)
+    for name in sorted(hearing - allowed):
+        raise UnknownAgent(f"this host has no agent {name!r}", hint="name one that your key allows")
+
+
 def send(tables: Tables, request: Send) -> SendResult:
     """See `Store.send`."""
     row = tables.find(request.principal, request.key)
@@ -139,6 +149,8 @@ def send(tables: Tables, request: Send) -> SendResult:
                     disposition="duplicate",
                     run_id=known.run_id,
                 )
+    if request.agents is not None:
+        _check_agents(row, request, request.agents)
     target = None if row is None else row.run_id
     waiting = 0 if row is None else len(row.waiting)
     policy: Policy = request.policy  # type: ignore[assignment]  # decide() refuses any other word

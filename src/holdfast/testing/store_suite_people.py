@@ -6,9 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal
 
+import msgspec
+
 from holdfast.errors import (
     AlreadyAnswered,
     AlreadySettled,
+    CallMismatch,
     IllegalTransition,
     InvalidRequest,
     MailboxFull,
@@ -17,6 +20,7 @@ from holdfast.errors import (
     UnknownQuestion,
     UnknownSession,
 )
+from holdfast.protocol.call_hash import hash_call
 from holdfast.protocol.events import (
     MessageSteered,
     RunFinished,
@@ -52,9 +56,10 @@ def _question(question_id: str = "q1", *, at: float = 30.0, due_at: float = 100.
 
 
 def _approval(question_id: str = "a1", *, at: float = 30.0, due_at: float = 100.0) -> Question:
-    return Question(
+    question = Question(
         question_id=question_id, kind="approval", tool="pay", arguments={"eur": 5}, asked_at=at, due_at=due_at
     )
+    return msgspec.structs.replace(question, call_hash=hash_call(question))  # as the store adds it
 
 
 def _answer(
@@ -75,6 +80,23 @@ async def _parked(on: Driver, *, key: str = "k") -> Claim:
     await on.store.suspend(claim.lease, _question())
     assert await on.store.park(claim.lease, at=35.0) == Parked(ready=False)
     return claim
+
+
+@_check
+async def an_approval_counts_for_the_call_that_was_shown_only(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start()
+        await on.store.suspend(claim.lease, msgspec.structs.replace(_approval(), call_hash="what it says itself"))
+        [question] = await on.store.questions(claim.lease.session)
+        assert question == _approval()
+        for_another = msgspec.structs.replace(_answer("a1", decision="approved", text=""), call_hash="0" * 32)
+        await refused(on.store.answer("p", "k", for_another), CallMismatch)
+        assert await on.store.questions(claim.lease.session) == (question,), "it is still open"
+        given = msgspec.structs.replace(for_another, call_hash=question.call_hash)
+        assert (await on.store.answer("p", "k", given)).answer == given
+        await refused(on.store.answer("p", "k", for_another), CallMismatch)
+        assert (await on.store.answer("p", "k", given)).answer == given, "the same again has no effect"
+        await on.commit(claim)
 
 
 @_check

@@ -146,6 +146,10 @@ class _Asked(Toolset):
         self._approval = approval
         self.executes = toolset.executes
 
+    @property
+    def unwalled(self) -> bool:  # type: ignore[override]  # as the toolset has it
+        return self._toolset.unwalled
+
     def tools(self) -> Sequence[Tool]:
         return [dataclasses.replace(tool, approval=self._approval) for tool in self._toolset.tools()]
 

@@ -100,7 +100,7 @@ class McpServer(Toolset):
                     f"the header {header!r} of the MCP server {name!r} has characters that no header can have",
                     hint="a key that was read from a file may end with a line break: strip() it",
                 )
-        self.executes = command is not None
+        self.executes = self.unwalled = command is not None
         self._command = tuple(command or ())
         self._url = url or ""
         self._env = env

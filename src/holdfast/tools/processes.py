@@ -119,6 +119,7 @@ class Processes(Toolset):
     """
 
     executes = True
+    unwalled = True
 
     def __init__(
         self,

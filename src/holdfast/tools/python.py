@@ -121,6 +121,11 @@ class Python(Toolset):
         self._environment = clean_environment(pass_environment, environment)
         self._approval = approval
 
+    @property
+    def unwalled(self) -> bool:  # type: ignore[override]  # known once it has been looked what this machine can do
+        """Whether scripts run with the rights of the host's user, as this machine can confine none."""
+        return find_isolation().kind == "none"
+
     @contextlib.asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncIterator[None]:
         """Find out, before the first run, what this machine can do."""

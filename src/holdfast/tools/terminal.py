@@ -44,6 +44,7 @@ class Terminal(Toolset):
     """
 
     executes = True
+    unwalled = True
 
     def __init__(
         self,

@@ -129,7 +129,7 @@ CREATE TABLE attachment_use (
     PRIMARY KEY (principal, digest, session)
 );
 CREATE INDEX attachment_use_session ON attachment_use (session);
--- api_key: keys as digests.
+-- api_key: keys as digests. agents: those that it may name, as a list in JSON.
 CREATE TABLE api_key (
     key_id text PRIMARY KEY,
     principal text NOT NULL,
@@ -137,7 +137,8 @@ CREATE TABLE api_key (
     digest blob NOT NULL,
     created_at double precision NOT NULL,
     label text NOT NULL,
-    revoked_at double precision
+    revoked_at double precision,
+    agents text
 );
 -- schedule: what sends messages by the clock.
 --   revision: grows with every write. session: the key of the session that gets the messages.
@@ -227,3 +228,7 @@ CREATE TABLE kept (
     body blob NOT NULL,
     PRIMARY KEY (session, n)
 );
+
+-- name: migrate_4
+-- From version 4 of the schema to version 5.
+ALTER TABLE api_key ADD COLUMN agents text;

@@ -295,10 +295,11 @@ SELECT schedule, principal, schedule_id, revision, session, body FROM schedule W
 SELECT schedule, principal, schedule_id, revision, session, body FROM schedule WHERE principal = ? AND session = ? ORDER BY schedule LIMIT ?
 
 -- name: add_key
-INSERT INTO api_key (key_id, principal, role, digest, created_at, label, revoked_at) VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO api_key (key_id, principal, role, digest, created_at, label, revoked_at, agents)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: keys
-SELECT key_id, principal, role, digest, created_at, label, revoked_at FROM api_key ORDER BY created_at, key_id
+SELECT key_id, principal, role, digest, created_at, label, revoked_at, agents FROM api_key ORDER BY created_at, key_id
 
 -- name: revoke_key
 UPDATE api_key SET revoked_at = ? WHERE key_id = ? AND revoked_at IS NULL

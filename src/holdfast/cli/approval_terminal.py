@@ -1,0 +1,156 @@
+"""Approvals at the terminal of ``holdfast serve``: the calls that wait are shown there, and answered by what is typed.
+
+What is typed names a call by its short hash, so that it is for the one that was read. No credential has a part in it:
+an agent's program has no way to the terminal but those that `docs/explanation/limits.md` names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from holdfast.cli.answering import whole
+from holdfast.cli.output import visible
+from holdfast.errors import HoldfastError
+from holdfast.host import Answerer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.host import Host
+    from holdfast.protocol.messages import Question, SessionView
+
+__all__ = ["ApprovalTerminal", "has_terminal"]
+
+_LOOK_EVERY_S = 1.0
+_SESSIONS = 200
+_SHORT = 8
+
+
+def has_terminal() -> bool:
+    """Whether a person sits at this process: it reads from and writes to a terminal, and is in its foreground."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and _in_foreground()
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+class ApprovalTerminal:
+    """Shows what waits for an approval, and takes ``approve HASH`` and ``deny HASH REASON``. Of the host's loop.
+
+    Parameters:
+        host: started.
+        say: writes a line to the terminal.
+    """
+
+    def __init__(self, host: Host, say: Callable[[str], None]) -> None:
+        self._host = host
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._shown: dict[str, tuple[SessionView, Question]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._typed = b""
+
+    def start(self) -> None:
+        """Begin to look and to listen."""
+        self._loop.add_reader(0, self._read)
+        self._look_later(0.0)
+
+    def close(self) -> None:
+        """Look and listen no more."""
+        self._loop.remove_reader(0)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ── what waits ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _look_later(self, delay_s: float) -> None:
+        self._timer = self._loop.call_later(delay_s, self._begin_look)
+
+    def _begin_look(self) -> None:
+        self._timer = None
+        if not self._host.draining:
+            self._host.start_task(self._look(), "approvals at the terminal")
+
+    async def _look(self) -> None:
+        """Show what was not shown before, and forget what does not wait any more."""
+        try:
+            waiting: dict[str, tuple[SessionView, Question]] = {}
+            for view in await self._host.sessions(limit=_SESSIONS):
+                if view.state != "suspended":
+                    continue
+                for question in await self._host.session(view.key, principal=view.principal).questions():
+                    if question.kind == "approval":
+                        waiting[f"{view.principal}\0{view.key}\0{question.question_id}\0{question.call_hash}"] = (
+                            view,
+                            question,
+                        )
+            for name in self._shown.keys() - waiting.keys():
+                del self._shown[name]
+            for name, (view, question) in waiting.items():
+                if name not in self._shown:
+                    self._shown[name] = (view, question)
+                    self._show(view, question)
+        except HoldfastError:
+            pass  # the store is busy or closed: the next look sees it
+        finally:
+            if not self._host.draining:
+                self._look_later(_LOOK_EVERY_S)
+
+    def _show(self, view: SessionView, question: Question) -> None:
+        self._say(f"session {visible(view.key)} of {visible(view.principal)} asks: {whole(question)}")
+        short = question.call_hash[:_SHORT]
+        self._say(f"  type: approve {short}   or: deny {short} REASON")
+
+    # ── what is typed ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read(self) -> None:
+        if not _in_foreground():
+            self._loop.remove_reader(0)  # a read would stop the process
+            return
+        try:
+            chunk = os.read(0, 4096)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self._loop.remove_reader(0)
+        *lines, self._typed = (self._typed + chunk).split(b"\n")
+        for line in lines:
+            self.take(line.decode("utf-8", "replace").strip())
+
+    def take(self, line: str) -> None:
+        """Act on a typed line."""
+        word, _, rest = line.partition(" ")
+        short, _, reason = rest.strip().partition(" ")
+        if not line:
+            return
+        if word not in ("approve", "deny") or len(short) < _SHORT:
+            self._say("  type approve or deny, and the short hash of a call that was shown")
+            return
+        found = [shown for shown in self._shown.values() if shown[1].call_hash.startswith(short.lower())]
+        if len(found) != 1:
+            self._say(f"  {len(found) or 'no'} calls with {visible(short)} were shown here and wait")
+            return
+        self._host.start_task(self._decide(*found[0], word, reason.strip()), "answer at the terminal")
+
+    async def _decide(self, view: SessionView, question: Question, word: str, reason: str) -> None:
+        session = self._host.session(view.key, principal=view.principal)
+        try:
+            given = await session.decide(
+                question.question_id,
+                "approved" if word == "approve" else "denied",
+                reason,
+                call_hash=question.call_hash if word == "approve" else "",
+                answerer=Answerer("local", "terminal"),
+            )
+        except HoldfastError as error:
+            self._say(f"  {error.message}")
+        else:
+            self._say(f"  {given.decision}: {question.call_hash[:_SHORT]}")

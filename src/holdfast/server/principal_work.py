@@ -1,0 +1,65 @@
+"""What a principal has on a host: its sessions with work, and its schedules; and the end of all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import SessionDeleted
+
+if TYPE_CHECKING:
+    from holdfast.host import Host, Session
+    from holdfast.protocol.messages import SessionView
+
+__all__ = ["Ended", "find_work", "stop_principal"]
+
+_PAGE = 1000
+_REASON = "the key was revoked"
+
+
+class Ended(NamedTuple):
+    """Keys of sessions and ids of schedules."""
+
+    sessions: tuple[str, ...]
+    schedules: tuple[str, ...]
+
+
+async def find_work(host: Host, principal: str) -> Ended:
+    """The sessions of a principal that have a run, messages that wait or background work, and its active schedules."""
+    schedules = [view.schedule_id for view in await host.schedules(principal=principal, limit=_PAGE) if view.next_at]
+    return Ended(tuple(await _sessions(host, principal)), tuple(schedules))
+
+
+async def stop_principal(host: Host, principal: str) -> Ended:
+    """Pause a principal's schedules, then stop its sessions. Returns what was ended."""
+    found = await find_work(host, principal)
+    for schedule_id in found.schedules:
+        await host.find_schedule(schedule_id, principal=principal).pause()
+    # Now, as a schedule may have fired since: nothing begins any more but what others of the same principal send.
+    sessions = await _sessions(host, principal)
+    async with asyncio.TaskGroup() as group:
+        for key in sessions:
+            group.create_task(_stop(host.session(key, principal=principal)))
+    return Ended(tuple(sessions), found.schedules)
+
+
+async def _stop(session: Session) -> None:
+    with suppress(SessionDeleted):
+        await session.stop(_REASON)
+
+
+async def _sessions(host: Host, principal: str) -> list[str]:
+    in_background = {actor.key for actor in host.actors.values() if actor.principal == principal and actor.background}
+
+    def has_work(view: SessionView) -> bool:
+        return view.state != "deleted" and (view.run_id is not None or view.waiting > 0 or view.key in in_background)
+
+    found: dict[str, None] = {}
+    before: float | None = None
+    while page := await host.store.sessions(principal=principal, limit=_PAGE, before=before):
+        found |= {view.key: None for view in page if has_work(view)}
+        if len(page) < _PAGE:
+            break
+        before = page[-1].updated_at
+    return list(found)
