@@ -43,6 +43,9 @@ class PostgresDatabase:
             for row in self._execute(sql.block(name), parameters).fetchall()
         ]
 
+    def rows(self, name, *parameters):
+        yield from self.query(name, *parameters)
+
     def write(self, name, *parameters):
         return self._execute(sql.block(name), parameters).rowcount
 

@@ -13,6 +13,7 @@ from holdfast.protocol.events import Stored
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import (
+    ALL_BYTES,
     Appended,
     Claim,
     Committed,
@@ -274,11 +275,21 @@ class WritesQuestionMarks(MemoryStore):
 
 @found_by("reads_begin_anywhere_in_the_log")
 class ReadsWholeRows(MemoryStore):
-    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
         found = self._tables.sessions.get(session)
         for pack in () if found is None else found.log:
             if pack.first_seq <= after < pack.last_seq:
                 after = pack.first_seq - 1
+        return await super().read_events(session, after=after, limit=limit, limit_bytes=limit_bytes)
+
+
+@found_by("pages_end_where_they_have_enough_bytes")
+class PagesByCountOnly(MemoryStore):
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
         return await super().read_events(session, after=after, limit=limit)
 
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from holdfast.errors import StorageError, StoreLocked
-from holdfast.protocol.events import Stored
+from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import (
     Answer,
     Attachment,
@@ -33,6 +33,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import scheduling, verbs
 from holdfast.storage.memory_tables import MemoryTables
 from holdfast.storage.port import (
+    ALL_BYTES,
     ALL_ENTRIES,
     Answered,
     Appended,
@@ -281,8 +282,10 @@ class MemoryStore:
 
         return await self._do(read)
 
-    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
-        return await self._do(lambda tables: tables.events(session, after, limit))
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
+        return await self._do(lambda tables: tables.events(session, after, limit, limit_bytes))
 
     async def oldest_seq(self, session: int) -> int:
         def read(tables: MemoryTables) -> int:
@@ -300,14 +303,23 @@ class MemoryStore:
 
         return await self._do(read)
 
-    async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
+    async def transcript(
+        self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Entry]:
         def read(tables: MemoryTables) -> Sequence[Entry]:
             row = tables.get(session)
             if row is None:
                 return ()
             entries = tables.entries(session, row.history_id)
             first = bisect_right(entries, after, key=lambda entry: entry.n)
-            return tuple(entries[first : first + limit])
+            if limit_bytes == ALL_BYTES:
+                return tuple(entries[first : first + limit])
+            some: list[Entry] = []
+            size = 0
+            while len(some) < limit and size < limit_bytes and first + len(some) < len(entries):
+                some.append(entries[first + len(some)])
+                size += len(encode_json(some[-1]))
+            return tuple(some)
 
         return await self._do(read)
 

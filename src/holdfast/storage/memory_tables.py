@@ -16,7 +16,7 @@ import msgspec
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry
-from holdfast.storage.port import KeyRecord
+from holdfast.storage.port import ALL_BYTES, KeyRecord
 from holdfast.storage.records import (
     NOBODY,
     Counters,
@@ -142,17 +142,19 @@ class MemoryTables:
     def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
         return tuple(e for e in self.events(row.session, first - 1, last - first + 1) if e.seq <= last)
 
-    def events(self, session: int, after: int, limit: int) -> list[Stored]:
-        """Events with seq > after, whole packs until there are `limit`."""
+    def events(self, session: int, after: int, limit: int, limit_bytes: int = ALL_BYTES) -> list[Stored]:
+        """Events with seq > after, whole packs until there are `limit` of them or they have `limit_bytes`."""
         found = self.sessions.get(session)
         out: list[Stored] = []
         if found is None:
             return out
         log = found.log
+        size = 0
         for index in range(bisect_left(log, after + 1, key=lambda pack: pack.last_seq), len(log)):
             events = log[index].events
             out.extend(events if log[index].first_seq > after else [e for e in events if e.seq > after])
-            if len(out) >= limit:
+            size += len(log[index].body)
+            if len(out) >= limit or size >= limit_bytes:
                 break
         return out
 

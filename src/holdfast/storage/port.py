@@ -45,6 +45,7 @@ from holdfast.protocol.schedules import ScheduleSpec, ScheduleView
 from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
+    "ALL_BYTES",
     "ALL_ENTRIES",
     "Answered",
     "Appended",
@@ -74,6 +75,8 @@ __all__ = [
 ]
 
 ALL_ENTRIES: Final = 2**62
+"""As a limit: none."""
+ALL_BYTES: Final = 2**62
 """As a limit: none."""
 
 
@@ -663,8 +666,13 @@ class Store(Protocol):
         """
         ...
 
-    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
-        """Events with seq > after, in order, at most about `limit` of them (a store may round up to its row)."""
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
+        """Events with seq > after, in order, at most about `limit` of them (a store may round up to its row).
+
+        Once their bodies have `limit_bytes` or more, no row is added; so a page is never empty because of that.
+        """
         ...
 
     async def oldest_seq(self, session: int) -> int:
@@ -675,8 +683,13 @@ class Store(Protocol):
         """All stored events of one run: its journal."""
         ...
 
-    async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
-        """Entries with n > after, all as they stand at one moment; without the bodies of what is kept with them."""
+    async def transcript(
+        self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Entry]:
+        """Entries with n > after, all as they stand at one moment; without the bodies of what is kept with them.
+
+        Once they have `limit_bytes` or more as JSON, no entry is added; so a page is never empty because of that.
+        """
         ...
 
     async def kept(self, session: int, n: int) -> str:

@@ -13,7 +13,7 @@ rows lie: in dictionaries, or in SQL.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -547,6 +547,26 @@ def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
 def pack_entries(entries: Iterable[Entry]) -> bytes:
     """One body for consecutive transcript entries: a line of JSON each."""
     return b"\n".join([encode_json(entry) for entry in entries])
+
+
+class _Numbered(msgspec.Struct):
+    """The number of an entry, without the rest of it."""
+
+    n: int = 0
+
+
+_number_decoder = msgspec.json.Decoder(_Numbered)
+
+
+def entries_after(body: bytes, after: int) -> Iterator[tuple[Entry, int]]:
+    """The entries of a pack with n > after, each with its length as JSON; decoded when it is asked for."""
+    start = 0
+    while start < len(body):
+        end = body.find(b"\n", start)
+        line = memoryview(body)[start : len(body) if end < 0 else end]
+        if _number_decoder.decode(line).n > after:
+            yield _entry_decoder.decode(line), len(line)
+        start += len(line) + 1
 
 
 def unpack_entries(body: bytes) -> list[Entry]:

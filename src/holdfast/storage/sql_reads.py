@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 
 import msgspec
 
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry, Question, RunView, SessionView, Settlement
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
-from holdfast.storage.port import DueQuestion, DueSchedule, KeyRecord, Ready
+from holdfast.storage.port import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
 from holdfast.storage.records import (
     Mail,
     due_of,
@@ -32,6 +33,7 @@ from holdfast.storage.sql_rows import (
     load,
     mail_of,
     read_entries,
+    read_some_entries,
     row_of,
     schedule_of,
 )
@@ -46,19 +48,16 @@ class SqlReads:
         self._query = database.query
         self._database = database
 
-    def events(self, session: int, *, after: int, limit: int) -> list[Stored]:
-        """Events with seq > after, whole packs until there are `limit`."""
+    def events(self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES) -> list[Stored]:
+        """Events with seq > after, whole packs until there are `limit` of them or they have `limit_bytes`."""
         out: list[Stored] = []
-        last = after
-        while len(out) < limit:
-            rows = self._query("events_after", session, last, min(limit - len(out), 128))
-            if not rows:
-                break
+        size = 0
+        with closing(self._database.rows("events_after", session, after, limit)) as rows:
             for last_seq, body in rows:
                 pack = unpack_events(last_seq, body)
                 out.extend(pack if pack[0].seq > after else [event for event in pack if event.seq > after])
-                last = last_seq
-                if len(out) >= limit:
+                size += len(body)
+                if len(out) >= limit or size >= limit_bytes:
                     break
         return out
 
@@ -75,8 +74,14 @@ class SqlReads:
         )
         return tuple(journal(packs))
 
-    def transcript(self, session: int, *, after: int, limit: int) -> tuple[Entry, ...]:
+    def transcript(self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES) -> tuple[Entry, ...]:
         for (newest,) in self._query("history_id", session):
+            if limit_bytes < ALL_BYTES:
+                return tuple(
+                    read_some_entries(
+                        self._database, session, newest, after=after, limit=limit, limit_bytes=limit_bytes
+                    )
+                )
             return tuple(read_entries(self._database, session, newest, after=after, limit=limit))
         return ()
 

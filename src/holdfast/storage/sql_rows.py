@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -20,6 +20,7 @@ from holdfast.storage.records import (
     ScheduleRow,
     SessionRow,
     due_at,
+    entries_after,
     question_due,
     ready_since,
     unpack_entries,
@@ -36,6 +37,7 @@ __all__ = [
     "mail_of",
     "piece_of",
     "read_entries",
+    "read_some_entries",
     "row_of",
     "schedule_columns",
     "schedule_of",
@@ -48,6 +50,10 @@ class Database(Protocol):
 
     def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
         """The rows of a named statement."""
+        ...
+
+    def rows(self, name: str, *parameters: object) -> Generator[tuple[Any, ...]]:
+        """The rows of a named statement one by one; close it if it is not read to its end."""
         ...
 
     def write(self, name: str, *parameters: object) -> int:
@@ -131,6 +137,22 @@ def read_entries(database: Database, session: int, newest: str | None, *, after:
         if len(out) >= limit:
             break
     return out[:limit]
+
+
+def read_some_entries(
+    database: Database, session: int, newest: str | None, *, after: int, limit: int, limit_bytes: int
+) -> list[Entry]:
+    """As `read_entries`, until they have `limit_bytes`; only one piece of the transcript is in memory at a time."""
+    out: list[Entry] = []
+    size = 0
+    for piece, in_run in database.query("pieces_after", newest, session, after, session, session, after, limit):
+        for *_, body in database.query("run_piece" if in_run else "edit_piece", session, piece):
+            for entry, length in entries_after(body or b"", after):
+                out.append(entry)
+                size += length
+                if len(out) >= limit or size >= limit_bytes:
+                    return out
+    return out
 
 
 def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:

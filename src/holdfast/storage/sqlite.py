@@ -15,7 +15,7 @@ import resource
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -49,6 +49,7 @@ from holdfast.storage import scheduling, sql, verbs
 from holdfast.storage.filelock import FileLock
 from holdfast.storage.migrating import move_kept
 from holdfast.storage.port import (
+    ALL_BYTES,
     ALL_ENTRIES,
     Answered,
     Appended,
@@ -139,6 +140,13 @@ class _SqliteDatabase:
 
     def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql.block(name), parameters).fetchall()
+
+    def rows(self, name: str, *parameters: object) -> Generator[tuple[Any, ...]]:
+        cursor = self._connection.execute(sql.block(name), parameters)
+        try:
+            yield from cursor
+        finally:
+            cursor.close()
 
     def write(self, name: str, *parameters: object) -> int:
         return self._connection.execute(sql.block(name), parameters).rowcount
@@ -550,8 +558,10 @@ class SqliteStore:
     async def ready(self, *, limit: int) -> Sequence[Ready]:
         return await self._read(lambda reads: reads.ready(limit=limit))
 
-    async def read_events(self, session: int, *, after: int, limit: int) -> Sequence[Stored]:
-        return await self._read(lambda reads: reads.events(session, after=after, limit=limit))
+    async def read_events(
+        self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Stored]:
+        return await self._read(lambda reads: reads.events(session, after=after, limit=limit, limit_bytes=limit_bytes))
 
     async def oldest_seq(self, session: int) -> int:
         return await self._read(lambda reads: reads.oldest_seq(session))
@@ -559,8 +569,12 @@ class SqliteStore:
     async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
         return await self._read(lambda reads: reads.run_events(session, run_id))
 
-    async def transcript(self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES) -> Sequence[Entry]:
-        return await self._read(lambda reads: reads.transcript(session, after=after, limit=limit))
+    async def transcript(
+        self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES, limit_bytes: int = ALL_BYTES
+    ) -> Sequence[Entry]:
+        return await self._read(
+            lambda reads: reads.transcript(session, after=after, limit=limit, limit_bytes=limit_bytes)
+        )
 
     async def kept(self, session: int, n: int) -> str:
         return await self._read(lambda reads: reads.kept(session, n))

@@ -684,6 +684,33 @@ async def text_that_no_json_can_carry_is_written_out(make_store: MakeStore) -> N
 
 
 @_check
+async def pages_end_where_they_have_enough_bytes(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        for n in range(6):
+            claim = await on.start(message_id=f"m{n}")
+            for _ in range(5):
+                await on.say(claim, "x" * 1000)
+            entries = [Entry(role="user", content="hi"), Entry(role="assistant", content="y" * 1000)]
+            await on.commit(claim, entries=entries)
+        session = claim.lease.session
+        log, after = await on.log(session), 0
+        while page := await on.store.read_events(session, after=after, limit=1000, limit_bytes=2500):
+            assert list(page) == log[after : after + len(page)]
+            assert sum(len(event.body) for event in page[:-1]) < 2500 + 1200, "a row of the store more at most"
+            after = page[-1].seq
+        assert after == log[-1].seq
+        entries = list(await on.store.transcript(session))
+        assert len(entries) == 12
+        read: list[Entry] = []
+        while some := await on.store.transcript(session, after=read[-1].n if read else 0, limit_bytes=2100):
+            assert len(some) <= 4, "two long entries, and what lies between"
+            read += some
+        assert read == entries
+        assert len(await on.store.transcript(session, limit_bytes=1)) == 1, "never empty because of it"
+        assert len(await on.store.transcript(session, after=2, limit=3, limit_bytes=10**6)) == 3
+
+
+@_check
 async def reads_begin_anywhere_in_the_log(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
         claim = await on.start()

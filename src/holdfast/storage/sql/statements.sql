@@ -137,6 +137,21 @@ LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
 WHERE coalesce(run.last_n, edit.last_n) > ? AND coalesce(run.entries, edit.entries) IS NOT NULL
 ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
 
+-- name: pieces_after
+-- As entries_after, but what has the entries instead of them: its id, and whether it is a run or an edit.
+WITH RECURSIVE chain (piece) AS (
+    SELECT CAST(? AS text)
+    UNION ALL
+    SELECT run.previous_id FROM chain JOIN run ON run.run_id = chain.piece AND run.session = ?
+    WHERE run.whole = 0 AND run.last_n > ? AND run.previous_id IS NOT NULL
+)
+SELECT chain.piece, run.run_id IS NOT NULL
+FROM chain
+LEFT JOIN run ON run.run_id = chain.piece AND run.session = ?
+LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
+WHERE coalesce(run.last_n, edit.last_n) > ? AND (run.entries IS NOT NULL OR edit.entries IS NOT NULL)
+ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
+
 -- name: run_pieces
 SELECT session, run_id FROM run WHERE entries IS NOT NULL
 
