@@ -11,12 +11,12 @@ import pytest
 from holdfast import Host, Settings
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, InvalidRequest, RateLimited
+from holdfast.host.budgets import Rate
 from holdfast.local_token import is_loopback
 from holdfast.logs import RedactingFormatter, redact
 from holdfast.server import bind, serve_until
 from holdfast.server.auth import Gate, digest_of, make_key
 from holdfast.server.exchange import Role
-from holdfast.server.limits import RateLimit
 from holdfast.storage import MemoryStore
 from tests.server.live import AGENTS, JSON, Live, live, served
 from tests.server.test_bad_input import refused
@@ -223,7 +223,7 @@ def test_a_bucket_fills_again_and_full_ones_are_forgotten() -> None:
             return self.at
 
     clock = Clock()
-    rate = RateLimit(2.0, clock)
+    rate = Rate("requests", 2.0, clock)
     for _ in range(4):
         rate.take("a")
     with pytest.raises(RateLimited) as caught:
@@ -235,7 +235,7 @@ def test_a_bucket_fills_again_and_full_ones_are_forgotten() -> None:
     for number in range(10_001):
         rate.take(f"p{number}")
     assert len(rate._buckets) <= 10_001, "the bucket of a was full again, and is gone"
-    RateLimit(0.0, clock).take("nobody is limited")
+    Rate("requests", 0.0, clock).take("nobody is limited")
 
 
 def test_a_principal_may_have_only_so_many_streams() -> None:

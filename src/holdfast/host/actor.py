@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.host.budgets import FREE_BYTES
 from holdfast.protocol.events import shown
 from holdfast.runtime import Broadcast
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from holdfast.runtime import Scope
 
 __all__ = ["SessionActor"]
+
+
+def _length(event: Stored) -> int:
+    return len(event.body)
 
 
 class SessionActor:
@@ -40,7 +45,7 @@ class SessionActor:
         self.number = number
         self.principal = principal
         self.key = key
-        self.log: Broadcast[Stored] = Broadcast(seq + 1)
+        self.log: Broadcast[Stored] = Broadcast(seq + 1, weigh=_length, weight_limit=FREE_BYTES)
         self.readers = 0
         self.deleted = False
         self.active: ActiveRun | None = None

@@ -13,7 +13,7 @@ from holdfast.protocol.messages import Attachment
 if TYPE_CHECKING:
     from holdfast.host.host import Host
 
-__all__ = ["fetch", "keep"]
+__all__ = ["about", "fetch", "keep"]
 
 _TOKEN = r"[A-Za-z0-9!#$&^_.+-]{1,100}"
 _MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(;[ -~]{{1,200}})?")
@@ -50,6 +50,14 @@ async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name
     except LimitExceeded:
         host.incidents.kept["P14"] += 1
         raise
+
+
+async def about(host: Host, principal: str, digest: str) -> Attachment:
+    """The attachment without its bytes. Raises `UnknownAttachment`."""
+    found = await host.store.attachment_about(principal, digest)
+    if found is None:
+        raise UnknownAttachment(f"there is no attachment {digest[:80]!r}")
+    return found
 
 
 async def fetch(host: Host, principal: str, digest: str) -> tuple[Attachment, bytes]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -25,10 +25,14 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import BudgetExceeded, HostBusy, RateLimited
 from holdfast.settings import Settings
 
-__all__ = ["FREE_BYTES", "UNKNOWN", "Budget", "BudgetUsage", "Budgets", "Charge", "LoopTime", "Rate"]
+T = TypeVar("T")
+
+__all__ = ["FREE_BYTES", "PAGE_BYTES", "UNKNOWN", "Budget", "BudgetUsage", "Budgets", "Charge", "LoopTime", "Rate"]
 
 FREE_BYTES = 65_536
 """Bytes of one body that are not charged: they are part of what a connection costs."""
+PAGE_BYTES = 262_144
+"""Bytes of events or entries that are read from the store at a time."""
 UNKNOWN = ""
 """The principal of connections that have not shown a valid key yet."""
 _WAITERS = 1024
@@ -344,6 +348,7 @@ class LoopTime:
 _BURST_S = 0.02
 """Time of the loop that a principal may take before it has to wait."""
 _LOOP_SHARE = 0.25
+_LISTINGS = 8
 _STOPS = 10_000
 _PRINCIPAL_STOPS = 1_000
 
@@ -359,6 +364,7 @@ class Budgets:
         descriptors: file descriptors beside connections.
         streams: open event streams.
         stops: stops under way.
+        listings: lists that are read whole, from the read until the answer is taken.
         loop_time: seconds that large answers take of the loop.
     """
 
@@ -378,7 +384,35 @@ class Budgets:
             hint="close some, or raise HOLDFAST_PRINCIPAL_STREAMS",
         )
         self.stops = Budget("stops under way", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
+        self.listings = Budget("lists under way", limit=_LISTINGS, share=1, hint="ask for one list at a time")
         self.loop_time = LoopTime(_LOOP_SHARE)
+        self._wait_s = settings.stream_stall_s
+
+    async def read_page(
+        self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
+    ) -> tuple[T, Charge]:
+        """A page of about ``PAGE_BYTES`` and the charge of its memory, made before it is read. Release the charge.
+
+        A page that turns out to weigh more, as one large event does, is read again once there is room for it.
+
+        Raises:
+            BudgetExceeded, HostBusy: there is no room in time.
+        """
+        amount = 2 * PAGE_BYTES  # as it was read, and encoded
+        while True:
+            charge = await self.memory.wait_for(principal, amount, within_s=self._wait_s)
+            try:
+                page = await read()
+                weight = min(2 * weigh(page), self.memory.share)
+            except BaseException:
+                charge.release()
+                raise
+            if weight <= charge.amount:
+                charge.shrink(charge.amount - weight)
+                return page, charge
+            charge.release()
+            amount = weight
+            del page
 
     def usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
         """Every budget by its name; with the given principal's use only, or everybody's."""
@@ -388,5 +422,6 @@ class Budgets:
             "descriptors": self.descriptors.usage(principal),
             "streams": self.streams.usage(principal),
             "stops": self.stops.usage(principal),
+            "listings": self.listings.usage(principal),
             "loop_time": self.loop_time.usage(principal),
         }

@@ -28,12 +28,17 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
     from holdfast.host.session import Session
 
-__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "shown", "through", "with_states"]
+__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "shown", "through", "weight", "with_states"]
 
 
 def shown(entries: Iterable[Entry]) -> list[Entry]:
     """The entries as readers see them: without what agents keep for themselves."""
     return [msgspec.structs.replace(entry, kept=None) if entry.kept is not None else entry for entry in entries]
+
+
+def weight(entries: Iterable[Entry]) -> int:
+    """About how many bytes they take; texts of other than Latin letters take more."""
+    return sum(len(entry.content) + 256 for entry in entries)
 
 
 async def edit(

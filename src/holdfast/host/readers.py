@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import InvalidCursor, UnknownMessage, UnknownSession
+from holdfast.host.budgets import PAGE_BYTES
 from holdfast.protocol.events import Gap, Stored, parse_cursor, shown
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 
 if TYPE_CHECKING:
     from holdfast.host.actor import SessionActor
+    from holdfast.host.budgets import Charge
     from holdfast.host.host import Host
     from holdfast.protocol.messages import SessionView
 
@@ -49,6 +51,7 @@ class LogReader:
 
     __slots__ = (
         "_actor",
+        "_charge",
         "_closed",
         "_done",
         "_ended",
@@ -78,6 +81,7 @@ class LogReader:
         self._follow = follow
         self._keepalive_s = keepalive_s
         self._reader = actor.log.reader(after=cursor)
+        self._charge: Charge | None = None
         self._stored = 0
         self._ended = False
         self._done = False
@@ -89,9 +93,10 @@ class LogReader:
         return self
 
     async def __anext__(self) -> Sequence[Stored] | Gap | None:
+        self._release()
         while not self._done:
             if self.cursor < self._stored:
-                batch = await _from_store(self._host, self._actor.session, self.cursor, self._stored)
+                batch = await self._from_store(self.cursor, self._stored)
             elif self._ended or self._actor.deleted:
                 break
             else:
@@ -137,10 +142,34 @@ class LogReader:
         """Give the place up. May be called twice."""
         if not self._closed:
             self._closed = self._done = True
+            self._release()
             self._reader.close()
             self._actor.readers -= 1
             self._host.readers -= 1
             self._actor.idle_since = self._host.loop.time()
+
+    async def _from_store(self, cursor: int, until: int) -> Sequence[Stored] | Gap:
+        """The next page; its memory is charged until the one after it is asked for."""
+        self._release()
+        host, session = self._host, self._actor.session
+
+        async def read() -> list[Stored]:
+            found = await host.store.read_events(session, after=cursor, limit=PAGE, limit_bytes=PAGE_BYTES)
+            return [event for event in found if event.seq > cursor]
+
+        page, self._charge = await host.budgets.read_page(self._actor.principal, read, _weight)
+        if page and page[0].seq == cursor + 1:
+            return shown(page)
+        return Gap(after=cursor, until=page[0].seq - 1 if page else until, reason="pruned")
+
+    def _release(self) -> None:
+        if self._charge is not None:
+            self._charge.release()
+            self._charge = None
+
+
+def _weight(page: Sequence[Stored]) -> int:
+    return sum(len(event.body) for event in page)
 
 
 async def open_log(
@@ -176,13 +205,6 @@ async def _is_settled(host: Host, session: int, key: str, message_id: str) -> bo
     if settlement is None:
         raise UnknownMessage(f"there is no message {message_id!r} in session {key!r}")
     return settlement.state in TERMINAL_MESSAGE_STATES
-
-
-async def _from_store(host: Host, session: int, cursor: int, until: int) -> Sequence[Stored] | Gap:
-    page = [event for event in await host.store.read_events(session, after=cursor, limit=PAGE) if event.seq > cursor]
-    if page and page[0].seq == cursor + 1:
-        return shown(page)
-    return Gap(after=cursor, until=page[0].seq - 1 if page else until, reason="pruned")
 
 
 def _ending(batch: Sequence[Stored], follow: str | None) -> int | None:

@@ -23,6 +23,7 @@ from holdfast.errors import (
     WaitsForItself,
 )
 from holdfast.host import attaching, history
+from holdfast.host.budgets import PAGE_BYTES, Charge
 from holdfast.host.dispatch import receipt_of
 from holdfast.host.readers import LogReader, open_log
 from holdfast.host.schedules import Schedule
@@ -493,6 +494,10 @@ class Session:
         """See `SessionLike.attach`."""
         return await attaching.keep(self._host, self.principal, body, media_type=media_type, name=name)
 
+    async def attachment_about(self, digest: str) -> Attachment:
+        """An attachment without its bytes. Raises `UnknownAttachment`."""
+        return await attaching.about(self._host, self.principal, digest)
+
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
         """See `SessionLike.attachment`."""
         return await attaching.fetch(self._host, self.principal, digest)
@@ -527,9 +532,20 @@ class Session:
         """See `SessionLike.transcript`."""
         return history.shown(await self._host.store.transcript(await self._row()))
 
-    async def transcript_page(self, *, after: int, limit: int) -> list[Entry]:
-        """At most `limit` entries with n > `after`, in order."""
-        return history.shown(await self._host.store.transcript(await self._row(), after=after, limit=limit))
+    async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
+        """Some entries with n > `after`, in order, at most `limit`; none: that is all. Release the charge for them.
+
+        Raises:
+            UnknownSession: see there.
+            BudgetExceeded, HostBusy: there is no memory for them in time.
+        """
+        row = await self._row()
+
+        async def read() -> list[Entry]:
+            found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
+            return history.shown(found)
+
+        return await self._host.budgets.read_page(self.principal, read, history.weight)
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""

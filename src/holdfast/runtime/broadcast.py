@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -58,19 +58,43 @@ class Broadcast(Generic[T]):
     Parameters:
         next_seq: the number of the first item to come.
         limit: how many items are kept, at least, for a reader that is behind; up to twice as many may be.
+        weigh: the weight of an item; by default items have none.
+        weight_limit: once the items that are kept weigh more, none of them is kept.
 
     Raises:
         ValueError: ``limit`` is below 1.
     """
 
-    __slots__ = ("_behind", "_closed", "_epoch", "_items", "_limit", "_next_seq", "_readers", "_waiting")
+    __slots__ = (
+        "_behind",
+        "_closed",
+        "_epoch",
+        "_items",
+        "_limit",
+        "_next_seq",
+        "_readers",
+        "_waiting",
+        "_weigh",
+        "_weight",
+        "_weight_limit",
+    )
 
-    def __init__(self, next_seq: int = 1, *, limit: int = 1024) -> None:
+    def __init__(
+        self,
+        next_seq: int = 1,
+        *,
+        limit: int = 1024,
+        weigh: Callable[[T], int] | None = None,
+        weight_limit: int = 0,
+    ) -> None:
         if limit < 1:
             raise ValueError(f"limit is {limit}; it must be at least 1")
         self._next_seq = next_seq
         self._limit = limit
         self._items: list[T] | None = None  # the newest ones; the last has the number next_seq - 1
+        self._weigh = weigh
+        self._weight = 0
+        self._weight_limit = weight_limit
         self._readers = 0
         self._behind = 0
         self._epoch = 0  # counts publications; a reader that has seen the last one carries its number
@@ -143,10 +167,15 @@ class Broadcast(Generic[T]):
         self._behind = self._readers
         if self._items is None:
             self._items = list(items)
+            self._weight = 0
         else:
             self._items.extend(items)
         if len(self._items) >= 2 * self._limit:
             del self._items[: -self._limit]
+        if self._weigh is not None:
+            self._weight += sum(map(self._weigh, items))
+            if self._weight > self._weight_limit:
+                self._items = None
         self._wake()
 
     def _wake(self) -> None:

@@ -31,11 +31,13 @@ from holdfast.errors import (
     UnknownRoute,
 )
 from holdfast.host import Host
+from holdfast.host.budgets import UNKNOWN, Rate
 from holdfast.logs import log_failure
 from holdfast.server import attachments, histories, metrics, native, page, questions, schedules
 from holdfast.server.auth import Gate, KeyRing, refuse_repeated
 from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
+from holdfast.server.delivery import Delivery
 from holdfast.server.exchange import (
     Answer,
     Caller,
@@ -50,7 +52,6 @@ from holdfast.server.exchange import (
     send_answer,
     send_refusal,
 )
-from holdfast.server.limits import RateLimit
 from holdfast.server.native import Native
 from holdfast.server.openapi import document
 from holdfast.server.operations import Operation, Table
@@ -64,6 +65,7 @@ _log = logging.getLogger("holdfast.server")
 Headers = tuple[tuple[bytes, bytes], ...]
 _FORM_BYTES = 100_000
 _FORM_S = 30.0
+_DELIVERY = "holdfast.delivery"
 _USE = "holdfast.use"
 _TAKEN = "with another key, look at what became of it before you repeat it"
 
@@ -126,7 +128,7 @@ class App:
         self.native = Native(host, keys)
         self.answers: Counter[int] = Counter()
         self._gate = Gate(host.settings)
-        self._rate = RateLimit(host.settings.principal_rate_per_s)
+        self._rate = Rate("requests", host.settings.principal_rate_per_s)
         self._root = _tree()
         self._openapi = encode(document(operations()))
         self._shell = self._make_shell()
@@ -183,7 +185,16 @@ class App:
             raw: bytes = scope["raw_path"]
             if not raw.startswith(b"/v1/"):
                 scope["holdfast.headers"] = headers
-                await self._shell(scope, receive, send)
+                delivery = Delivery(
+                    scope, send, principal=UNKNOWN, budgets=self.host.budgets, settings=self.host.settings
+                )
+                scope[_DELIVERY] = delivery
+                try:
+                    await self._shell(scope, receive, delivery.send)
+                except TimeoutError:
+                    pass  # the reader did not read, and its connection is cut
+                finally:
+                    delivery.release()
                 return
             methods, path = self._find(raw)
             operation = methods.get(scope["method"])
@@ -191,15 +202,23 @@ class App:
                 answer = _not_allowed(scope["method"], methods)
             else:
                 exchange = self._admit(operation, scope, receive, send, headers, path, extra)
-                result = await operation.handler(self.native, exchange)
-                if result is None:
-                    self.answers[200] += 1
-                    return
-                answer = result
+                try:
+                    result = await operation.handler(self.native, exchange)
+                    if result is not None:
+                        await exchange.answer(result)
+                finally:
+                    exchange.release()
+                self.answers[200 if result is None else result.status] += 1
+                return
         except HoldfastError as error:
+            if exchange is not None and exchange.started:
+                cut_connection(scope)  # in mid-answer, no other sign is left
+                return
             answer = error_answer(error)
         except Exception as error:
             if exchange is not None and exchange.started:
+                if isinstance(error, TimeoutError):
+                    return  # the reader did not read, and its connection is cut
                 raise
             log_failure(_log, f"{scope['method']} {scope['path']} failed", error)
             answer = error_answer(InternalError())
@@ -262,6 +281,7 @@ class App:
             path=path,
             use=scope[_USE],
             agents=self.native.agents_of(caller),
+            budgets=self.host.budgets,
             extra=extra,
         )
         exchange.known_query(*operation.query_names)
@@ -273,6 +293,9 @@ class App:
         connection = scope.get(CONNECTION)
         if connection is not None:
             connection.own(caller.principal)
+        delivery: Delivery | None = scope.get(_DELIVERY)
+        if delivery is not None:
+            delivery.principal = caller.principal
         scope[_USE] = self.keys.in_use.hold(caller.credential, caller.expires_at)
         self._rate.take(caller.principal)
         return caller
@@ -321,6 +344,7 @@ class App:
         return RedirectResponse("/", status_code=303, headers=page.HEADERS)
 
     async def _page(self, request: Request, caller: Caller, *, told: str = "") -> Response:
+        await request.scope[_DELIVERY].take_turn()
         address = str(request.base_url).rstrip("/")
         html = await page.render(
             self.host,

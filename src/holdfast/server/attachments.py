@@ -14,7 +14,6 @@ from holdfast.server.operations import Query, Table
 __all__ = ["TABLE"]
 
 TABLE = Table()
-_WRITE_BYTES = 262_144
 
 
 @TABLE.enter(
@@ -31,20 +30,19 @@ async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
     The same bytes are stored once. The limit is `attachment_limit_bytes`, not that of other bodies.
     """
     name = exchange.query("name") or ""
-    media_type = exchange.headers.get(b"content-type", b"").decode("latin-1").strip()
-    with native.large.one(exchange.caller.principal):
-        body = await exchange.raw_body(limit_bytes=exchange.settings.attachment_limit_bytes)
-        owner = _owner(native, exchange)
-        kept = await owner.attach(body, media_type=media_type or "application/octet-stream", name=name)
+    media_type = exchange.headers.get(b"content-type", b"").decode("latin-1").strip() or "application/octet-stream"
+    body = await exchange.raw_body(limit_bytes=exchange.settings.attachment_limit_bytes)
+    kept = await _owner(native, exchange).attach(bytes(body), media_type=media_type, name=name)
     return Answer(201, encode(kept))
 
 
 @TABLE.enter("GET", "/v1/attachments/{digest}", answers={200: "*/*"}, errors=(errors.UnknownAttachment,))
 async def get_attachment(native: Native, exchange: Exchange) -> None:
     """The bytes of an attachment, with the type and name that they were stored with. Browsers save it, not show it."""
-    with native.large.one(exchange.caller.principal):
-        attachment, body = await _owner(native, exchange).attachment(exchange.path["digest"])
-        await _give(exchange, attachment, body)
+    owner = _owner(native, exchange)
+    await exchange.charge_memory((await owner.attachment_about(exchange.path["digest"])).size_bytes)
+    attachment, body = await owner.attachment(exchange.path["digest"])
+    await _give(exchange, attachment, body)
 
 
 async def _give(exchange: Exchange, attachment: Attachment, body: bytes) -> None:
@@ -57,15 +55,9 @@ async def _give(exchange: Exchange, attachment: Attachment, body: bytes) -> None
         (b"cache-control", b"private, no-store"),
         *exchange.extra,
     ]
-    exchange.started = True
-    await exchange.put({"type": "http.response.start", "status": 200, "headers": headers})
-    try:
-        for start in range(0, len(body), _WRITE_BYTES):
-            piece = body[start : start + _WRITE_BYTES]
-            await exchange.put({"type": "http.response.body", "body": piece, "more_body": True})
-        await exchange.put({"type": "http.response.body", "body": b"", "more_body": False})
-    except OSError:
-        pass  # the reader took nothing for too long; the server cuts a response that is not whole
+    await exchange.begin(200, headers)
+    await exchange.write(body)
+    await exchange.end()
 
 
 def _disposition(name: str) -> bytes:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
 from holdfast.errors import BodyTooLarge, HoldfastError, InvalidRequest, MalformedBody, UnsupportedMediaType
+from holdfast.host.budgets import FREE_BYTES, Budgets
 from holdfast.server.credentials import CredentialUse
+from holdfast.server.delivery import Delivery, Receive, Scope, Send, cut_connection
 from holdfast.settings import Settings
 
 __all__ = [
@@ -36,17 +38,11 @@ __all__ = [
     "send_refusal",
 ]
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Role = Literal["user", "admin", "trusted"]
 T = TypeVar("T")
 
 encode = msgspec.json.Encoder().encode
 """A value as JSON."""
-
-CUT = "holdfast.cut"
-"""Where the server's protocol puts into the scope how a connection is cut."""
 
 _LINGER_S = 1.0
 _NUMBER = re.compile(r"([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
@@ -87,7 +83,7 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-class Exchange:
+class Exchange(Delivery):
     """A request. It belongs to the one task that handles it. ``started``: the handler began the response by itself.
 
     Parameters:
@@ -99,6 +95,7 @@ class Exchange:
         extra: headers that the response gets in any case.
         use: the request in the register of credentials in use.
         agents: the agents that the caller may name; None: all of them.
+        budgets: of the host; what the request holds of them is given back by `release`.
     """
 
     __slots__ = (
@@ -109,10 +106,6 @@ class Exchange:
         "headers",
         "path",
         "receive",
-        "scope",
-        "send",
-        "settings",
-        "started",
         "use",
     )
 
@@ -128,19 +121,17 @@ class Exchange:
         path: Mapping[str, str],
         use: CredentialUse,
         agents: frozenset[str] | None,
+        budgets: Budgets,
         extra: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
+        super().__init__(scope, send, principal=caller.principal, budgets=budgets, settings=settings)
         self.use = use
         self.agents = agents
-        self.scope = scope
         self.receive = receive
-        self.send = send
         self.headers = headers
         self.caller = caller
-        self.settings = settings
         self.path = path
         self.extra = extra
-        self.started = False
         self._query: Mapping[str, str] | None = None
 
     def query(self, name: str) -> str | None:
@@ -226,17 +217,23 @@ class Exchange:
         except RecursionError:
             raise MalformedBody("the body is nested too deeply", hint="send a flat JSON object") from None
 
-    async def raw_body(self, *, limit_bytes: int) -> bytes:
-        """The body as it is. Raises `BodyTooLarge`, and `InvalidRequest` when it does not come in time."""
+    async def raw_body(self, *, limit_bytes: int) -> bytes | bytearray:
+        """The body as it is. Raises `BodyTooLarge`, `BudgetExceeded`, `HostBusy`, and `InvalidRequest` if late."""
         return await self._read(limit_bytes)
 
-    async def put(self, message: MutableMapping[str, Any]) -> None:
-        """Write a piece of the response. Raises `TimeoutError` if the reader takes nothing for too long."""
-        async with asyncio.timeout(self.settings.stream_stall_s):
-            await self.send(message)
+    async def answer(self, answer: Answer) -> None:
+        """Write a whole response; a large one is charged and goes in pieces. Raises as `Delivery.put`."""
+        if len(answer.body) > FREE_BYTES:
+            await self.charge_memory(len(answer.body))
+            self.started = True
+        await send_answer(self.send, answer, extra=self.extra)
 
-    async def _read(self, limit_bytes: int | None) -> bytes:
-        """The body. A large one may take longer: the time of a body for each megabyte."""
+    async def begin_json(self) -> None:
+        """Write the head of a successful JSON answer whose size is not known yet. Raises as `Delivery.put`."""
+        await self.begin(200, [*_JSON_HEADERS, *self.extra])
+
+    async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
+        """The body, charged if it is large. It may take longer then: the time of a body for each megabyte."""
         usual = self.settings.body_limit_bytes
         limit = usual if limit_bytes is None else limit_bytes
         within_s = self.settings.body_s * max(1, limit // 1_000_000)
@@ -245,6 +242,7 @@ class Exchange:
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
             raise BodyTooLarge(too_large, hint=hint)
+        charge = await self.charge_memory(int(length)) if int(length) > FREE_BYTES else None
         try:
             async with asyncio.timeout(within_s):
                 message = await self.receive()
@@ -253,20 +251,20 @@ class Exchange:
                     if len(body) > limit:
                         raise BodyTooLarge(too_large, hint=hint)
                     return body
-                parts = [body]
-                size = len(body)
+                whole = bytearray(body)
                 while message.get("more_body"):
-                    if size > limit:
+                    if len(whole) > limit:
                         raise BodyTooLarge(too_large, hint=hint)
+                    if len(whole) > FREE_BYTES and (charge is None or len(whole) > charge.amount):
+                        charge = charge or await self.charge_memory(FREE_BYTES)  # it came without a length
+                        charge.grow(len(whole) - charge.amount + FREE_BYTES)
                     message = await self.receive()
-                    part: bytes = message.get("body", b"")
-                    parts.append(part)
-                    size += len(part)
+                    whole += message.get("body", b"")
         except TimeoutError:
             raise InvalidRequest(f"the body did not come within {within_s:g} s", hint="send it in one go") from None
-        if size > limit:
+        if len(whole) > limit:
             raise BodyTooLarge(too_large, hint=hint)
-        return b"".join(parts)
+        return whole
 
 
 @lru_cache(maxsize=256)
@@ -314,13 +312,6 @@ def error_answer(error: HoldfastError) -> Answer:
         headers = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
     body = ErrorAnswer(error=ErrorBody(code=error.code, message=error.message, hint=error.hint))
     return Answer(status, encode(body), headers)
-
-
-def cut_connection(scope: Scope) -> None:
-    """Close the connection of a request at once; what it has not taken yet is dropped, in the kernel too."""
-    cut = scope.get(CUT)
-    if cut is not None:
-        cut()
 
 
 async def send_answer(send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:

@@ -10,6 +10,7 @@ from msgspec import Meta
 from holdfast import errors
 from holdfast.protocol.messages import Receipt, SessionExport, SessionView
 from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.server.exports import give_export
 from holdfast.server.native import Body, Name, Native, Transcript
 from holdfast.server.operations import Table
 
@@ -73,6 +74,7 @@ async def retry_run(native: Native, exchange: Exchange) -> Answer:
 )
 async def undo_run(native: Native, exchange: Exchange) -> Answer:
     """Take the last run's entries, or the last edit's, out of the transcript; the answer has what was taken out."""
+    await exchange.take_turn()
     await exchange.body(_nothing_body, optional=True)
     return Answer(200, encode(Transcript(entries=await native.session(exchange).undo())))
 
@@ -87,6 +89,7 @@ async def undo_run(native: Native, exchange: Exchange) -> Answer:
 )
 async def compact_history(native: Native, exchange: Exchange) -> Answer:
     """Let the agent's model sum up all but the newest messages; the answer is the new transcript, whole."""
+    await exchange.take_turn()
     body = await exchange.body(_compact_body, optional=True)
     return Answer(200, encode(Transcript(entries=await native.session(exchange).compact(keep=body.keep))))
 
@@ -100,15 +103,15 @@ async def compact_history(native: Native, exchange: Exchange) -> Answer:
 )
 async def branch_session(native: Native, exchange: Exchange) -> Answer:
     """A new session with a copy of this one's transcript, up to an entry and the results that it needs."""
+    await exchange.take_turn()
     body = await exchange.body(_branch_body)
     return Answer(201, encode(await native.session(exchange).branch(body.key, through_n=body.through_n)))
 
 
 @TABLE.enter("GET", "/v1/sessions/{key}/export", answers={200: SessionExport}, errors=(errors.UnknownSession,))
-async def export_session(native: Native, exchange: Exchange) -> Answer:
+async def export_session(native: Native, exchange: Exchange) -> None:
     """The transcript and the bytes of its attachments, for an import there or elsewhere."""
-    with native.large.one(exchange.caller.principal):
-        return Answer(200, encode(await native.session(exchange).export()))
+    await give_export(exchange, native.session(exchange), at=native.host.now())
 
 
 @TABLE.enter(
@@ -120,6 +123,5 @@ async def export_session(native: Native, exchange: Exchange) -> Answer:
 )
 async def import_session(native: Native, exchange: Exchange) -> Answer:
     """Begin this session with the history of an export. The session must not have one yet."""
-    with native.large.one(exchange.caller.principal):
-        export = await exchange.body(_export, limit_bytes=exchange.settings.import_limit_bytes)
-        return Answer(201, encode(await native.session(exchange).import_history(export)))
+    export = await exchange.body(_export, limit_bytes=exchange.settings.import_limit_bytes)
+    return Answer(201, encode(await native.session(exchange).import_history(export)))

@@ -23,7 +23,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from holdfast.errors import HoldfastError, InvalidRequest, LimitExceeded, MalformedRequest
 from holdfast.server.connections import CONNECTION, Connection, Connections
-from holdfast.server.exchange import CUT, error_answer
+from holdfast.server.delivery import CUT
+from holdfast.server.exchange import error_answer
 
 if TYPE_CHECKING:
     from holdfast.host.budgets import Charge

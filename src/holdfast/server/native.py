@@ -33,7 +33,7 @@ from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.server.auth import KeyRing, KeyRole
 from holdfast.server.connections import CONNECTION
 from holdfast.server.exchange import Answer, Caller, Exchange, encode
-from holdfast.server.limits import LargeLimit, StreamLimit
+from holdfast.server.exports import give_transcript
 from holdfast.server.operations import Query, Table
 from holdfast.server.principal_work import Ended, find_work, stop_principal
 from holdfast.server.sse import Streams
@@ -45,7 +45,6 @@ __all__ = ["ALL", "LIMIT", "LIST_LIMIT", "TABLE", "Body", "Name", "Native", "Tex
 TABLE = Table()
 _YEAR_S = 366 * 86400.0
 LIST_LIMIT = 1000
-_LARGE_AT_ONCE = 4
 _MOST = 2**53
 
 Text = Annotated[str, Meta(max_length=2000)]
@@ -236,9 +235,8 @@ class Native:
         self.host = host
         self.keys = keys
         self.settings: Settings = host.settings
-        self.streams = Streams(StreamLimit(host.settings.principal_streams))
-        self.stops = Stops()
-        self.large = LargeLimit(_LARGE_AT_ONCE)
+        self.streams = Streams(host.budgets)
+        self.stops = Stops(host.budgets.stops)
         self._loop = asyncio.get_running_loop()
         self._waiting: set[asyncio.Future[Settlement]] = set()
         self._closing = False
@@ -453,6 +451,7 @@ class Native:
     @TABLE.enter("GET", "/v1/sessions", query=(LIMIT, ALL), answers={200: SessionList})
     async def list_sessions(self, exchange: Exchange) -> Answer:
         """Your sessions, the most recently changed first."""
+        await exchange.take_turn()
         limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or 100
         found = await self.host.sessions(principal=self.whose(exchange), limit=limit)
         return Answer(200, encode(SessionList(sessions=list(found))))
@@ -475,26 +474,28 @@ class Native:
     @TABLE.enter(
         "GET", "/v1/sessions/{key}/transcript", query=_PAGE, answers={200: Transcript}, errors=(errors.UnknownSession,)
     )
-    async def get_transcript(self, exchange: Exchange) -> Answer:
+    async def get_transcript(self, exchange: Exchange) -> Answer | None:
         """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
         after = exchange.whole("after", least=0, most=_MOST) or 0
         limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or LIST_LIMIT
-        entries = await self.session(exchange).transcript_page(after=after, limit=limit)
-        return Answer(200, encode(Transcript(entries=entries)))
+        return await give_transcript(exchange, self.session(exchange), after=after, limit=limit)
 
     @TABLE.enter("GET", "/v1/sessions/{key}/mailbox", answers={200: Mailbox}, errors=(errors.UnknownSession,))
     async def get_mailbox(self, exchange: Exchange) -> Answer:
         """The messages that wait, in order."""
+        await exchange.take_turn()
         return Answer(200, encode(Mailbox(items=await self.session(exchange).mailbox())))
 
     @TABLE.enter("GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession,))
     async def get_session_tree(self, exchange: Exchange) -> Answer:
         """The tasks, threads and processes that are alive for the session."""
+        await exchange.take_turn()
         return Answer(200, encode(await self.session(exchange).tree()))
 
     @TABLE.enter("GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession,))
     async def list_runs(self, exchange: Exchange) -> Answer:
         """The session's newest runs, the newest first."""
+        await exchange.take_turn()
         return Answer(200, encode(RunList(runs=await self.session(exchange).runs())))
 
     @TABLE.enter(
@@ -512,6 +513,7 @@ class Native:
     @TABLE.enter("GET", "/v1/tree", query=(ALL,), answers={200: TreeNode})
     async def get_tree(self, exchange: Exchange) -> Answer:
         """Everything that is alive for you, as a tree."""
+        await exchange.take_turn()
         return Answer(200, encode(self.host.tree(principal=self.whose(exchange))))
 
     @TABLE.enter("GET", "/v1/server", answers={200: ServerView})

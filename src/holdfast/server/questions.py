@@ -69,6 +69,7 @@ async def decide(
 @TABLE.enter("GET", "/v1/sessions/{key}/approvals", answers={200: QuestionList}, errors=(errors.UnknownSession,))
 async def list_questions(native: Native, exchange: Exchange) -> Answer:
     """What the session's suspended run asks: approvals of calls and questions, oldest first."""
+    await exchange.take_turn()
     return Answer(200, encode(QuestionList(questions=await native.session(exchange).questions())))
 
 

@@ -117,6 +117,7 @@ async def put_schedule(native: Native, exchange: Exchange) -> Answer:
 )
 async def list_schedules(native: Native, exchange: Exchange) -> Answer:
     """Your schedules, in the order in which they were made."""
+    await exchange.take_turn()
     limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or 100
     whose, session = native.whose(exchange), exchange.query("session")
     if whose is None and session is not None:

@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.host import LogReader, Session
+from holdfast.host.budgets import Budgets
 from holdfast.protocol.events import Gap, Stored, format_cursor
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
 from holdfast.server.exchange import Exchange, Receive
-from holdfast.server.limits import StreamLimit
 
 __all__ = ["Streams"]
 
@@ -29,7 +29,6 @@ _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
 LAST_FRAME_S = 0.25
 """How long a reader whose credential has ended has to take the frame that says so."""
-_WRITE_BYTES = 262_144
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-store"),
@@ -56,13 +55,13 @@ class Streams:
     """All open event streams of a server. Of one loop.
 
     Parameters:
-        limit: how many each principal may have.
+        budgets: of the host; each principal has a share of streams.
     """
 
-    __slots__ = ("_closing", "_cut", "_limit", "_tasks")
+    __slots__ = ("_budgets", "_closing", "_cut", "_tasks")
 
-    def __init__(self, limit: StreamLimit) -> None:
-        self._limit = limit
+    def __init__(self, budgets: Budgets) -> None:
+        self._budgets = budgets
         self._closing = False
         self._cut = False
         self._tasks: set[asyncio.Task[object]] = set()
@@ -101,9 +100,7 @@ class Streams:
                     data = encode_gap(batch, number)
                 else:
                     data = encode_events(batch, number)
-                for start in range(0, len(data), _WRITE_BYTES):
-                    piece = data[start : start + _WRITE_BYTES]
-                    await exchange.put({"type": "http.response.body", "body": piece, "more_body": True})
+                await exchange.write(data)
 
             await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *exchange.extra]})
             await send({"type": "http.response.body", "body": b"retry: %d\n\n" % _RETRY_MS, "more_body": True})
@@ -121,7 +118,7 @@ class Streams:
         """The log behind the reader's cursor. Raises what `Session.open_log` does, and `LimitExceeded`."""
         last_id = exchange.headers.get(b"last-event-id")
         after = last_id.decode("latin-1") if last_id else exchange.query("after")
-        with self._limit.one(exchange.caller.principal):
+        with self._budgets.streams.charge(exchange.principal):
             async with aclosing(await session.open_log(after=after, follow=exchange.query("follow"))) as log:
                 exchange.started = True
                 yield log

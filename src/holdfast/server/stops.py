@@ -8,14 +8,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from holdfast import ids
-from holdfast.errors import LimitExceeded, UnknownStop
+from holdfast.errors import UnknownStop
+from holdfast.host.budgets import Budget, Charge
 from holdfast.protocol.messages import SessionStop
 from holdfast.protocol.stopping import StopReceipt
 
 __all__ = ["StopTicket", "Stops"]
 
 _KEPT = 1000
-_UNDER_WAY = 10_000
+"""Results of each principal."""
+_PRINCIPALS = 10_000
+"""Principals whose results are kept: those with the newest ones."""
 
 StopResult = StopReceipt | SessionStop
 
@@ -33,14 +36,18 @@ class StopTicket:
 class Stops:
     """The stops of a server. Of one loop; open from `__aenter__` to `__aexit__`, which waits for what is under way.
 
-    At most 10,000 are under way, and the newest 1,000 results are kept.
+    Each principal's newest 1,000 results are kept, of the 10,000 principals that stopped something last.
+
+    Parameters:
+        budget: of stops under way.
     """
 
-    __slots__ = ("_done", "_group", "_open")
+    __slots__ = ("_budget", "_done", "_group", "_open")
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._open: dict[str, StopTicket] = {}
-        self._done: OrderedDict[str, StopTicket] = OrderedDict()
+        self._done: dict[str, OrderedDict[str, StopTicket]] = {}
         self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Stops:
@@ -57,14 +64,13 @@ class Stops:
 
         Raises:
             HoldfastError: what the stop raised within that time.
-            LimitExceeded: too many stops are under way.
+            BudgetExceeded, HostBusy: too many stops are under way.
         """
-        if len(self._open) >= _UNDER_WAY:
-            raise LimitExceeded(f"{_UNDER_WAY} stops are under way", hint="wait for some of them")
+        charge = self._budget.charge(principal)
         result: asyncio.Future[StopResult] = asyncio.get_running_loop().create_future()
         ticket = StopTicket(ids.stop_id(), principal, key, result)
         self._open[ticket.stop_id] = ticket
-        self._group.create_task(self._carry(ticket, stop), name=f"stop of {key}")
+        self._group.create_task(self._carry(ticket, stop, charge), name=f"stop of {key}")
         try:
             async with asyncio.timeout(wait_s):
                 await asyncio.shield(result)
@@ -74,12 +80,14 @@ class Stops:
 
     def find(self, principal: str, key: str, stop_id: str) -> StopTicket:
         """A stop of that session. Raises `UnknownStop`."""
-        ticket = self._open.get(stop_id) or self._done.get(stop_id)
+        ticket = self._open.get(stop_id)
+        if ticket is None and principal in self._done:
+            ticket = self._done[principal].get(stop_id)
         if ticket is None or (ticket.principal, ticket.key) != (principal, key):
             raise UnknownStop(f"there is no stop {stop_id[:40]!r}")
         return ticket
 
-    async def _carry(self, ticket: StopTicket, stop: Callable[[], Awaitable[StopResult]]) -> None:
+    async def _carry(self, ticket: StopTicket, stop: Callable[[], Awaitable[StopResult]], charge: Charge) -> None:
         result = ticket.result
         try:
             result.set_result(await stop())
@@ -88,7 +96,15 @@ class Stops:
             result.exception()  # told to whoever asks for the result, if anybody does
         finally:
             result.cancel()
+            charge.release()
             del self._open[ticket.stop_id]
-            self._done[ticket.stop_id] = ticket
-            if len(self._done) > _KEPT:
-                self._done.popitem(last=False)
+            self._keep(ticket)
+
+    def _keep(self, ticket: StopTicket) -> None:
+        done = self._done.pop(ticket.principal, None) or OrderedDict()
+        done[ticket.stop_id] = ticket
+        self._done[ticket.principal] = done  # principals whose stops ended last are at the end
+        if len(done) > _KEPT:
+            done.popitem(last=False)
+        if len(self._done) > _PRINCIPALS:
+            del self._done[next(iter(self._done))]

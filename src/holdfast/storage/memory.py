@@ -213,6 +213,9 @@ class MemoryStore:
     ) -> asyncio.Future[Attachment]:
         return self._write(lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes))
 
+    async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
+        return await self._do(lambda tables: tables.attachment(principal, digest))
+
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         def read(tables: MemoryTables) -> tuple[Attachment, bytes] | None:
             found = tables.attachments.get(principal, {}).get(digest)

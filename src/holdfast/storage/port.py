@@ -590,6 +590,10 @@ class Store(Protocol):
         """
         ...
 
+    async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
+        """The attachment of that digest which the principal has, without its bytes."""
+        ...
+
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         """The attachment of that digest which the principal has."""
         ...

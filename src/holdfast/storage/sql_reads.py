@@ -99,6 +99,11 @@ class SqlReads:
         rows = [row_of(columns)[0] for columns in self._query("asking", before, limit)]
         return due_of(rows, before=before, limit=limit)
 
+    def attachment_about(self, principal: str, digest: str) -> Attachment | None:
+        for (about,) in self._query("attachment", principal, digest):
+            return decode_attachment(about)
+        return None
+
     def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         for about, body in self._query("attachment_with_bytes", principal, digest):
             return decode_attachment(about), bytes(body)

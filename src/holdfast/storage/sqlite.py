@@ -516,6 +516,9 @@ class SqliteStore:
             lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes),
         )
 
+    async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
+        return await self._read(lambda reads: reads.attachment_about(principal, digest))
+
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         return await self._read(lambda reads: reads.attachment(principal, digest))
 

@@ -1,0 +1,104 @@
+"""Transcripts and exports on their way out: read in pages, encoded in pieces, each charged while it is in memory."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+
+from holdfast.errors import HistoryChanged
+from holdfast.host import Session
+from holdfast.host.budgets import PAGE_BYTES
+from holdfast.protocol.messages import Entry
+from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.storage.port import ALL_ENTRIES
+
+__all__ = ["give_export", "give_transcript"]
+
+_BASE64_BYTES = 196_608
+"""Bytes that are encoded at a time; a multiple of three, so that the pieces join."""
+_SMALL_BYTES = PAGE_BYTES // 2
+"""A page that is shorter as JSON has not ended because of its bytes."""
+
+
+async def give_transcript(exchange: Exchange, session: Session, *, after: int, limit: int) -> Answer | None:
+    """Answer ``{"entries": […]}``: at once if it is one small page, else page by page.
+
+    Raises:
+        UnknownSession, BudgetExceeded, HostBusy: see there.
+        HistoryChanged: what was given already is not in the transcript any more.
+        TimeoutError: as `Exchange.put`.
+    """
+    first, charge = await session.transcript_page(after=after, limit=limit)
+    with charge:
+        body = b",".join([encode(entry) for entry in first])
+        if len(body) < _SMALL_BYTES or len(first) >= limit:
+            return Answer(200, b'{"entries":[%b]}' % body)
+        await exchange.begin_json()
+        await exchange.write(b'{"entries":[' + body)
+    async with aclosing(_pages(exchange, session, given=first[-1].n, limit=limit - len(first))) as pages:
+        async for page in pages:
+            for entry in page:
+                await exchange.write(b"," + await exchange.work(partial(encode, entry)))
+    await exchange.write(b"]}")
+    await exchange.end()
+    return None
+
+
+async def give_export(exchange: Exchange, session: Session, *, at: float) -> None:
+    """Answer with a `SessionExport` of the session, page by page and attachment by attachment. Raises as above."""
+    view = await session.info()
+    digests: set[str] = set()
+    await exchange.begin_json()
+    head = b'{"format":1,"key":%b,"agent":%b,"exported_at":%b,"entries":['
+    await exchange.write(head % (encode(view.key), encode(view.agent), encode(at)))
+    separator = b""
+    async with aclosing(_pages(exchange, session, given=0, limit=ALL_ENTRIES)) as pages:
+        async for page in pages:
+            for entry in page:
+                await exchange.write(separator + await exchange.work(partial(encode, entry)))
+                separator = b","
+                digests.update(attachment.digest for attachment in entry.attachments)
+    await exchange.write(b'],"attachments":{')
+    separator = b""
+    for digest in sorted(digests):
+        await exchange.write(b'%b"%b":"' % (separator, digest.encode()))
+        await _give_base64(exchange, session, digest)
+        separator = b'",'
+    await exchange.write(b'"}}' if digests else b"}}")
+    await exchange.end()
+
+
+async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
+    """The pages behind the entry `given`, at most `limit` entries; each is charged until the next is asked for.
+
+    What was given last has to be there still when the next page was read: if it is gone, the transcript was changed
+    meanwhile, and what follows would not fit to what was given.
+    """
+    while limit > 0:
+        page, charge = await session.transcript_page(after=given, limit=limit)
+        with charge:
+            if given:
+                before, other = await session.transcript_page(after=given - 1, limit=1)
+                other.release()
+                if not before or before[0].n != given:
+                    raise HistoryChanged("the transcript was changed while it was read")
+            if not page:
+                return
+            yield page
+            limit -= len(page)
+            given = page[-1].n
+
+
+async def _give_base64(exchange: Exchange, session: Session, digest: str) -> None:
+    attachment = await session.attachment_about(digest)
+    charge = await exchange.charge_memory(attachment.size_bytes)
+    try:
+        _, body = await session.attachment(digest)
+        view = memoryview(body)
+        for start in range(0, len(view), _BASE64_BYTES):
+            piece = view[start : start + _BASE64_BYTES]
+            await exchange.write(await exchange.work(partial(binascii.b2a_base64, piece, newline=False)))
+    finally:
+        charge.release()
