@@ -134,6 +134,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1, description="what the attachments of one principal may take, in bytes")
     ] = 1_000_000_000
 
+    principal_stored_bytes: Annotated[
+        int,
+        Meta(
+            ge=1_000_000,
+            description="what a principal may have stored in all, in bytes: messages, events, transcripts, attachments",
+        ),
+    ] = 10_000_000_000
+    principal_fires_per_s: Annotated[
+        float,
+        Meta(ge=0, description="schedules of one principal that fire per second, the others later; 0: no limit"),
+    ] = 100.0
+
     loop_block_s: Annotated[
         float,
         Meta(ge=0, description="an event loop that does not answer for this long is reported with its stack; 0: never"),

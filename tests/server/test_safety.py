@@ -243,7 +243,7 @@ def test_a_principal_may_have_only_so_many_streams() -> None:
         await server.post("alice", query="?wait=10")
         async with server.http.stream("GET", "/v1/sessions/alice/events") as first:
             assert first.status_code == 200
-            refused(await server.http.get("/v1/sessions/alice/events"), 429, "limit_exceeded")
+            refused(await server.http.get("/v1/sessions/alice/events"), 429, "budget_exceeded")
         while server.app.native.streams.open:
             await asyncio.sleep(0.01)
         async with server.http.stream("GET", "/v1/sessions/alice/events") as again:

@@ -285,6 +285,12 @@ class ReadsWholeRows(MemoryStore):
         return await super().read_events(session, after=after, limit=limit, limit_bytes=limit_bytes)
 
 
+@found_by("what_a_principal_stores_is_counted_bounded_and_given_back")
+class KnowsNoQuota(MemoryStore):
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        return super().send(changed(request, stored_limit=ALL_BYTES))
+
+
 @found_by("pages_end_where_they_have_enough_bytes")
 class PagesByCountOnly(MemoryStore):
     async def read_events(

@@ -43,7 +43,12 @@ async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name
     body = bytes(body)
     attachment = Attachment(digest=await _digest(body), media_type=media_type, name=name, size_bytes=size)
     done = host.store.add_attachment(
-        principal, attachment, body, at=host.now(), limit_bytes=settings.principal_attachments_bytes
+        principal,
+        attachment,
+        body,
+        at=host.now(),
+        limit_bytes=settings.principal_attachments_bytes,
+        stored_limit=settings.principal_stored_bytes,
     )
     try:
         return await asyncio.shield(done)

@@ -358,6 +358,7 @@ class Budgets:
 
     Parameters:
         settings: the limits and shares.
+        clock: where the time comes from.
         memory: bytes of bodies and answers under way, in and out.
         connections: open connections, `UNKNOWN` ones included; the server sets the bounds when it has seen its
             descriptors.
@@ -366,9 +367,10 @@ class Budgets:
         stops: stops under way.
         listings: lists that are read whole, from the read until the answer is taken.
         loop_time: seconds that large answers take of the loop.
+        fires: schedules that fire.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
         self.memory = Budget(
             "bytes under way",
             limit=settings.memory_limit_bytes,
@@ -385,7 +387,8 @@ class Budgets:
         )
         self.stops = Budget("stops under way", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
         self.listings = Budget("lists under way", limit=_LISTINGS, share=1, hint="ask for one list at a time")
-        self.loop_time = LoopTime(_LOOP_SHARE)
+        self.loop_time = LoopTime(_LOOP_SHARE, clock)
+        self.fires = Rate("fires of schedules", settings.principal_fires_per_s, clock)
         self._wait_s = settings.stream_stall_s
 
     async def read_page(

@@ -62,6 +62,7 @@ async def edit(
             expected_n=expected_n,
             agent=agent,
             session_limit=host.settings.principal_sessions,
+            stored_limit=host.settings.principal_stored_bytes,
         )
     )
 

@@ -94,7 +94,7 @@ class Host:
         self.node_id = ids.node_id()
         self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
         self.incidents = Incidents()
-        self.budgets = Budgets(self.settings)
+        self.budgets = Budgets(self.settings, clock)
         self.settlements = Settlements()
         self.actors: dict[int, SessionActor] = {}
         self.live: dict[str, ActiveRun] = {}

@@ -25,6 +25,7 @@ from holdfast.errors import (
     Draining,
     InvalidKey,
     InvalidRequest,
+    RateLimited,
     ScheduleChanged,
     StorageError,
     UnknownPolicy,
@@ -135,12 +136,21 @@ class Schedules:
 
     async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
         """Fire these; whether all of them were answered and one of them moved on."""
-        firing = [self._fire(due) for due in batch if not self._host.draining]
+        firing = [self._fire(due) for due in batch if not self._host.draining and self._may_fire(due.principal)]
         if firing:
             await asyncio.wait(firing)
         return all(done.exception() is None for done in firing) and any(
             done.result().outcome != "waits" for done in firing
         )
+
+    def _may_fire(self, principal: str) -> bool:
+        """Whether the principal is within its rate; what is not fired now is due still."""
+        try:
+            self._host.budgets.fires.take(principal)
+        except RateLimited:
+            self._host.incidents.kept["P14"] += 1
+            return False
+        return True
 
     def _fire(self, due: DueSchedule, *, by_hand: bool = False) -> asyncio.Future[Fired]:
         host = self._host
@@ -165,6 +175,7 @@ class Schedules:
                 max_wait_s=settings.max_wait_s,
                 mailbox_limit=settings.mailbox_limit,
                 session_limit=settings.principal_sessions,
+                stored_limit=settings.principal_stored_bytes,
             ),
             agents=frozenset(host.agents),
             by_hand=by_hand,
@@ -218,6 +229,7 @@ class Schedules:
                 spec=spec,
                 at=host.now(),
                 limit=host.settings.principal_schedules,
+                stored_limit=host.settings.principal_stored_bytes,
             )
         )
         done.add_done_callback(self._changed, context=host.context)

@@ -167,6 +167,7 @@ class Session:
             max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
             mailbox_limit=settings.mailbox_limit,
             session_limit=settings.principal_sessions,
+            stored_limit=settings.principal_stored_bytes,
             attachments=tuple(attachments),
             retry_of=retry_of,
             agents=self._agents,

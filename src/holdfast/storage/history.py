@@ -21,7 +21,7 @@ from holdfast.protocol.events import HistoryEdited, plain
 from holdfast.protocol.messages import Attachment, Entry, HistoryEdit
 from holdfast.storage.port import Edited, EditHistory
 from holdfast.storage.records import HistoryRow, SessionRow, Tables
-from holdfast.storage.session_log import Log, existing_session, new_session
+from holdfast.storage.session_log import Log, check_quota, existing_session, new_session
 
 __all__ = ["add_attachment", "check_retry", "drop_retried", "edit_history", "kept_attachments", "number_entries"]
 
@@ -124,6 +124,8 @@ def _replace(tables: Tables, request: EditHistory) -> Edited:
         if newest is not None and request.edit != "compact":
             raise SessionBusy(f"the session {request.key!r} has a history", hint="choose a key that is new")
         kept_attachments(tables, request.principal, _attached(request))
+    size = sum(len(entry.content) for entry in request.entries)
+    check_quota(tables, request.principal, size, request.stored_limit)
     removed = tables.transcript(row, row.history_id) if newest is not None else ()
     if fresh:
         tables.add_session(row)
@@ -159,7 +161,7 @@ def _done(tables: Tables, row: SessionRow, removed: tuple[Entry, ...], log: Log,
 
 
 def add_attachment(
-    tables: Tables, principal: str, attachment: Attachment, body: bytes, at: float, limit_bytes: int
+    tables: Tables, principal: str, attachment: Attachment, body: bytes, at: float, limit_bytes: int, stored_limit: int
 ) -> Attachment:
     """See `Store.add_attachment`."""
     found = tables.attachment(principal, attachment.digest)
@@ -173,6 +175,7 @@ def add_attachment(
             f"{limit_bytes}",
             hint="delete sessions whose attachments are no longer needed",
         )
+    check_quota(tables, principal, len(body), stored_limit)
     attachment = msgspec.structs.replace(
         attachment, name=plain(attachment.name), media_type=plain(attachment.media_type), size_bytes=len(body)
     )

@@ -209,9 +209,18 @@ class MemoryStore:
         return self._write(lambda tables: verbs.edit_history(tables, request))
 
     def add_attachment(
-        self, principal: str, attachment: Attachment, body: bytes, *, at: float, limit_bytes: int
+        self,
+        principal: str,
+        attachment: Attachment,
+        body: bytes,
+        *,
+        at: float,
+        limit_bytes: int,
+        stored_limit: int = ALL_BYTES,
     ) -> asyncio.Future[Attachment]:
-        return self._write(lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes))
+        return self._write(
+            lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes, stored_limit)
+        )
 
     async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
         return await self._do(lambda tables: tables.attachment(principal, digest))
@@ -284,6 +293,12 @@ class MemoryStore:
             return tuple(ready_of(row) for row in rows[:limit])
 
         return await self._do(read)
+
+    async def stored_bytes(self, principal: str) -> int:
+        return await self._do(lambda tables: tables.stored_bytes(principal))
+
+    async def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]:
+        return await self._do(lambda tables: tables.stored.most_common(limit))
 
     async def read_events(
         self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES

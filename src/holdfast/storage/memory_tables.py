@@ -75,7 +75,7 @@ class _Attachment(msgspec.Struct, gc=False):
 class _Session:
     """One session's rows. ``entries`` is the transcript as of the history row ``shown``."""
 
-    __slots__ = ("attached", "by_key", "entries", "history", "kept", "log", "messages", "row", "runs", "shown")
+    __slots__ = ("attached", "by_key", "entries", "history", "kept", "log", "messages", "row", "runs", "shown", "size")
 
     def __init__(self, row: SessionRow) -> None:
         self.row = row
@@ -88,6 +88,12 @@ class _Session:
         self.entries: list[Entry] = []
         self.shown: str | None = None
         self.attached: set[str] = set()
+        self.size = 0
+        """Bytes of the transcript and of what is kept with it."""
+
+
+def _weight(history: HistoryRow) -> int:
+    return sum(len(entry.content) for entry in history.entries)
 
 
 class MemoryTables:
@@ -97,6 +103,7 @@ class MemoryTables:
         self.epoch = 0
         self.counters = Counters()
         self.sessions: dict[int, _Session] = {}
+        self.stored: Counter[str] = Counter()
         self.by_name: dict[tuple[str, str], _Session] = {}
         self.owned: dict[str, set[int]] = {}
         self.ready: dict[int, SessionRow] = {}
@@ -122,6 +129,14 @@ class MemoryTables:
 
     def live_sessions(self, principal: str) -> int:
         return len(self.owned.get(principal, ()))
+
+    def stored_bytes(self, principal: str) -> int:
+        return self.stored[principal]
+
+    def grow(self, principal: str, amount: int) -> None:
+        self.stored[principal] += amount
+        if not self.stored[principal]:
+            del self.stored[principal]
 
     def new_session_number(self) -> int:
         self._last_number += 1
@@ -209,22 +224,32 @@ class MemoryTables:
             messages[mail.message.message_id].withdrawn = True
 
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
-        self.sessions[row.session].log.append(_Pack(events[0].seq, events[-1].seq, run_id, at, pack_events(events)))
+        pack = _Pack(events[0].seq, events[-1].seq, run_id, at, pack_events(events))
+        self.sessions[row.session].log.append(pack)
+        self.grow(row.principal, len(pack.body))
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         session = self.sessions[row.session]
         session.runs[run.view.run_id] = run
         if history is not None:
             session.history[history.history_id] = history
+            self._count(row, _weight(history))
             if session.shown == history.previous_id and not history.whole:
                 session.entries.extend(history.entries)
                 session.shown = history.history_id
 
     def add_kept(self, row: SessionRow, n: int, body: str) -> None:
         self.sessions[row.session].kept[n] = body
+        self._count(row, len(body))
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
         self.sessions[row.session].history[history.history_id] = history
+        self._count(row, _weight(history))
+
+    def _count(self, row: SessionRow, amount: int) -> None:
+        """Count what goes with the session only."""
+        self.sessions[row.session].size += amount
+        self.grow(row.principal, amount)
 
     def history(self, row: SessionRow) -> HistoryRow | None:
         return None if row.history_id is None else self.sessions[row.session].history[row.history_id]
@@ -254,6 +279,7 @@ class MemoryTables:
 
     def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
         self.attachments.setdefault(principal, {})[attachment.digest] = _Attachment(attachment, body, at)
+        self.grow(principal, len(body))
 
     def touch_attachment(self, principal: str, digest: str, at: float) -> None:
         found = self.attachments[principal][digest]
@@ -315,7 +341,7 @@ class MemoryTables:
         for principal, kept in self.attachments.items():
             for digest in [digest for digest, found in kept.items() if found.at < before]:
                 if (principal, digest) not in used:
-                    del kept[digest]
+                    self.grow(principal, -len(kept.pop(digest).body))
                     dropped += 1
         return dropped
 
@@ -329,6 +355,7 @@ class MemoryTables:
             if row.deleted_at is not None and row.deleted_at < tombstones_before and row.run_id is None:
                 del self.sessions[row.session]
                 del self.by_name[row.principal, row.key]
+                self.grow(row.principal, -session.size - sum(len(pack.body) for pack in session.log))
                 dropped += 1
                 continue
             keep = row.started_seq if row.run_id is not None else row.next_seq
@@ -337,6 +364,7 @@ class MemoryTables:
                 if pack.at >= events_before or pack.last_seq >= keep:
                     break
                 cut += 1
+            self.grow(row.principal, -sum(len(pack.body) for pack in session.log[:cut]))
             del session.log[:cut]
             dropped += cut
             open_ids = {mail.message.message_id for mail in (*row.waiting, *row.taken)}

@@ -135,6 +135,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         attachments: their bytes are in the store already.
         retry_of: the run that ended last, whose entries leave the transcript in the same transaction.
         agents: those that may answer; for any other one the send is refused. None: all.
+        stored_limit: bytes that the principal may have stored.
     """
 
     principal: str
@@ -155,6 +156,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     attachments: tuple[Attachment, ...] = ()
     retry_of: str | None = None
     agents: frozenset[str] | None = None
+    stored_limit: int = ALL_BYTES
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -252,6 +254,7 @@ class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         expected_n: the transcript's last ``n`` that the caller saw (0: empty); None makes no check.
         agent: of a new session.
         session_limit: sessions that the principal may have.
+        stored_limit: bytes that the principal may have stored.
     """
 
     principal: str
@@ -262,6 +265,7 @@ class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     expected_n: int | None = None
     agent: str = ""
     session_limit: int = 10_000
+    stored_limit: int = ALL_BYTES
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -281,6 +285,7 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         spec: what it does; checked by the caller.
         at: seconds since the epoch.
         limit: schedules that the principal may have.
+        stored_limit: bytes that the principal may have stored.
     """
 
     principal: str
@@ -288,6 +293,7 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     spec: ScheduleSpec
     at: float
     limit: int = 1000
+    stored_limit: int = ALL_BYTES
 
 
 class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -487,7 +493,7 @@ class Store(Protocol):
 
         Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`,
         `UnknownAttachment`, `HistoryChanged` (``retry_of`` is not the run that ended last), `LimitExceeded` (too many
-        sessions of the principal).
+        sessions of the principal), `QuotaExceeded` (its rows take ``stored_limit`` bytes).
         """
         ...
 
@@ -577,16 +583,24 @@ class Store(Protocol):
         """Change a transcript. A run that is on, or messages that wait, refuse it.
 
         Raises `UnknownSession`, `SessionDeleted`, `SessionBusy`, `HistoryChanged` (``expected_n``), `NothingToUndo`,
-        `UnknownAttachment`, `LimitExceeded`.
+        `UnknownAttachment`, `LimitExceeded`, `QuotaExceeded`. An ``undo`` is never refused for its size.
         """
         ...
 
     def add_attachment(
-        self, principal: str, attachment: Attachment, body: bytes, *, at: float, limit_bytes: int
+        self,
+        principal: str,
+        attachment: Attachment,
+        body: bytes,
+        *,
+        at: float,
+        limit_bytes: int,
+        stored_limit: int = ALL_BYTES,
     ) -> asyncio.Future[Attachment]:
         """Keep the bytes under their digest, once for each principal; repeated: no second effect, the first answer.
 
-        Raises `LimitExceeded` when the principal's attachments would take more than `limit_bytes` in all.
+        Raises `LimitExceeded` when the principal's attachments would take more than `limit_bytes` in all, and
+        `QuotaExceeded` when all that it has stored would take more than `stored_limit`.
         """
         ...
 
@@ -602,7 +616,7 @@ class Store(Protocol):
         """Make a schedule, or put another spec in the place of one. The same again: no second effect.
 
         One that is replaced stays paused if it was; its ticks and counters begin anew if its cadence is another. Raises
-        `LimitExceeded` (too many schedules of the principal), `InvalidSchedule`.
+        `LimitExceeded` (too many schedules of the principal), `QuotaExceeded`, `InvalidSchedule`.
         """
         ...
 
@@ -668,6 +682,17 @@ class Store(Protocol):
 
         The longest waiting first; a run counts since it began.
         """
+        ...
+
+    async def stored_bytes(self, principal: str) -> int:
+        """Bytes that the rows of a principal take: messages, events, transcripts, attachments and schedules.
+
+        Counted as they are written and dropped; what an accepted run writes is counted, and never refused.
+        """
+        ...
+
+    async def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]:
+        """The principals that have most stored, with their bytes, the largest first."""
         ...
 
     async def read_events(

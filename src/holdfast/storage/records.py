@@ -236,6 +236,14 @@ class Tables(Protocol):
         """How many sessions the principal has, deleted ones left out."""
         ...
 
+    def stored_bytes(self, principal: str) -> int:
+        """Bytes that the principal's rows take."""
+        ...
+
+    def grow(self, principal: str, amount: int) -> None:
+        """Count bytes that were written (dropped, if negative); ``add_…`` and ``prune`` do so by themselves."""
+        ...
+
     def new_session_number(self) -> int:
         """A number that no session ever had."""
         ...

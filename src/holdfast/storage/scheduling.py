@@ -35,6 +35,7 @@ from holdfast.protocol.schedules import Cadence, Firing, ScheduleView
 from holdfast.storage import verbs
 from holdfast.storage.port import Fire, Fired, PutSchedule, Send, SendResult
 from holdfast.storage.records import ScheduleRow, Tables, schedule_view
+from holdfast.storage.session_log import check_quota
 
 __all__ = ["delete_schedule", "fire_schedule", "pause_schedule", "put_schedule"]
 
@@ -65,6 +66,7 @@ def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
                 f"{principal!r} has {request.limit} schedules, which is the limit",
                 hint="delete schedules that are no longer needed",
             )
+        check_quota(tables, principal, len(spec.text), request.stored_limit)
         row = ScheduleRow(
             principal=principal,
             schedule_id=schedule_id,
@@ -75,9 +77,13 @@ def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
             updated_at=at,
         )
         tables.add_schedule(row)
+        tables.grow(principal, len(spec.text))
         return schedule_view(row)
     if row.spec == spec:
         return schedule_view(row)
+    growth = len(spec.text) - len(row.spec.text)
+    if growth > 0:
+        check_quota(tables, principal, growth, request.stored_limit)
     progress = row.progress
     if _cadence(row.spec) != _cadence(spec):
         progress = schedules.begin(spec, _seed(principal, schedule_id), at)
@@ -91,6 +97,7 @@ def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
         updated_at=at,
     )
     tables.save_schedule(row)
+    tables.grow(principal, growth)
     return schedule_view(row)
 
 
@@ -127,6 +134,7 @@ def delete_schedule(tables: Tables, principal: str, schedule_id: str) -> Schedul
     """See `Store.delete_schedule`."""
     row = _existing(tables, principal, schedule_id)
     tables.drop_schedule(row)
+    tables.grow(row.principal, -len(row.spec.text))
     return schedule_view(row)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.errors import LimitExceeded, SessionDeleted, StaleFence, UnknownSession
+from holdfast.errors import LimitExceeded, QuotaExceeded, SessionDeleted, StaleFence, UnknownSession
 from holdfast.protocol.events import Event, RunStarted, RunStopping, Stored, encode_event
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
@@ -11,6 +11,7 @@ from holdfast.storage.records import Mail, SessionRow, Tables
 
 __all__ = [
     "Log",
+    "check_quota",
     "claim_again",
     "claim_of",
     "existing_session",
@@ -21,6 +22,9 @@ __all__ = [
     "start_run",
     "stop_run",
 ]
+
+
+_PACK_BYTES = 262_144
 
 
 class Log:
@@ -51,10 +55,24 @@ class Log:
         return seq
 
     def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
-        """Write what was added as one pack."""
-        if self.events:
-            tables.add_events(self.row, run_id, at, self.events)
-        return tuple(self.events)
+        """Write what was added as one pack, or as several of about ``_PACK_BYTES``: readers take whole packs."""
+        events = self.events
+        start = size = 0
+        for index, event in enumerate(events):
+            size += len(event.body)
+            if size > _PACK_BYTES and index > start:
+                tables.add_events(self.row, run_id, at, events[start:index])
+                start, size = index, len(event.body)
+        if events:
+            tables.add_events(self.row, run_id, at, events[start:] if start else events)
+        return tuple(events)
+
+
+def check_quota(tables: Tables, principal: str, amount: int, limit: int) -> None:
+    """Raise `QuotaExceeded` unless `amount` bytes more fit into what the principal may have stored."""
+    stored = tables.stored_bytes(principal)
+    if stored + amount > limit:
+        raise QuotaExceeded(f"{principal!r} has {stored:,} bytes stored, and its limit is {limit:,}")
 
 
 def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:

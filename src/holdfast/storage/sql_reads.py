@@ -61,6 +61,13 @@ class SqlReads:
                     break
         return out
 
+    def stored_bytes(self, principal: str) -> int:
+        rows = self._query("stored_bytes", principal)
+        return int(rows[0][0]) if rows else 0
+
+    def most_stored(self, *, limit: int) -> tuple[tuple[str, int], ...]:
+        return tuple((principal, int(size)) for principal, size in self._query("most_stored", limit))
+
     def oldest_seq(self, session: int) -> int:
         rows = self._query("oldest_event", session) or self._query("next_seq", session)
         return int(rows[0][0]) if rows else 1

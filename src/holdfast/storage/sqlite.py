@@ -509,11 +509,18 @@ class SqliteStore:
         return self._write("edit_history", lambda tables: verbs.edit_history(tables, request))
 
     def add_attachment(
-        self, principal: str, attachment: Attachment, body: bytes, *, at: float, limit_bytes: int
+        self,
+        principal: str,
+        attachment: Attachment,
+        body: bytes,
+        *,
+        at: float,
+        limit_bytes: int,
+        stored_limit: int = ALL_BYTES,
     ) -> asyncio.Future[Attachment]:
         return self._write(
             "add_attachment",
-            lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes),
+            lambda tables: verbs.add_attachment(tables, principal, attachment, body, at, limit_bytes, stored_limit),
         )
 
     async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
@@ -560,6 +567,12 @@ class SqliteStore:
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
         return await self._read(lambda reads: reads.ready(limit=limit))
+
+    async def stored_bytes(self, principal: str) -> int:
+        return await self._read(lambda reads: reads.stored_bytes(principal))
+
+    async def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]:
+        return await self._read(lambda reads: reads.most_stored(limit=limit))
 
     async def read_events(
         self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES

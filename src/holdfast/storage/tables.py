@@ -9,6 +9,7 @@ seen. After any error the transaction is rolled back and `forget` is called.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
@@ -53,8 +54,6 @@ _PURGES = (
     "purge_events",
     "purge_edits",
     "purge_kept",
-    "purge_attachment_uses",
-    "purge_session",
 )
 
 
@@ -84,6 +83,8 @@ class SqlTables:
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
         self._live: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
+        self._grown: Counter[str] = Counter()
         self._new: dict[int, SessionRow] = {}
         self._changed: dict[int, SessionRow] = {}
         self._messages: dict[tuple[int, str], list[object]] = {}
@@ -99,6 +100,8 @@ class SqlTables:
         """Drop what was kept and collected; numbers that were given out stay used."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
+        self._stored.clear()
+        self._grown.clear()
         for collected in (
             self._taken,
             self._withdrawn,
@@ -119,6 +122,8 @@ class SqlTables:
                 del self._seen[session]
         if len(self._live) > _KEPT_SESSIONS:
             self._live.clear()
+        if len(self._stored) > _KEPT_SESSIONS:
+            self._stored.clear()
 
     def flush(self) -> None:
         """Write what was collected. Raises `SessionChanged`."""
@@ -158,6 +163,9 @@ class SqlTables:
             if collected:
                 write(name, collected)
                 collected.clear()
+        if self._grown:
+            write("add_stored", list(self._grown.items()))
+            self._grown.clear()
 
     def _keep(self, row: SessionRow) -> SessionRow:
         self._rows[row.session] = row
@@ -189,6 +197,18 @@ class SqlTables:
             self.flush()
             count = self._live[principal] = int(self._database.query("live_sessions", principal)[0][0])
         return count
+
+    def stored_bytes(self, principal: str) -> int:
+        stored = self._stored.get(principal)
+        if stored is None:
+            rows = self._database.query("stored_bytes", principal)
+            stored = self._stored[principal] = (int(rows[0][0]) if rows else 0) + self._grown[principal]
+        return stored
+
+    def grow(self, principal: str, amount: int) -> None:
+        self._grown[principal] += amount
+        if principal in self._stored:
+            self._stored[principal] += amount
 
     def new_session_number(self) -> int:
         self._last_number += 1
@@ -235,6 +255,8 @@ class SqlTables:
         key = (row.session, message.message_id)
         if key in self._messages:
             self.flush()
+        body = encode_json(message)
+        self.grow(row.principal, len(body))
         self._messages[key] = [
             row.session,
             message.message_id,
@@ -247,7 +269,7 @@ class SqlTables:
             mail.target_run_id,
             None,
             None,
-            encode_json(message),
+            body,
         ]
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
@@ -267,10 +289,15 @@ class SqlTables:
                 self._withdrawn.append((at, row.session, mail.message.message_id))
 
     def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
-        self._events.append((row.session, events[-1].seq, events[0].seq, run_id, at, pack_events(events)))
+        body = pack_events(events)
+        self.grow(row.principal, len(body))
+        self._events.append((row.session, events[-1].seq, events[0].seq, run_id, at, body))
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view
+        body = encode_json(view)
+        entries = pack_entries(history.entries) if history is not None and history.entries else None
+        self.grow(row.principal, len(body) + len(entries or b""))
         self._runs.append(
             (
                 view.run_id,
@@ -282,8 +309,8 @@ class SqlTables:
                 run.commit_seq,
                 run.end_seq,
                 run.last_n,
-                encode_json(view),
-                pack_entries(history.entries) if history is not None and history.entries else None,
+                body,
+                entries,
                 None if history is None else history.previous_id,
                 0 if history is None else int(history.whole),
                 int(run.rolled_back),
@@ -291,10 +318,13 @@ class SqlTables:
         )
 
     def add_kept(self, row: SessionRow, n: int, body: str) -> None:
-        self._kept.append((row.session, n, body.encode()))
+        raw = body.encode()
+        self.grow(row.principal, len(raw))
+        self._kept.append((row.session, n, raw))
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
         entries = pack_entries(history.entries) if history.entries else None
+        self.grow(row.principal, len(entries or b""))
         self._edits.append((row.session, history.history_id, history.previous_id, history.last_n, entries))
 
     def history(self, row: SessionRow) -> HistoryRow | None:
@@ -320,6 +350,7 @@ class SqlTables:
     def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
         about = encode_json(attachment)
         self._database.write("add_attachment", principal, attachment.digest, at, attachment.size_bytes, about, body)
+        self.grow(principal, attachment.size_bytes)
         self._between()
 
     def touch_attachment(self, principal: str, digest: str, at: float) -> None:
@@ -374,29 +405,43 @@ class SqlTables:
         database = self._database
         dropped = 0
         for (session,) in database.query("tombstones", after, upto, tombstones_before):
+            row = self.get(session)
+            if row is None:
+                continue
             for (body,) in database.query("ended_runs", session, session, _ALL, session):
                 run = decode_run(body)
-                database.write("purge_run", run.run_id, session)
+                self._drop(row.principal, "purge_run", run.run_id, session)
                 for message_id in run.messages:
-                    database.write("purge_message", message_id, session)
+                    self._drop(row.principal, "purge_message", message_id, session)
             for name in _PURGES:
+                self._drop(row.principal, name, session)
+            for name in ("purge_attachment_uses", "purge_session"):
                 database.write(name, session)
             dropped += 1
-            row = self._rows.pop(session, None)
-            if row is not None:
-                del self._names[row.principal, row.key]
-                del self._seen[session]
+            del self._rows[session], self._names[row.principal, row.key], self._seen[session]
         for (session,) in database.query("sessions_to_prune", after, upto, events_before):
             row = self.get(session)
             if row is None:
                 continue
             keep = row.next_seq if row.run_id is None else row.started_seq
             first_kept = database.query("events_to_keep", session, events_before, keep)[0][0]
-            dropped += database.write("prune_events", session, row.next_seq if first_kept is None else first_kept)
+            before = row.next_seq if first_kept is None else first_kept
+            dropped += self._drop(row.principal, "prune_events", session, before)
         dropped += database.write("forget_idempotency_keys", idempotency_before, after, upto)
-        if upto < self._last_number:
-            return dropped, upto
-        return dropped + database.write("drop_attachments", attachments_before), None
+        upto_next = upto if upto < self._last_number else None
+        if upto_next is None:
+            for principal, size in database.query("drop_attachments", attachments_before):
+                self.grow(principal, -size)
+                dropped += 1
+        self.flush()
+        return dropped, upto_next
+
+    def _drop(self, principal: str, name: str, *parameters: object) -> int:
+        """Execute a statement that deletes rows and returns the bytes of each. Returns how many rows."""
+        sizes = self._database.query(name, *parameters)
+        if sizes:
+            self.grow(principal, -sum(int(size) for (size,) in sizes))
+        return len(sizes)
 
     def add_key(self, record: KeyRecord) -> None:
         """See `Store.add_key`."""

@@ -57,6 +57,7 @@ from holdfast.storage.port import (
 from holdfast.storage.records import EndedRun, HistoryRow, Mail, SessionRow, Tables, due_at, ended_state
 from holdfast.storage.session_log import (
     Log,
+    check_quota,
     claim_again,
     claim_of,
     existing_session,
@@ -161,6 +162,7 @@ def send(tables: Tables, request: Send) -> SendResult:
         raise MailboxFull(
             f"{waiting} messages wait in session {request.key!r}, and its limit is {request.mailbox_limit}"
         )
+    check_quota(tables, request.principal, len(request.content), request.stored_limit)
     if request.retry_of is not None:
         check_retry(tables, row, request.retry_of)
     attachments: tuple[Attachment, ...] = ()

@@ -23,6 +23,7 @@ from holdfast.errors import (
     InvalidRequest,
     LimitExceeded,
     MailboxFull,
+    QuotaExceeded,
     SessionBusy,
     SessionDeleted,
     StaleFence,
@@ -32,11 +33,12 @@ from holdfast.errors import (
     UnknownSession,
 )
 from holdfast.protocol.events import RunFinished, TextDelta, decode_event, encode_event
-from holdfast.protocol.messages import Entry, Settlement, Usage
+from holdfast.protocol.messages import Attachment, Entry, Settlement, Usage
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.storage.port import (
     Appended,
     Claim,
+    EditHistory,
     KeyRecord,
     Lease,
     NotReady,
@@ -681,6 +683,49 @@ async def text_that_no_json_can_carry_is_written_out(make_store: MakeStore) -> N
         assert settled is not None
         assert settled.error == done.settled[0].error
         await on.log(claim.lease.session)
+
+
+@_check
+async def what_a_principal_stores_is_counted_bounded_and_given_back(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        assert await on.store.stored_bytes("p") == 0
+        claim = await on.start("x" * 1000)
+        sent = await on.store.stored_bytes("p")
+        assert sent >= 1000
+        assert await on.store.stored_bytes("q") == 0, "it is another's"
+        await refused(on.send(message_id="m2", key="k2", stored_limit=sent), QuotaExceeded)
+        await refused(on.send(message_id="m2", stored_limit=sent), QuotaExceeded)
+        assert await on.store.stored_bytes("p") == sent, "a refusal writes nothing"
+        await on.say(claim, "y" * 5000)
+        await on.commit(claim, entries=[Entry(role="assistant", content="z" * 5000)])
+        grown = await on.store.stored_bytes("p")
+        assert grown >= sent + 10_000, "what an accepted run writes is counted, and never refused"
+        assert list(await on.store.most_stored(limit=5)) == [("p", grown)]
+        entries = [Entry(role="user", content="e" * 100)]
+        await refused(
+            on.store.edit_history(
+                EditHistory(
+                    principal="p",
+                    key="k3",
+                    edit="import",
+                    at=30.0,
+                    entries=entries,
+                    agent="echo",
+                    stored_limit=grown + 99,
+                )
+            ),
+            QuotaExceeded,
+        )
+        body = b"b" * 100
+        kept = Attachment(digest="d", media_type="a/b", size_bytes=100)
+        await refused(
+            on.store.add_attachment("p", kept, body, at=30.0, limit_bytes=10**6, stored_limit=grown + 99), QuotaExceeded
+        )
+        await on.store.add_attachment("p", kept, body, at=30.0, limit_bytes=10**6, stored_limit=grown + 100)
+        assert await on.store.stored_bytes("p") == grown + 100
+        await on.store.delete_session("p", "k", at=40.0, cause=Cause(kind="user", at=40.0))
+        await on.store.prune(events_before=0.0, tombstones_before=50.0, idempotency_before=0.0, attachments_before=50.0)
+        assert await on.store.stored_bytes("p") == 0, "what was dropped is given back"
 
 
 @_check

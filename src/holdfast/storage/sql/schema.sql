@@ -157,6 +157,12 @@ CREATE TABLE schedule (
 CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
 
+-- stored: bytes that the rows of each principal take, counted as they are written and dropped.
+CREATE TABLE stored (
+    principal text PRIMARY KEY,
+    bytes bigint NOT NULL
+);
+
 -- name: migrate_1
 -- From version 1 of the schema to version 2. There every run had a piece of the transcript, maybe an empty one.
 DROP INDEX session_ready;
@@ -232,3 +238,22 @@ CREATE TABLE kept (
 -- name: migrate_4
 -- From version 4 of the schema to version 5.
 ALTER TABLE api_key ADD COLUMN agents text;
+CREATE TABLE stored (
+    principal text PRIMARY KEY,
+    bytes bigint NOT NULL
+);
+INSERT INTO stored (principal, bytes) SELECT principal, sum(bytes) FROM (
+    SELECT session.principal, length(message.body) AS bytes
+    FROM message JOIN session ON session.session = message.session
+    UNION ALL
+    SELECT session.principal, length(event.body) FROM event JOIN session ON session.session = event.session
+    UNION ALL
+    SELECT session.principal, length(run.body) + coalesce(length(run.entries), 0)
+    FROM run JOIN session ON session.session = run.session
+    UNION ALL
+    SELECT session.principal, coalesce(length(edit.entries), 0) FROM edit JOIN session ON session.session = edit.session
+    UNION ALL
+    SELECT session.principal, length(kept.body) FROM kept JOIN session ON session.session = kept.session
+    UNION ALL
+    SELECT principal, size_bytes FROM attachment
+) AS counted GROUP BY principal;

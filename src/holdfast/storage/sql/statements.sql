@@ -207,7 +207,7 @@ WHERE session > ? AND session <= ? AND (SELECT event.at FROM event WHERE event.s
 SELECT min(last_seq) FROM event WHERE session = ? AND (at >= ? OR last_seq >= ?)
 
 -- name: prune_events
-DELETE FROM event WHERE session = ? AND last_seq < ?
+DELETE FROM event WHERE session = ? AND last_seq < ? RETURNING length(body)
 
 -- name: forget_idempotency_keys
 UPDATE message SET idempotency_key = NULL
@@ -219,22 +219,22 @@ WHERE idempotency_key IS NOT NULL AND at < ? AND (withdrawn_at IS NOT NULL
 SELECT session FROM session WHERE session > ? AND session <= ? AND deleted_at < ? AND run_id IS NULL
 
 -- name: purge_message
-DELETE FROM message WHERE message_id = ? AND session = ?
+DELETE FROM message WHERE message_id = ? AND session = ? RETURNING length(body)
 
 -- name: purge_withdrawn_messages
-DELETE FROM message WHERE session = ? AND withdrawn_at IS NOT NULL
+DELETE FROM message WHERE session = ? AND withdrawn_at IS NOT NULL RETURNING length(body)
 
 -- name: purge_events
-DELETE FROM event WHERE session = ?
+DELETE FROM event WHERE session = ? RETURNING length(body)
 
 -- name: purge_run
-DELETE FROM run WHERE run_id = ? AND session = ?
+DELETE FROM run WHERE run_id = ? AND session = ? RETURNING length(body) + coalesce(length(entries), 0)
 
 -- name: purge_edits
-DELETE FROM edit WHERE session = ?
+DELETE FROM edit WHERE session = ? RETURNING coalesce(length(entries), 0)
 
 -- name: purge_kept
-DELETE FROM kept WHERE session = ?
+DELETE FROM kept WHERE session = ? RETURNING length(body)
 
 -- name: purge_attachment_uses
 DELETE FROM attachment_use WHERE session = ?
@@ -264,6 +264,17 @@ INSERT INTO attachment_use (principal, digest, session) VALUES [[(?, ?, ?)]] ON 
 DELETE FROM attachment WHERE at < ? AND NOT EXISTS (
     SELECT 1 FROM attachment_use
     WHERE attachment_use.principal = attachment.principal AND attachment_use.digest = attachment.digest)
+RETURNING principal, size_bytes
+
+-- name: stored_bytes
+SELECT bytes FROM stored WHERE principal = ?
+
+-- name: most_stored
+SELECT principal, bytes FROM stored ORDER BY bytes DESC, principal LIMIT ?
+
+-- name: add_stored
+INSERT INTO stored (principal, bytes) VALUES [[(?, ?)]]
+ON CONFLICT (principal) DO UPDATE SET bytes = stored.bytes + excluded.bytes
 
 -- name: add_schedule
 INSERT INTO schedule (principal, schedule_id, revision, session, due_at, decided_at, body)
