@@ -73,34 +73,42 @@ def test_an_attachment_belongs_to_its_principal() -> None:
     served(scenario)
 
 
-def test_a_principal_has_few_large_bodies_on_their_way_and_others_theirs() -> None:
+def test_large_bodies_under_way_are_bounded_in_bytes_and_others_have_their_own() -> None:
     async def scenario(server: Live) -> None:
         go_on = asyncio.Event()
+        large = b"x" * 400_000
 
-        async def slow() -> AsyncIterator[bytes]:
-            yield b"x"
+        async def slow(first: bytes) -> AsyncIterator[bytes]:
+            yield first
             await go_on.wait()
+            yield large
 
-        headers = {"content-type": "a/b"}
+        headers = {"content-type": "a/b", "content-length": str(1 + len(large))}
+        memory = server.app.host.budgets.memory
         async with asyncio.TaskGroup() as group:
             uploads = [
-                group.create_task(server.http.post("/v1/attachments", content=slow(), headers=headers))
-                for _ in range(4)
+                group.create_task(server.http.post("/v1/attachments", content=slow(bytes([n])), headers=headers))
+                for n in range(2)
             ]
-            while (
-                answer := await server.http.post("/v1/attachments", content=b"y", headers=headers)
-            ).status_code == 201:
-                pass  # the slow ones are not all there yet
-            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limited")
+            while memory.held("local") < 2 * len(large):
+                await asyncio.sleep(0.01)
+            answer = await server.http.post("/v1/attachments", content=large, headers={"content-type": "a/b"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (429, "budget_exceeded")
             assert "retry-after" in answer.headers
-            other = {**headers, "x-holdfast-user": "bob"}
-            assert (await server.http.post("/v1/attachments", content=b"z", headers=other)).status_code == 201
+            other = {"content-type": "a/b", "x-holdfast-user": "bob"}
+            assert (await server.http.post("/v1/attachments", content=large, headers=other)).status_code == 201
+            assert (await server.http.post("/v1/attachments", content=b"y", headers=other)).status_code == 201
             assert (await server.post("s", query="?wait=10")).status_code == 200, "messages go on"
             go_on.set()
         assert {upload.result().status_code for upload in uploads} == {201}
-        assert (await server.http.post("/v1/attachments", content=b"y", headers=headers)).status_code == 201
+        assert memory.used == 0, "everything is given back"
+        assert (
+            await server.http.post(
+                "/v1/attachments", content=large, headers=headers | {"content-length": str(len(large))}
+            )
+        ).status_code == 201
 
-    served(scenario)
+    served(scenario, principal_memory_bytes=1_000_000)
 
 
 def test_what_one_principal_keeps_is_bounded() -> None:
