@@ -12,6 +12,7 @@ other processes     sees, signals and traces only its own                       
 limits per process  address space, CPU seconds, size of a file, open files      the same
 processes           bounded: by ``RLIMIT_NPROC`` (Linux 5.14; not for real       not bounded
                     root), for root by the namespace (Linux 6.14, at least 301)
+set-uid files       cannot be made, nor file capabilities                      the same, on Linux
 ==================  =========================================================  ==========================
 
 Not confined by any: the kernel itself (a sandbox for mistakes and for what a model does, not for kernel exploits), the
@@ -25,7 +26,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,8 +34,9 @@ from typing import Any, Literal
 from holdfast.errors import NotSupported
 from holdfast.runtime.processes import process_host
 from holdfast.tools.environment import clean_environment
+from holdfast.tools.system_call_filter import system_call_filter
 
-__all__ = ["Isolation", "Sandbox", "find_isolation"]
+__all__ = ["Isolation", "Sandbox", "find_isolation", "interpreter_paths"]
 
 _START = str(Path(__file__).with_name("sandbox_start.py"))
 _PROBE_S = 15.0
@@ -65,6 +67,8 @@ _SYSTEM = (
     "/etc/ssl",
     "/etc/timezone",
 )
+_INTERPRETER = ("bin", "include", "lib", "lib64", "pyvenv.cfg")
+_INSTALLATION = ("libexec", "share", "ssl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +157,8 @@ class Sandbox:
             hidden: what of all that it finds empty, where it is there; real paths.
 
         Raises:
-            NotSupported: as `check`.
+            NotSupported: as `check`; or something to hide lies in a folder that it may change: what is not there yet
+                cannot be hidden, and it could make it.
         """
         self.check(isolation)
         limits = {
@@ -165,11 +170,12 @@ class Sandbox:
         }
         if isolation.kind == "none":
             return [*_start(limits | {"processes": None}, None), *argv]
-        interpreter = (Path(_START).parent, sys.prefix, sys.base_prefix, os.path.realpath(sys.executable))
+        write = {os.path.realpath(path) for path in writable}
+        _check_hidden(write, hidden)
+        interpreter = (Path(_START).parent, *interpreter_paths(), os.path.realpath(sys.executable))
         paths = [os.path.abspath(path) for path in (*_SYSTEM, *interpreter, *self.readable, *readable)]
         present = [path for path in paths if os.path.exists(path)]
         links = {path: os.readlink(path) for path in present if os.path.islink(path)}
-        write = {os.path.realpath(path) for path in writable}
         places: dict[str, Any] = {
             "network": self.network == "allow",
             "links": sorted(links.items()),
@@ -185,7 +191,28 @@ class Sandbox:
 
 
 def _start(limits: Mapping[str, int | None], places: dict[str, Any] | None) -> list[str]:
-    return [sys.executable, "-I", "-S", _START, json.dumps({"limits": limits, "places": places})]
+    calls = system_call_filter() if sys.platform == "linux" else None
+    words = json.dumps({"limits": limits, "places": places, "filter": None if calls is None else calls.hex()})
+    return [sys.executable, "-I", "-S", _START, words]
+
+
+def interpreter_paths() -> list[str]:
+    """Return what a script needs to see of this interpreter's installation, and nothing else of its folder.
+
+    An environment may lie in, or be, the folder of a project: with settings, workspaces and whatever else is in it.
+    """
+    own = [os.path.join(sys.prefix, part) for part in _INTERPRETER]
+    return own + [os.path.join(sys.base_prefix, part) for part in (*_INTERPRETER, *_INSTALLATION)]
+
+
+def _check_hidden(write: Collection[str], hidden: Sequence[str]) -> None:
+    for path in hidden:
+        for folder in write:
+            if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
+                raise NotSupported(
+                    f"a program cannot be confined to {folder}: {path} of the host lies in it",
+                    hint="give the tools a workspace apart from the folder of the store, such as one below it",
+                )
 
 
 def _bubblewrap(places: dict[str, Any]) -> list[str]:

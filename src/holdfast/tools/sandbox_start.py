@@ -1,12 +1,15 @@
 """The program before a confined program: it enters namespaces of its own, sets limits, and becomes what it was told.
 
 Started as a file by a bare interpreter, so it imports the standard library only. Its first argument is a JSON object:
-``limits`` (numbers by name) and ``places`` (null: no namespaces; else what the file system shows), then the program.
+``limits`` (numbers by name), ``places`` (null: no namespaces; else what the file system shows) and ``filter`` (of system
+calls, as hexadecimal digits; null: none), then the program.
 
 - Everything is set up before the program is started; what cannot be set up ends this with exit code 125 and one line.
 - Three processes: this one waits outside the process-id namespace, its child is that namespace's first process, and
   the program is the child of that. When the program ends, the kernel kills all that it left in the namespace.
-- The program has no capability in its user namespace, so it cannot take back what was mounted read-only.
+- The program has no capability in its user namespace, so it cannot take back what was mounted read-only; and it gets
+  no user namespace of its own.
+- What it starts is under the same filter: no exec takes it off.
 """
 
 from __future__ import annotations
@@ -44,6 +47,9 @@ _SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+_FILTER_STEP_BYTES = 8
 _CAPABILITY_VERSION_3 = 0x20080522
 _LEAST_PIDS = 301
 _STAGE = "/proc"
@@ -56,28 +62,30 @@ def main(arguments: list[str]) -> NoReturn:
     """Confine this process, then become ``arguments[1:]``. Never returns."""
     specification = json.loads(arguments[0])
     limits, places, program = specification["limits"], specification["places"], arguments[1:]
+    calls = bytes.fromhex(specification["filter"] or "")
     try:
         if places is None:
             if limits["processes"] is not None:
                 _limit_processes(limits["processes"])
             _limit(limits)
+            _filter_calls(calls)
             _become(program)
         _enter_namespaces(network=bool(places["network"]))
-        _outlive(limits, places, program)
+        _outlive(limits, places, calls, program)
     except OSError as error:
         os.write(2, f"sandbox: cannot confine {program[0]}: {error}\n".encode())
     finally:
         os._exit(CANNOT)
 
 
-def _outlive(limits: dict[str, Any], places: dict[str, Any], program: list[str]) -> NoReturn:
+def _outlive(limits: dict[str, Any], places: dict[str, Any], calls: bytes, program: list[str]) -> NoReturn:
     """Fork the first process of the new namespace, and end as the program ends."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # sent to the whole tree: it is the program's to obey
         signal.signal(signum, signal.SIG_IGN)
     read, write = os.pipe()
     if os.fork() == 0:
         os.close(read)
-        _be_first(limits, places, program, write)
+        _be_first(limits, places, calls, program, write)
     os.close(write)
     told = os.read(read, 4)
     os.wait()
@@ -91,7 +99,9 @@ def _outlive(limits: dict[str, Any], places: dict[str, Any], program: list[str])
     os._exit(code)
 
 
-def _be_first(limits: dict[str, Any], places: dict[str, Any], program: list[str], report: int) -> NoReturn:
+def _be_first(
+    limits: dict[str, Any], places: dict[str, Any], calls: bytes, program: list[str], report: int
+) -> NoReturn:
     """As the first process of the namespace: arrange the file system, start the program, and end after it."""
     try:
         _arrange(places, limits["processes"])
@@ -101,6 +111,7 @@ def _be_first(limits: dict[str, Any], places: dict[str, Any], program: list[str]
             os.close(report)
             _limit(limits)
             _drop_capabilities()
+            _filter_calls(calls)
             _become(program)
         nothing = os.open("/dev/null", os.O_RDWR)
         for fd in range(3):
@@ -192,6 +203,7 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
         os.symlink(f"/proc/self/fd{target}", f"{_STAGE}/dev/{name}")
     _mount("proc", f"{_STAGE}/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     _bound_pids(processes)
+    _forbid_user_namespaces()
     for mounted in (f"{_STAGE}/proc", _STAGE):
         _set_attributes(mounted, _ATTR_RDONLY, recursive=False)
     os.chdir(_STAGE)
@@ -209,6 +221,12 @@ def _bound_pids(processes: int) -> None:
                 file.write(str(max(processes + 2, _LEAST_PIDS)))
     except OSError:
         return
+
+
+def _forbid_user_namespaces() -> None:
+    """In one of its own the program would have all capabilities again."""
+    with open(f"{_STAGE}/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
 
 
 def _show(path: str, attributes: int) -> None:
@@ -250,6 +268,15 @@ def _drop_capabilities() -> None:
         _check(-1, "capabilities")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, bytes(24)), "capabilities")
+
+
+def _filter_calls(calls: bytes) -> None:
+    """Have the kernel judge each system call of this process and of all that it starts, from now on."""
+    if not calls:
+        return
+    program = ctypes.create_string_buffer(calls, len(calls))
+    given = struct.pack("HxxxxxxP", len(calls) // _FILTER_STEP_BYTES, ctypes.addressof(program))
+    _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, given, 0, 0), "seccomp")
 
 
 def _check(result: int, what: str) -> None:

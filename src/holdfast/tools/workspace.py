@@ -269,7 +269,7 @@ class Workspace:
             try:
                 with os.fdopen(fd, "wb", 0) as file:
                     if before is not None:
-                        os.fchmod(fd, stat.S_IMODE(before.st_mode))
+                        os.fchmod(fd, before.st_mode & 0o777)  # a set-uid bit is not for what a model wrote
                     rest = memoryview(data)
                     while rest:
                         check()

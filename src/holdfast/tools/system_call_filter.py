@@ -1,0 +1,108 @@
+"""The system calls that a confined program is refused: those that leave behind a file with more rights than its user.
+
+A set-uid file made inside a sandbox is real outside of it: whoever runs it there acts as its owner, the server's user.
+So no mode with the set-uid or set-gid bit, and no extended attribute (file capabilities are one), can be written.
+
+- The filter looks at numbers and plain arguments; a call whose mode lies in memory (``openat2``, ``io_uring``) is
+  answered as if the kernel did not have it, and C libraries then take the plain one.
+- Calls by another instruction set of the processor (32 bit, x32) are answered the same way.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+__all__ = ["system_call_filter"]
+
+_SPECIAL_MODE = 0o6000
+_CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE
+_X32 = 0x40000000
+_GENERIC = {"fchmod": 52, "fchmodat": 53, "openat": 56, "mknodat": 33, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7}
+_NEWER = {"fchmodat2": 452, "openat2": 437, "io_uring_setup": 425, "setxattrat": 463}
+_NUMBERS: dict[str, dict[str, int]] = {
+    "x86_64": {
+        "chmod": 90,
+        "fchmod": 91,
+        "fchmodat": 268,
+        "creat": 85,
+        "open": 2,
+        "openat": 257,
+        "mknod": 133,
+        "mknodat": 259,
+        "setxattr": 188,
+        "lsetxattr": 189,
+        "fsetxattr": 190,
+        **_NEWER,
+    },
+    "aarch64": _GENERIC | _NEWER,
+    "riscv64": _GENERIC | _NEWER,
+}
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7, "riscv64": 0xC00000F3}
+_REFUSED = {
+    "openat2": errno.ENOSYS,
+    "io_uring_setup": errno.ENOSYS,
+    "setxattr": errno.ENOTSUP,
+    "lsetxattr": errno.ENOTSUP,
+    "fsetxattr": errno.ENOTSUP,
+    "setxattrat": errno.ENOTSUP,
+}
+_MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
+_FLAGS_AND_MODE_AT = {"open": (1, 2), "openat": (2, 3)}
+
+# Classic BPF: load a word of the call's description, jump on it, return a verdict.
+_LOAD, _IF_EQUAL, _IF_LEAST, _IF_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_ALLOW, _ERROR = 0x7FFF0000, 0x00050000
+
+_Step = tuple[int, int, int, int]
+
+
+def system_call_filter(machine: str = "") -> bytes | None:
+    """Return the filter as the kernel takes it: an array of ``struct sock_filter``; None for an unknown processor.
+
+    Parameters:
+        machine: the processor, as ``platform.machine()`` names it; this machine's by default.
+    """
+    machine = machine or platform.machine()
+    numbers = _NUMBERS.get(machine)
+    if numbers is None:
+        return None
+    steps: list[_Step] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_IF_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        _verdict(errno.ENOSYS),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if machine == "x86_64":
+        steps += [(_IF_LEAST, 0, 1, _X32), _verdict(errno.ENOSYS)]
+    for name, number in numbers.items():
+        judged = _judge(name)
+        steps += [(_IF_EQUAL, 0, len(judged), number), *judged]
+    steps.append(_verdict(0))
+    return b"".join(struct.pack("=HBBI", code, yes, no, value) for code, yes, no, value in steps)
+
+
+def _judge(name: str) -> list[_Step]:
+    """Return the steps for one call, the last of which is a verdict."""
+    if name in _REFUSED:
+        return [_verdict(_REFUSED[name])]
+    if name in _MODE_AT:
+        return _judge_mode(_MODE_AT[name])
+    flags, mode = _FLAGS_AND_MODE_AT[name]
+    judged = _judge_mode(mode)
+    return [_load_argument(flags), (_IF_BITS, 0, len(judged) - 1, _CREATES), *judged]
+
+
+def _judge_mode(argument: int) -> list[_Step]:
+    return [_load_argument(argument), (_IF_BITS, 0, 1, _SPECIAL_MODE), _verdict(errno.EPERM), _verdict(0)]
+
+
+def _load_argument(index: int) -> _Step:
+    """The lower half of a 64-bit argument; modes and flags have no other. All known processors are little-endian."""
+    return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
+
+
+def _verdict(number: int) -> _Step:
+    return (_RETURN, 0, 0, _ERROR | number if number else _ALLOW)
