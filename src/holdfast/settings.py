@@ -21,9 +21,25 @@ from msgspec import Meta
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["CONFIG_FILE", "SettingInfo", "Settings", "describe", "load_settings"]
+__all__ = [
+    "CONFIG_FILE",
+    "DATA_FOLDER",
+    "DEFAULT_STORE",
+    "SettingInfo",
+    "Settings",
+    "config_file",
+    "data_folder",
+    "default_store",
+    "describe",
+    "load_settings",
+    "names_store",
+]
 
 CONFIG_FILE = "holdfast.toml"
+DATA_FOLDER = ".holdfast"
+"""Where the store, its side files and the workspaces lie, beside the settings file."""
+_STORE_NAME = "holdfast.db"
+DEFAULT_STORE = f"sqlite:///{DATA_FOLDER}/{_STORE_NAME}"
 _PREFIX = "HOLDFAST_"
 _SECRET_LENGTH = 32
 _NOT_SETTINGS = frozenset(("HOLDFAST_CONFIG", "HOLDFAST_URL", "HOLDFAST_KEY", "HOLDFAST_SESSION"))
@@ -43,8 +59,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8420
     store: Annotated[
-        str, Meta(min_length=1, description="where sessions are kept: `sqlite:///<file>` or `memory://`")
-    ] = "sqlite:///holdfast.db"
+        str,
+        Meta(
+            min_length=1,
+            description="where sessions are kept: `sqlite:///<file>` or `memory://`; "
+            "the default lies beside `holdfast.toml`",
+        ),
+    ] = DEFAULT_STORE
     agent: Annotated[
         str, Meta(min_length=1, description="agent of `holdfast serve` as `module:name`; the demo by default")
     ] = "holdfast.agents.demo:agent"
@@ -261,10 +282,45 @@ def load_settings(
         ConfigurationError: a setting that does not exist or a value that does not fit; names it and its source.
     """
     environment = os.environ if environ is None else environ
+    values = _read_values(flags or {}, environment, folder)
+    values.setdefault("store", default_store(environ=environment, folder=folder))
+    return Settings(**values)
+
+
+def names_store(flags: Mapping[str, object]) -> bool:
+    """Return whether `flags`, the environment or the settings file name a store. Raises as `load_settings`."""
+    return "store" in _read_values(flags, os.environ, ".")
+
+
+def config_file(environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> Path:
+    """Return where the settings file is looked for; there need not be one."""
+    named = (os.environ if environ is None else environ).get("HOLDFAST_CONFIG")
+    return Path(named) if named else Path(folder) / CONFIG_FILE
+
+
+def data_folder(environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> Path:
+    """Return Holdfast's own folder, beside the settings file; there need not be one."""
+    return config_file(environ, folder).parent / DATA_FOLDER
+
+
+def default_store(*, environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> str:
+    """Return the URL of the store that is used when none is named.
+
+    That is the one in Holdfast's own folder; or, while that has none, the file ``holdfast.db`` that older versions made
+    beside the settings file.
+    """
+    path = data_folder(environ, folder) / _STORE_NAME
+    old = path.parent.parent / _STORE_NAME
+    return f"sqlite:///{old if old.exists() and not path.exists() else path}"
+
+
+def _read_values(
+    flags: Mapping[str, object], environment: Mapping[str, str], folder: str | os.PathLike[str]
+) -> dict[str, Any]:
+    """Return the settings that were given, by name."""
     values: dict[str, Any] = {}
-    named = environment.get("HOLDFAST_CONFIG")
-    path = Path(named) if named else Path(folder) / CONFIG_FILE
-    for name, value in _read_file(path, required=named is not None).items():
+    path = config_file(environment, folder)
+    for name, value in _read_file(path, required="HOLDFAST_CONFIG" in environment).items():
         if name not in _TYPES:
             raise _unknown(name, source=str(path))
         values[name] = _convert(name, value, source=str(path), strict=True)
@@ -276,7 +332,7 @@ def load_settings(
             values[name] = _from_text(name, text, source=variable)
         elif difflib.get_close_matches(name, _TYPES, n=1, cutoff=0.7):
             raise _unknown(name, source=variable)
-    for name, flag in (flags or {}).items():
+    for name, flag in flags.items():
         if flag is None:
             continue
         if name not in _TYPES:
@@ -286,7 +342,7 @@ def load_settings(
             values[name] = _from_text(name, flag, source=source)
         else:
             values[name] = _convert(name, flag, source=source, strict=True)
-    return Settings(**values)
+    return values
 
 
 def _read_file(path: Path, *, required: bool) -> dict[str, Any]:

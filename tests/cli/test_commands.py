@@ -155,7 +155,7 @@ def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Ser
     assert str(server.process.pid) in checks["store"]["found"]
     assert "ready" in checks["server"]["found"]
     assert "fdatasync" in checks["disk latency"]["found"]
-    (tmp_path / "holdfast.db").write_text("no database" * 1000)
+    (tmp_path / "holdfast.db").write_text("no database" * 1000)  # where older versions kept it
     sick = run("doctor", folder=tmp_path, HOLDFAST_PORT="9")
     assert sick.returncode == 1
     assert "FAULT" in sick.stdout
@@ -170,7 +170,7 @@ def test_keys_are_made_in_the_store_or_through_the_server(tmp_path: Path) -> Non
     made = run("keys", "create", "ops", "--role", "admin", "--label", "first", "--json", folder=tmp_path)
     secret = json.loads(made.stdout)["secret"]
     assert secret.startswith("hf_")
-    assert secret not in (tmp_path / "holdfast.db").read_bytes().decode("latin-1")
+    assert secret not in (tmp_path / ".holdfast" / "holdfast.db").read_bytes().decode("latin-1")
     assert run("keys", "create", "x", "--role", "king", folder=tmp_path).returncode == 2
     with served(tmp_path) as server:
         assert server.ready["keys_required"] is True
@@ -253,7 +253,7 @@ def test_every_command_explains_itself_and_takes_json() -> None:
 
     group = typer.main.get_command(app)
     commands = dict(getattr(group, "commands", {}))
-    for name in ("keys", "schedule"):
+    for name in ("keys", "schedule", "store"):
         commands |= {f"{name} {one}": command for one, command in commands.pop(name).commands.items()}
     for name, command in commands.items():
         assert command.help, name
@@ -359,7 +359,7 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
     assert "1 fired" in removed
     left = json.loads(server.run("schedule", "ls", "--all", "--json").stdout)["schedules"]
     assert [view["schedule_id"] for view in left] == ["daily"]
-    with closing(sqlite3.connect(server.folder / "holdfast.db")) as database, database:
+    with closing(sqlite3.connect(server.folder / ".holdfast" / "holdfast.db")) as database, database:
         database.execute("UPDATE schedule SET body = 'damaged' WHERE schedule_id = 'daily'")
     broken = server.run("schedule", "ls").stdout.splitlines()
     assert broken[1].split()[:5] == ["daily", "timed", "broken", "-", "-"]

@@ -33,7 +33,7 @@ def test_it_prints_its_address_pid_and_lines_that_work_when_pasted(tmp_path: Pat
                 printed += line
             assert f"(pid {process.pid})" in printed
             assert "holdfast chat --url http://127.0.0.1:" in printed
-            assert "sqlite:///holdfast.db" in printed
+            assert "sqlite:///.holdfast/holdfast.db" in printed
             curl = printed[printed.index("curl -s") :].split("\n\n")[0]
             answer = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=LIMIT_S, check=True)
             assert json.loads(answer.stdout)["status"] == "completed"
@@ -102,7 +102,7 @@ def test_a_busy_port_names_its_holder_and_what_to_do(tmp_path: Path) -> None:
         assert "address already in use" in refused.stderr
         assert f"pid {os.getpid()}" in refused.stderr
         assert "HOLDFAST_PORT" in refused.stderr
-        assert not (tmp_path / "holdfast.db").exists(), "the store was not touched"
+        assert not (tmp_path / ".holdfast").exists(), "the store was not touched"
 
 
 def test_an_address_of_another_machine_is_not_taken_for_a_busy_port(tmp_path: Path) -> None:

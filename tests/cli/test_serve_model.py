@@ -55,7 +55,7 @@ def test_it_works_in_its_folder_for_commands_that_find_the_token(tmp_path: Path)
     work = tmp_path / "work"
     with served(tmp_path, "--model", "scripted:demo", "--workspace", "work") as server:
         assert server.ready["agents"] == ["assistant"]
-        assert server.ready["token_file"] == str(tmp_path / "holdfast.db-token")
+        assert server.ready["token_file"] == str(tmp_path / ".holdfast" / "holdfast.db-token")
         (work / "note.txt").write_text("hello")
         said = server.run("send", REPORT, "--wait", "20")
         assert said.returncode == 0, said
@@ -66,7 +66,7 @@ def test_it_works_in_its_folder_for_commands_that_find_the_token(tmp_path: Path)
         refused = run("ps", folder=elsewhere, HOLDFAST_URL=server.url)
         assert refused.returncode != 0
         assert "token" in refused.stderr
-        token = (tmp_path / "holdfast.db-token").read_text().strip()
+        token = (tmp_path / ".holdfast" / "holdfast.db-token").read_text().strip()
         assert run("ps", folder=elsewhere, HOLDFAST_URL=server.url, HOLDFAST_KEY=token).returncode == 0
         assert server.end() == 0
 
@@ -86,7 +86,7 @@ def test_what_it_prints_has_a_line_that_finds_the_token_and_not_the_token(tmp_pa
             assert line, printed
             printed += line
         assert "the token as the password" in printed
-        token = (folder / "holdfast.db-token").read_text().strip()
+        token = (folder / ".holdfast" / "holdfast.db-token").read_text().strip()
         export = next(line for line in printed.splitlines() if "export HOLDFAST_KEY" in line)
         shell = f"{export}\necho $HOLDFAST_KEY"
         found = subprocess.run(["sh", "-c", shell], cwd=folder, capture_output=True, text=True, check=True)

@@ -17,8 +17,23 @@ def test_later_sources_win(tmp_path: Path) -> None:
     environ = {"HOLDFAST_GRACE_S": "2", "HOLDFAST_DRAIN_S": " 2.5 ", "OTHER": "x", "HOLDFAST_KEY": "hf_x"}
     found = load_settings({"drain_s": 3, "store": None, "host": "::1"}, environ=environ, folder=tmp_path)
     assert (found.port, found.grace_s, found.drain_s, found.host) == (1, 2.0, 3.0, "::1")
-    assert (found.allowed_hosts, found.store) == (("a", "b"), Settings().store)
+    assert (found.allowed_hosts, found.store) == (("a", "b"), f"sqlite:///{tmp_path}/.holdfast/holdfast.db")
     assert isinstance(found.grace_s, float)
+
+
+def test_the_store_lies_beside_the_settings_file_unless_only_an_older_version_made_one(tmp_path: Path) -> None:
+    own, old = tmp_path / ".holdfast" / "holdfast.db", tmp_path / "holdfast.db"
+    config = tmp_path / "holdfast.toml"
+    config.touch()
+    environ = {"HOLDFAST_CONFIG": str(config)}
+    assert load_settings(environ=environ).store == f"sqlite:///{own}"
+    assert load_settings(environ={}).store == Settings().store == "sqlite:///.holdfast/holdfast.db"
+    old.touch()
+    assert load_settings(environ=environ).store == f"sqlite:///{old}"
+    assert load_settings({"store": "sqlite:///x.db"}, environ=environ).store == "sqlite:///x.db"
+    own.parent.mkdir()
+    own.touch()
+    assert load_settings(environ=environ).store == f"sqlite:///{own}"
 
 
 def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True,
 app.add_typer(keys, name="keys")
 schedule = typer.Typer(help="Send messages by the clock.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(schedule, name="schedule")
+store_commands = typer.Typer(help="Look after the file of the store.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(store_commands, name="store")
 
 Url = Annotated[str | None, typer.Option("--url", envvar="HOLDFAST_URL", help="The server's address.")]
 Key = Annotated[str | None, typer.Option("--key", envvar="HOLDFAST_KEY", help="An API key.", show_envvar=True)]
@@ -81,7 +83,10 @@ def serve(
         typer.Option("--model", "-m", help="Serve an assistant with this model, provider:name, or scripted:demo."),
     ] = None,
     workspace: Annotated[
-        str | None, typer.Option("--workspace", "-w", help="The folder that the assistant works in; default: this one.")
+        str | None,
+        typer.Option(
+            "--workspace", "-w", help="The folder that the assistant works in; default: one for each session."
+        ),
     ] = None,
     approve: Annotated[
         str | None,
@@ -614,6 +619,14 @@ def revoke_key(
     from holdfast.cli.keyring import revoke
 
     sys.exit(revoke(Target(url=url, key=key, as_json=json), store, key_id, stop=stop))
+
+
+@store_commands.command("move")
+def move_store(json: Json = False) -> None:
+    """Move ./holdfast.db, where older versions kept it, into .holdfast/. Stop the server first."""
+    from holdfast.cli.store_move import move_old_store
+
+    sys.exit(move_old_store(as_json=json))
 
 
 ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule's id.")]

@@ -25,7 +25,7 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.output import note, say, say_json
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, ServerUnreachable, StoreLocked
-from holdfast.settings import Settings, load_settings
+from holdfast.settings import DATA_FOLDER, Settings, default_store, load_settings
 
 if TYPE_CHECKING:
     from typing import Any
@@ -191,7 +191,8 @@ async def _store(settings: Settings) -> list[Check]:
             )
         ]
     if not path.exists():
-        if path.parent.is_dir() and os.access(path.parent, os.W_OK):
+        folder = path.parent.parent if path.parent.name == DATA_FOLDER and not path.parent.exists() else path.parent
+        if folder.is_dir() and os.access(folder, os.W_OK):
             return [Check(name="store", state="ok", found=f"{path} is not there yet; the first start makes it")]
         return [
             Check(
@@ -206,18 +207,42 @@ async def _store(settings: Settings) -> list[Check]:
         await store.open(node_id=ids.node_id(), at=system_clock.now())
         info = await store.info()
     except StoreLocked as error:
-        return [Check(name="store", state="ok", found=error.message)]
+        return [Check(name="store", state="ok", found=error.message), *_readers_of(path)]
     except HoldfastError as error:
         return [Check(name="store", state="fault", found=error.message, advice=error.hint)]
     finally:
         await store.close()
     size = path.stat().st_size
-    return [Check(name="store", state="ok", found=f"{path}: {info.version}, {info.sessions} sessions, {size:,} bytes")]
+    found = f"{path}: {info.version}, {info.sessions} sessions, {size:,} bytes"
+    return [Check(name="store", state="ok", found=found), *_readers_of(path)]
+
+
+def _readers_of(path: Path) -> Iterator[Check]:
+    """Who else may read the store, and whether it lies where it should."""
+    from holdfast.storage.private_file import wider_mode
+
+    beside = [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
+    if open_to_others := [str(file) for file in beside if wider_mode(str(file))]:
+        yield Check(
+            name="store mode",
+            state="advice",
+            found=f"other users of this machine may read or write {', '.join(open_to_others)}",
+            advice=f"chmod 600 {' '.join(open_to_others)}",
+        )
+    if f"sqlite:///{path}" == default_store() and path.parent.name != DATA_FOLDER:
+        yield Check(
+            name="store place",
+            state="advice",
+            found=f"{path} lies where older versions kept it",
+            advice=f"stop the server and move it into {DATA_FOLDER}/: holdfast store move",
+        )
 
 
 def _disk(settings: Settings) -> Iterator[Check]:
     path = _file_of(settings)
     folder = path.parent if path is not None else Path()
+    if folder.name == DATA_FOLDER and not folder.exists():
+        folder = folder.parent
     if not folder.is_dir():
         return
     free = shutil.disk_usage(folder).free

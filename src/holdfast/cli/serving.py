@@ -26,7 +26,7 @@ from holdfast.cli.secret_input import show_on_terminal
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.logs import configure_logging, install_hooks, log_failure, one_line
 from holdfast.runtime import Interrupt
-from holdfast.settings import Settings, load_settings
+from holdfast.settings import Settings, data_folder, default_store, load_settings
 
 if TYPE_CHECKING:
     from holdfast.agents import Agent
@@ -102,6 +102,8 @@ def serve(
         settings = load_settings(flags)
         configure_logging(settings.log_level)
         install_hooks()
+        if settings.store == default_store() != f"sqlite:///{data_folder() / 'holdfast.db'}":
+            note(f"the store is still {settings.store}: stop the server and move it with 'holdfast store move'")
         agents = [] if chosen is None else [chosen.agent()]
         agents += [load_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
         raise_descriptor_limit()

@@ -40,13 +40,15 @@ from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.runtime.processes import process_host
-from holdfast.settings import Settings
+from holdfast.settings import DEFAULT_STORE, Settings, default_store
 from holdfast.storage import open_store
 from holdfast.storage.port import Claim, Committed, Interrupt, Store
 from holdfast.storage.port import Interrupted as InterruptDone
 from holdfast.storage.port import Stopped as StopDone
 
 __all__ = ["Host"]
+
+_log = logging.getLogger("holdfast.host")
 
 T = TypeVar("T")
 
@@ -89,7 +91,7 @@ class Host:
         self.now = clock.now
         self.agents = _by_name(agent, agents)
         self.default_agent = next(iter(self.agents))
-        chosen = self.settings.store if store is None else store
+        chosen = self._store_of_settings() if store is None else store
         self.store: Store = open_store(chosen) if isinstance(chosen, str) else chosen
         self.node_id = ids.node_id()
         self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
@@ -126,6 +128,15 @@ class Host:
         self.on_streams_close: list[Callable[[], object]] = []
         """Called before the streams are ended: what serves them tells its readers that they may come back."""
         self._streams_closed = False
+
+    def _store_of_settings(self) -> str:
+        """The URL of the store that the settings name, or of the one that an older version made in this folder."""
+        if self.settings.store != DEFAULT_STORE:
+            return self.settings.store
+        found = default_store(environ={})
+        if found != DEFAULT_STORE:
+            _log.warning("the store is still %s: move it with 'holdfast store move'", found)
+        return found
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -44,7 +44,7 @@ class FileLock:
             if self._identify() in _held:
                 raise StoreLocked(f"this process (pid {os.getpid()}) has {self._database} open already")
             try:
-                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
                 raise StoreReadOnly(f"cannot write {self._path}: {os.strerror(error.errno or 0)}") from error
             try:

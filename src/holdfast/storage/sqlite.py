@@ -76,6 +76,7 @@ from holdfast.storage.port import (
     Stopped,
     StoreInfo,
 )
+from holdfast.storage.private_file import create_private_file, prepare_folder, set_journal_aside, store_path
 from holdfast.storage.records import mailbox_items
 from holdfast.storage.sql_reads import SqlReads
 from holdfast.storage.tables import SessionChanged, SqlTables
@@ -262,10 +263,10 @@ class _WritingConnection:
                 f"this Python has SQLite {sqlite3.sqlite_version}, which is too old",
                 hint=f"use a Python with SQLite {'.'.join(map(str, _OLDEST_SQLITE))} or newer",
             )
-        folder = os.path.dirname(self._path)
-        if not os.path.isdir(folder):
-            raise ConfigurationError(f"there is no folder {folder}", hint="make it, or name another file with --store")
+        prepare_folder(os.path.dirname(self._path))
         self._lock.acquire()
+        create_private_file(self._path)
+        set_journal_aside(self._path)
         self._connection = connection = _connect(self._path)
         version = self._check(connection)
         connection.execute("PRAGMA journal_mode = WAL")
@@ -423,7 +424,7 @@ class SqliteStore:
     """
 
     def __init__(self, path: str) -> None:
-        self._path = os.path.realpath(path)
+        self._path = store_path(path)
         self._writer: Writer | None = None
         self._readers: _Readers | None = None
         self._tables: SqlTables | None = None

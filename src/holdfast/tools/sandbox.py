@@ -172,7 +172,7 @@ class Sandbox:
             return [*_start(limits | {"processes": None}, None), *argv]
         write = {os.path.realpath(path) for path in writable}
         _check_hidden(write, hidden)
-        interpreter = (Path(_START).parent, *interpreter_paths(), os.path.realpath(sys.executable))
+        interpreter = [os.path.dirname(_START), *interpreter_paths(), os.path.realpath(sys.executable)]
         paths = [os.path.abspath(path) for path in (*_SYSTEM, *interpreter, *self.readable, *readable)]
         present = [path for path in paths if os.path.exists(path)]
         links = {path: os.readlink(path) for path in present if os.path.islink(path)}

@@ -1,8 +1,8 @@
 """The program before a confined program: it enters namespaces of its own, sets limits, and becomes what it was told.
 
 Started as a file by a bare interpreter, so it imports the standard library only. Its first argument is a JSON object:
-``limits`` (numbers by name), ``places`` (null: no namespaces; else what the file system shows) and ``filter`` (of system
-calls, as hexadecimal digits; null: none), then the program.
+``limits`` (numbers by name), ``places`` (null: no namespaces; else what the file system shows) and ``filter`` (of
+system calls, as hexadecimal digits; null: none), then the program.
 
 - Everything is set up before the program is started; what cannot be set up ends this with exit code 125 and one line.
 - Three processes: this one waits outside the process-id namespace, its child is that namespace's first process, and

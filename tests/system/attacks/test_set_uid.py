@@ -43,12 +43,14 @@ def ways():
     yield "fchmod", lambda n: os.fchmod(os.open(shell(n), os.O_RDWR), MODE)
     yield "fchmodat", lambda n: libc.syscall(FCHMODAT, AT, shell(n).encode(), MODE, 0)
     yield "fchmodat2", lambda n: libc.syscall(FCHMODAT2, AT, shell(n).encode(), MODE, 0)
-    yield "mode with high bits", lambda n: libc.syscall(FCHMODAT, ctypes.c_long(AT), shell(n).encode(), ctypes.c_ulong(MODE | 1 << 40))
+    high = ctypes.c_ulong(MODE | 1 << 40)
+    yield "high bits", lambda n: libc.syscall(FCHMODAT, ctypes.c_long(AT), shell(n).encode(), high)
     yield "open", lambda n: os.close(os.open(n, os.O_CREAT | os.O_WRONLY, MODE))
     yield "openat", lambda n: os.close(os.open(n, os.O_CREAT | os.O_WRONLY, MODE, dir_fd=os.open(".", os.O_RDONLY)))
     yield "tmpfile", tmpfile
     yield "creat", lambda n: libc.creat(n.encode(), MODE)
-    yield "openat2", lambda n: libc.syscall(OPENAT2, AT, n.encode(), struct.pack("QQQ", os.O_CREAT | os.O_WRONLY, MODE, 0), 24)
+    how = struct.pack("QQQ", os.O_CREAT | os.O_WRONLY, MODE, 0)
+    yield "openat2", lambda n: libc.syscall(OPENAT2, AT, n.encode(), how, 24)
     yield "mknod", lambda n: os.mknod(n, 0o100000 | MODE)
     yield "mknodat", lambda n: os.mknod(n, 0o100000 | MODE, dir_fd=os.open(".", os.O_RDONLY))
     yield "device", lambda n: os.mknod(n, 0o020666, os.makedev(1, 1))
@@ -57,11 +59,13 @@ def ways():
     yield "chmod program", lambda n: subprocess.run(["chmod", "6755", shell(n)])
     yield "install", lambda n: subprocess.run(["install", "-m", "6755", "/bin/sh", n])
     yield "cp -p", lambda n: subprocess.run(["cp", "-p", "/usr/bin/passwd", n])
-    yield "tar", lambda n: subprocess.run(f"mkdir {n}.d; tar -C / -cf - usr/bin/passwd | tar -xpf - -C {n}.d", shell=True)
+    unpack = "mkdir {0}.d; tar -C / -cf - usr/bin/passwd | tar -xpf - -C {0}.d"
+    yield "tar", lambda n: subprocess.run(unpack.format(n), shell=True)
     yield "umask", lambda n: (os.umask(0), os.close(os.open(n, os.O_CREAT | os.O_WRONLY, MODE)))
     yield "32 bit", lambda n: thirty_two(shell(n))
     yield "x32", lambda n: libc.syscall(0x40000000 | 90, shell(n).encode(), MODE) if X86 else None
-    yield "child", lambda n: subprocess.run([sys.executable, "-I", "-S", "-c", f"import os; os.chmod({shell(n)!r}, {MODE})"])
+    code = "import os; os.chmod({0!r}, {1})"
+    yield "child", lambda n: subprocess.run([sys.executable, "-I", "-S", "-c", code.format(shell(n), MODE)])
 
 def tmpfile(name):
     fd = os.open(".", os.O_TMPFILE | os.O_WRONLY, MODE)

@@ -1,0 +1,149 @@
+"""The file of a store and the folder that it lies in: who else may read them, and what lies beside them.
+
+- Files are made 0600 and Holdfast's own folder (``.holdfast``) 0700, whatever the umask is. SQLite gives its side files
+  the mode of the database.
+- A rollback journal beside a database is played back by SQLite before it looks for the WAL: whoever can write one there
+  decides what the store says. A store is in WAL mode from its first page on, so a journal is never its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pwd
+import stat
+
+from holdfast.errors import ConfigurationError, StoreCorrupt, StoreReadOnly
+from holdfast.settings import DATA_FOLDER
+
+__all__ = ["create_private_file", "prepare_folder", "set_journal_aside", "store_path", "wider_mode"]
+
+_log = logging.getLogger("holdfast.storage")
+_WAL_VERSIONS = b"\x02\x02"
+_VERSIONS_AT = 18
+
+
+def store_path(path: str) -> str:
+    """Return the real path of a store's file; links are followed, but not at or in Holdfast's own folder."""
+    folder, name = os.path.split(os.path.abspath(path))
+    if os.path.basename(folder) != DATA_FOLDER:
+        return os.path.realpath(path)
+    return os.path.join(os.path.realpath(os.path.dirname(folder)), DATA_FOLDER, name)
+
+
+def prepare_folder(folder: str) -> None:
+    """Check the folder of a store; make it, and a ``.gitignore`` in it, where it is Holdfast's own.
+
+    Raises:
+        ConfigurationError: it is not there, or, for Holdfast's own folder, it is a link, belongs to another user, or
+            others can get in.
+        StoreReadOnly: it cannot be made.
+    """
+    if os.path.basename(folder) != DATA_FOLDER:
+        if not os.path.isdir(folder):
+            raise ConfigurationError(f"there is no folder {folder}", hint="make it, or name another file with --store")
+        return
+    try:
+        _make_folder(folder)
+        status = os.lstat(folder)
+    except OSError as error:
+        raise StoreReadOnly(
+            f"cannot make {folder}: {os.strerror(error.errno or 0)}",
+            hint="make the folder above it writable, or name another file with --store",
+        ) from error
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigurationError(
+            f"{folder} is a symbolic link", hint="replace it by a folder, or name another file with --store"
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigurationError(f"{folder} is not a folder", hint="move it away, or name another file with --store")
+    if status.st_uid != os.geteuid():
+        raise ConfigurationError(
+            f"{folder} belongs to {_user(status.st_uid)}, and this process runs as {_user(os.geteuid())}",
+            hint=f"run it as {_user(status.st_uid)}, or name another file with --store",
+        )
+    if mode := stat.S_IMODE(status.st_mode) & 0o077:
+        raise ConfigurationError(
+            f"{folder} is open to other users (mode {stat.S_IMODE(status.st_mode):o}, of which {mode:o} is too much)",
+            hint=f"chmod 700 {folder}",
+        )
+
+
+def _make_folder(folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        return
+    os.chmod(folder, 0o700)  # where the umask took even its own rights away
+    descriptor = os.open(os.path.join(folder, ".gitignore"), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write("*\n")
+
+
+def create_private_file(path: str) -> None:
+    """Make an empty file that only this user can read, where there is none.
+
+    Raises:
+        ConfigurationError: in Holdfast's own folder, a file that is a link or another user's.
+        StoreReadOnly: it cannot be made.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        _check_file(path)
+    except OSError as error:
+        raise StoreReadOnly(f"cannot make {path}: {os.strerror(error.errno or 0)}") from error
+
+
+def _check_file(path: str) -> None:
+    if os.path.basename(os.path.dirname(path)) != DATA_FOLDER:
+        return
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        what = "is not a regular file" if status.st_uid == os.geteuid() else f"belongs to {_user(status.st_uid)}"
+        raise ConfigurationError(f"{path} {what}", hint="move it away, or name another file with --store")
+
+
+def set_journal_aside(path: str) -> None:
+    """Take a rollback journal away from beside the database `path`, before SQLite opens it.
+
+    Raises:
+        StoreCorrupt: there is one, and the database is not in WAL mode: it may be its own.
+        StoreReadOnly: it cannot be taken away.
+    """
+    journal = f"{path}-journal"
+    if not os.path.lexists(journal):
+        return
+    versions = b""
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        versions = file.read(_VERSIONS_AT + len(_WAL_VERSIONS))[_VERSIONS_AT:]
+    if versions not in (b"", _WAL_VERSIONS):
+        raise StoreCorrupt(
+            f"{journal} lies beside {path}, which is not in WAL mode; nothing was changed",
+            hint="if the database is Holdfast's, move the journal away: it is none of its own",
+        )
+    aside = f"{path}-refused-journal"
+    try:
+        os.replace(journal, aside)
+    except OSError as error:
+        raise StoreReadOnly(
+            f"{journal} cannot be set aside: {os.strerror(error.errno or 0)}",
+            hint="remove it: it would change what is stored, and is not Holdfast's",
+        ) from error
+    _log.warning("%s was not Holdfast's: it was not played back, and is now %s", journal, aside)
+
+
+def wider_mode(path: str) -> int:
+    """Return the mode bits of the file that let others in; 0 for a private one and for none."""
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode) & 0o077
+    except FileNotFoundError:
+        return 0
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"

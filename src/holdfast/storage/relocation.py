@@ -1,0 +1,128 @@
+"""Moves the file of a store, with what lies beside it, into another folder; a kill at any instant leaves a whole store.
+
+The order is the proof: first the log is written back into the database and closed, so that the database is one file.
+Then the side files are copied, which changes nothing yet. The rename of the database is the one step that counts:
+before it the old store is whole, after it the new one. Last, what is left of the old one is removed; a second call does
+what the first did not come to. Both stores are locked all the time, so no host has either open.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from holdfast import failpoints
+from holdfast.errors import ConfigurationError, StorageError, StoreCorrupt, StoreLocked, StoreReadOnly
+from holdfast.storage.filelock import FileLock
+from holdfast.storage.private_file import prepare_folder, set_journal_aside, store_path
+
+__all__ = ["relocate_store"]
+
+_APPLICATION_ID: Final = 0x484F4C44
+_COPIED = ("-token", ".d")
+_DROPPED = ("-wal", "-shm", "-token", ".d", "-lock")
+_STEPS: Final = {
+    step: failpoints.register(f"relocation.{step}") for step in ("written_back", "copied", "renamed", "cleared")
+}
+
+
+def relocate_store(old: str, new: str) -> bool:
+    """Move the store at path `old` to path `new`; False: it was there already, and only leftovers were removed.
+
+    Raises:
+        StoreLocked: a host, or another program, has one of them open.
+        ConfigurationError: there is no store to move, or both are there, or `old` is a link, or the folder of `new`
+            cannot be used.
+        StoreCorrupt: `old` is not a store of Holdfast's.
+        StoreReadOnly: something cannot be written.
+    """
+    old, new = os.path.abspath(old), store_path(new)
+    if os.path.lexists(old) and not stat.S_ISREG(os.lstat(old).st_mode):
+        raise ConfigurationError(f"{old} is not a regular file", hint="move what it leads to, by hand")
+    if not os.path.exists(old) and not os.path.exists(new):
+        raise ConfigurationError(f"there is no store to move: neither {old} nor {new} exists")
+    prepare_folder(os.path.dirname(new))
+    with ExitStack() as held:
+        for path in (old, new):
+            lock = FileLock(f"{path}-lock")
+            lock.acquire()
+            held.callback(lock.release)
+        try:
+            return _relocate(old, new)
+        except OSError as error:
+            raise StoreReadOnly(
+                f"{error.filename or old} cannot be moved: {os.strerror(error.errno or 0)}",
+                hint="nothing is lost: mend it, and run the same command again",
+            ) from error
+
+
+def _relocate(old: str, new: str) -> bool:
+    moves = os.path.exists(old)
+    if moves and os.path.exists(new):
+        raise ConfigurationError(
+            f"{old} and {new} both exist", hint="move the one that you do not need to another folder"
+        )
+    if moves:
+        set_journal_aside(old)
+        _write_back(old)
+        failpoints.hit(_STEPS["written_back"])
+        for suffix in _COPIED:
+            _copy(old + suffix, new + suffix)
+        failpoints.hit(_STEPS["copied"])
+        os.chmod(old, 0o600)
+        os.rename(old, new)
+        _sync_folders(old, new)
+        failpoints.hit(_STEPS["renamed"])
+    for suffix in _DROPPED:
+        _remove(old + suffix)
+    failpoints.hit(_STEPS["cleared"])
+    return moves
+
+
+def _write_back(path: str) -> None:
+    """Bring the log into the database and remove it, so that the store is one file."""
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
+        try:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            if application != _APPLICATION_ID:
+                raise StoreCorrupt(f"{path} is not a store of Holdfast's; nothing was changed")
+            (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        raise StorageError(f"{path} cannot be moved now: {error}; nothing was changed") from error
+    except sqlite3.DatabaseError as error:
+        raise StoreCorrupt(f"{path} is damaged or is not a database: {error}; nothing was changed") from error
+    if busy or os.path.exists(f"{path}-wal"):
+        raise StoreLocked(f"another program has {path} open; nothing was changed")
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a side file, or a folder of them, over what an attempt before left of it."""
+    _remove(target)
+    if os.path.isdir(source) and not os.path.islink(source):
+        shutil.copytree(source, target, symlinks=True)
+    elif os.path.isfile(source):
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _sync_folders(*paths: str) -> None:
+    for folder in {os.path.dirname(path) for path in paths}:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
