@@ -69,6 +69,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     agent: Annotated[
         str, Meta(min_length=1, description="agent of `holdfast serve` as `module:name`; the demo by default")
     ] = "holdfast.agents.demo:agent"
+    debuggers: Annotated[
+        bool,
+        Meta(description="let debuggers, profilers and core dumps of the same user read the memory of the server"),
+    ] = False
+    worker_variables: Annotated[
+        tuple[str, ...],
+        Meta(
+            description='names or patterns of environment variables that processes of `isolation="process"` get '
+            "besides what an interpreter needs"
+        ),
+    ] = ()
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="least severity of what is logged")
     ] = "info"
@@ -363,7 +374,7 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
 
 
 def _from_text(name: str, text: str, *, source: str) -> Any:
-    if name in ("allowed_hosts", "allowed_origins"):
+    if getattr(_TYPES[name].__origin__, "__origin__", None) is tuple:
         return _convert(name, [part.strip() for part in text.split(",") if part.strip()], source=source, strict=True)
     return _convert(name, text.strip(), source=source, strict=False)
 
@@ -402,6 +413,8 @@ def _default(name: str) -> str:
 
 
 def _written(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     if isinstance(value, float) and value == int(value):
         return str(int(value))
     if isinstance(value, tuple):
@@ -412,6 +425,8 @@ def _written(value: object) -> str:
 def _type_name(base: Any) -> str:
     if base is str:
         return "text"
+    if base is bool:
+        return "true or false"
     if base is int:
         return "whole number"
     if base is float:

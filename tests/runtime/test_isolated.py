@@ -159,7 +159,7 @@ def test_a_process_is_used_only_in_the_surroundings_that_it_was_started_in(
     async def main() -> None:
         async with Scope("tool", processes=host) as scope:
             pids = [await scope.spawn(zoo.pid, on="process")]
-            monkeypatch.setenv("CHANGED_MEANWHILE", "1")
+            monkeypatch.setenv("PYTHON_CHANGED_MEANWHILE", "1")
             pids.append(await scope.spawn(zoo.pid, on="process"))
             monkeypatch.chdir(tmp_path)
             pids.append(await scope.spawn(zoo.pid, on="process"))

@@ -1,8 +1,9 @@
-"""A workspace that has the host's own store in it, as it is by default: no tool leads to the store or to its token."""
+"""A workspace that has a store of this process in it, whoever let it: no tool leads to the store or to its token."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from holdfast import Agent, Host
 from holdfast.agents.scripted import ScriptedModel
+from holdfast.errors import NotSupported
+from holdfast.runtime.processes import process_host
 from holdfast.tools import Files, Python, Workspace
 from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
 from holdfast.tools.workspace import kept_private, private_paths, store_paths
@@ -71,55 +74,73 @@ def test_no_file_tool_reads_or_changes_what_is_the_hosts(tmp_path: Path) -> None
 
 
 @pytest.mark.skipif(find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}")
-def test_no_script_reads_or_changes_what_is_the_hosts(tmp_path: Path) -> None:
+def test_no_script_starts_where_it_could_make_a_file_beside_the_store(tmp_path: Path) -> None:
     lay_out(tmp_path)
-    (tmp_path / "h.db.d").mkdir()
-    (tmp_path / "h.db.d" / "note").write_text(SECRET)
-    script = """
-import os
-for name in ("h.db", "h.db-wal", "h.db-shm", "h.db-token", "h.db-lock", "link", "sub/up"):
-    print(name, len(open(name, "rb").read()))
-for change in (lambda: os.unlink("h.db"), lambda: os.rename("h.db-wal", "x"), lambda: os.rename("h.db-other", "h.db"),
-               lambda: open("h.db.d/x", "w"), lambda: os.truncate("h.db", 0), lambda: os.link("h.db", "y")):
-    try:
-        change()
-        print("changed")
-    except OSError as error:
-        pass
-print(os.listdir("h.db.d"), len(open("h.db-other").read()))
-"""
 
     async def agent(bench: Bench) -> list[str]:
-        return [await bench("python", script=script)]
+        return [await bench("python", script="print(open('h.db-token').read())")]
 
     (told,) = used(tmp_path, agent)
-    assert SECRET not in told and "changed" not in told
-    assert {line.split()[-1] for line in told.splitlines()[:7]} == {"0"}
-    assert told.endswith("[] 14")
-    assert (tmp_path / "h.db-token").read_text() == SECRET and (tmp_path / "h.db").stat().st_size > 0
+    assert "of the host lies in it" in told and SECRET not in told
+
+
+@pytest.mark.skipif(find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}")
+def test_what_is_the_hosts_is_hidden_also_where_the_project_can_be_read(tmp_path: Path) -> None:
+    own = tmp_path / ".holdfast"
+    mine, theirs = own / "workspaces" / "a" / "s", own / "workspaces" / "b" / "s"
+    for folder in (mine, theirs):
+        folder.mkdir(parents=True)
+        (folder / "note").write_text(SECRET)
+    (own / "holdfast.db").write_text(SECRET)
+    (tmp_path / "holdfast.toml").write_text(SECRET)
+    (tmp_path / "public").write_text("public")
+    code = f"""
+import os
+for folder, _, names in os.walk({str(tmp_path)!r}):
+    for name in names:
+        print(os.path.relpath(os.path.join(folder, name), {str(tmp_path)!r}), open(os.path.join(folder, name)).read())
+open("made", "w").close()
+try:
+    open({str(own / "made")!r}, "w").close()
+except OSError:
+    print("closed")
+"""
+    argv = Sandbox().command(
+        [sys.executable, "-I", "-S", "-c", code],
+        isolation=find_isolation(),
+        directory=mine,
+        writable=[mine],
+        readable=[tmp_path],
+        hidden=[str(own), str(tmp_path / "holdfast.toml")],
+    )
+    ended = process_host().run_blocking(argv, timeout_s=30)
+    assert sorted(ended.stdout.decode().splitlines()) == [
+        f".holdfast/workspaces/a/s/note {SECRET}",
+        "closed",
+        "holdfast.toml ",
+        "public public",
+    ], ended
+    assert (mine / "made").exists()
 
 
 def test_bubblewrap_is_told_to_hide_it_where_it_is_shown(tmp_path: Path) -> None:
     lay_out(tmp_path)
     (tmp_path / "h.db.d").mkdir()
-    inside, outside = tmp_path / "sub", tmp_path
-    for folder, hides in ((outside, True), (inside, False)):
-        words = Sandbox().command(
-            ["true"],
-            isolation=Isolation(kind="bwrap"),
-            directory=folder,
-            writable=[folder],
-            hidden=store_paths(tmp_path / "h.db"),
-        )
+    hidden = store_paths(tmp_path / "h.db")
+    bubblewrap = Isolation(kind="bwrap")
+    for shown, hides in ((tmp_path, True), (tmp_path / "sub", False)):
+        words = Sandbox().command(["true"], isolation=bubblewrap, directory=shown, readable=[shown], hidden=hidden)
         told = " ".join(words)
         assert (f"--ro-bind /dev/null {tmp_path.resolve()}/h.db-token" in told) is hides
         assert (f"--tmpfs {tmp_path.resolve()}/h.db.d" in told) is hides
+    with pytest.raises(NotSupported, match="of the host lies in it"):
+        Sandbox().command(["true"], isolation=bubblewrap, directory=tmp_path, writable=[tmp_path], hidden=hidden)
 
 
 def test_what_is_private_is_so_for_as_long_as_any_host_is_up(tmp_path: Path) -> None:
     async def main() -> None:
         def made() -> Agent:
-            return Agent(name="a", model=ScriptedModel(["x"]), tools=[Files(tmp_path)])
+            return Agent(name="a", model=ScriptedModel(["x"]), tools=[Files(tmp_path / "work")])
 
         async with Host(made(), store=f"sqlite:///{tmp_path}/one.db"):
             async with Host(made(), store=f"sqlite:///{tmp_path}/two.db"):

@@ -182,6 +182,7 @@ class Child:
             agent=task.agent,
             principal=parent.principal,
             session_key=parent.session_key,
+            session_id=parent.session_id,
             messages=(Message(message_id=path, seq=0, content=task.text, attachments=task.attachments),),
             attempt=parent.attempt,
             scope=self.scope,

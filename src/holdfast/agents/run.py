@@ -105,6 +105,7 @@ class Run:
         "root_id",
         "run_id",
         "scope",
+        "session_id",
         "session_key",
         "transcript",
     )
@@ -117,6 +118,7 @@ class Run:
         agent: Agent,
         principal: str,
         session_key: str,
+        session_id: str,
         messages: tuple[Message, ...],
         attempt: int,
         scope: Scope,
@@ -134,6 +136,7 @@ class Run:
         self.agent = agent
         self.principal = principal
         self.session_key = session_key
+        self.session_id = session_id
         self.messages = messages
         self._steered_before: dict[str, Message] = {}
         if parent is None and (steered := journal.steered_ids):

@@ -231,6 +231,10 @@ class Toolset:
         """The tools as they are now; asked at the start of each run."""
         raise NotImplementedError
 
+    def folders(self) -> Sequence[Path]:
+        """Return the folders in which it reads or changes files; a host refuses those that have files of its own."""
+        return ()
+
     def lifespan(self, home: Home) -> AbstractAsyncContextManager[object]:
         """Entered once when the host starts, outside of any run, and left when it closes. By default nothing."""
         return nullcontext()

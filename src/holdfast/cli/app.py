@@ -115,7 +115,7 @@ def serve(
     chosen = None
     if model is not None:
         chosen = AssistantFlags(
-            model=model, workspace=workspace or ".", approve=approve or "dangerous", mcp=mcp or [], browser=browser
+            model=model, workspace=workspace, approve=approve or "dangerous", mcp=mcp or [], browser=browser
         )
     elif workspace or approve or mcp or browser:
         raise typer.BadParameter("--workspace, --approve, --mcp and --browser say how the assistant of --model works")

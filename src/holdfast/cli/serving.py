@@ -25,7 +25,7 @@ from holdfast.cli.output import counted, note, say, say_error, say_json
 from holdfast.cli.secret_input import show_on_terminal
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.logs import configure_logging, install_hooks, log_failure, one_line
-from holdfast.runtime import Interrupt
+from holdfast.runtime import Interrupt, become_undumpable
 from holdfast.settings import Settings, data_folder, default_store, load_settings
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class AssistantFlags:
 
     Parameters:
         model: as `find_model` takes it.
-        workspace: the folder that it works in.
+        workspace: the folder that it works in; None: one for each session.
         approve: ``all``, ``dangerous`` or ``none``.
         mcp: servers, each as ``name=command`` or ``name=https://…``.
         browser: whether it has one.
     """
 
     model: str
-    workspace: str
+    workspace: str | None
     approve: str
     mcp: Sequence[str]
     browser: bool
@@ -102,6 +102,8 @@ def serve(
         settings = load_settings(flags)
         configure_logging(settings.log_level)
         install_hooks()
+        if not settings.debuggers:
+            become_undumpable()
         if settings.store == default_store() != f"sqlite:///{data_folder() / 'holdfast.db'}":
             note(f"the store is still {settings.store}: stop the server and move it with 'holdfast store move'")
         agents = [] if chosen is None else [chosen.agent()]

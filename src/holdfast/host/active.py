@@ -145,6 +145,7 @@ class ActiveRun:
             agent=agent,
             principal=claim.principal,
             session_key=claim.key,
+            session_id=host.session_id(claim.number),
             messages=claim.messages,
             attempt=claim.attempt,
             scope=self.scope,

@@ -41,7 +41,7 @@ from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.runtime.processes import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store
-from holdfast.storage import open_store
+from holdfast.storage import MemoryStore, open_store
 from holdfast.storage.port import Claim, Committed, Interrupt, Store
 from holdfast.storage.port import Interrupted as InterruptDone
 from holdfast.storage.port import Stopped as StopDone
@@ -138,6 +138,13 @@ class Host:
             _log.warning("the store is still %s: move it with 'holdfast store move'", found)
         return found
 
+    def session_id(self, number: int) -> str:
+        """Return what tells the session of this number apart from all others of its store, also after a restart.
+
+        A store without a file begins to count anew with each host.
+        """
+        return f"{number}-{self.node_id}" if isinstance(self.store, MemoryStore) else str(number)
+
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -157,6 +164,8 @@ class Host:
         await self.store.open(node_id=self.node_id, at=self.started_at)
         self._started = True
         self._adoption = install(self.loop)
+        workers = process_host().cells
+        workers.variables = tuple(dict.fromkeys((*workers.variables, *self.settings.worker_variables)))
         self.scope = Scope(
             "host", detached=True, grace_s=self.settings.grace_s, kill_after_s=self.settings.kill_after_s
         ).open()

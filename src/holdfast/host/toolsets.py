@@ -17,6 +17,7 @@ from holdfast.host.statistics import Incident
 from holdfast.logs import log_failure, one_line
 from holdfast.runtime import Scope
 from holdfast.tools.workspace import kept_private, store_paths
+from holdfast.tools.workspace_guard import check_folder
 
 if TYPE_CHECKING:
     from holdfast.agents.tool import Toolset
@@ -145,7 +146,7 @@ class Toolsets:
     async def enter(self) -> None:
         """Enter every toolset of the host's agents, each once; from then on no workspace leads to the store.
 
-        Raises `ConfigurationError` for one that fails.
+        Raises `ConfigurationError` for one that fails, or whose workspace contains something of the host's.
         """
         host = self._host
         toolsets: list[Toolset] = []
@@ -157,6 +158,9 @@ class Toolsets:
         path = info.path if info.engine == "sqlite" else None
         if path is not None:
             self._kept_private.enter_context(kept_private(store_paths(path)))
+        for toolset in toolsets:
+            for folder in toolset.folders():
+                check_folder(folder, () if path is None else store_paths(path))
         home = HostHome(host, path)
         for toolset in toolsets:
             lifespan = _Lifespan(host, toolset, home)

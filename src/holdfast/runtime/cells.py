@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import procfs
 from holdfast.runtime.cell import CAUSE, frame
+from holdfast.runtime.start_environment import start_environment
 from holdfast.runtime.trees import KILL_BOUND_S, ReaperTree, TreeResult
+from holdfast.runtime.undumpable import descriptor_count
 from holdfast.runtime.zygote_link import identity
 
 if TYPE_CHECKING:
@@ -106,10 +108,7 @@ class Cell:
         if not stat:
             return False
         fields = stat[stat.rindex(b")") + 2 :].split()
-        try:
-            now = len(os.listdir(f"/proc/{pid}/fd"))
-        except OSError:
-            return False
+        now = descriptor_count(pid)
         grown = int(fields[21]) * resource.getpagesize() - self._first_bytes
         alone = procfs.descendants(held.reaper) == [pid]
         return alone and int(fields[17]) <= threads and now == descriptors and grown <= growth_bytes
@@ -138,6 +137,10 @@ class Cells:
         idle_s: how long one waits for a call, in seconds.
         calls_limit: how many calls one serves.
         growth_bytes: by how much its memory may have grown since before its first call.
+
+    Attributes:
+        variables: names or patterns of environment variables that cells get besides what an interpreter needs; one that
+            was started with others is of no use any more.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Cells:
         self.idle_s = idle_s
         self.calls_limit = calls_limit
         self.growth_bytes = growth_bytes
+        self.variables: tuple[str, ...] = ()
         self._processes = processes
         self._lock = threading.Lock()
         self._idle: dict[Cell, None] = {}  # the one that waits longest first
@@ -163,7 +167,7 @@ class Cells:
 
     def take(self, owner: str) -> Cell | None:
         """An idle cell of this owner for one call, or None. Give it back with `keep` or `throw_away`."""
-        surroundings = _surroundings()
+        surroundings = self._surroundings()
         stale = []
         found = None
         with self._lock:
@@ -184,7 +188,7 @@ class Cells:
         self, owner: str, name: str, on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None
     ) -> Cell:
         """A new cell for one call; parameters and errors as `ProcessHost.spawn`."""
-        surroundings = _surroundings()
+        surroundings = self._surroundings()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -192,7 +196,12 @@ class Cells:
         boot = _BOOT.format(path=list(sys.path), idle_s=self.idle_s)
         try:
             process = await self._processes.spawn(
-                [sys.executable, "-c", boot], stdin=theirs.fileno(), stdout=write, name=name, on_cut=on_cut
+                [sys.executable, "-c", boot],
+                stdin=theirs.fileno(),
+                stdout=write,
+                env=start_environment(self.variables),
+                name=name,
+                on_cut=on_cut,
             )
         except BaseException:
             ours.close()
@@ -271,7 +280,6 @@ class Cells:
                 thrown_away=counts["thrown_away"],
             )
 
-
-def _surroundings() -> tuple[Any, ...]:
-    """What a new process would inherit; a cell that has something else is of no use."""
-    return (list(sys.path), os.getcwd(), dict(os.environb), identity())
+    def _surroundings(self) -> tuple[Any, ...]:
+        """What a new process would inherit; a cell that has something else is of no use."""
+        return (list(sys.path), os.getcwd(), start_environment(self.variables), identity())

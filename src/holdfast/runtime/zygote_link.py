@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.runtime import procfs
+from holdfast.runtime.start_environment import start_environment
 from holdfast.runtime.starting import host_marker
 
 __all__ = ["ZygoteLink", "identity", "supported"]
@@ -50,7 +51,7 @@ class ZygoteLink:
                     "-c",
                     _BOOT.format(top=os.path.dirname(runtime), runtime=runtime),
                 ],
-                {**os.environb, procfs.HOST_MARKER: host_marker()},
+                {**start_environment(), os.fsdecode(procfs.HOST_MARKER): os.fsdecode(host_marker())},
                 file_actions=[
                     (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                     (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),

@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -62,7 +63,7 @@ brief."""
 def assistant(
     model: Model | str,
     *,
-    workspace: Workspace | str | os.PathLike[str] = ".",
+    workspace: Workspace | str | os.PathLike[str] | None = None,
     approve: Approve = "dangerous",
     network: Literal["deny", "allow"] | None = None,
     browser: bool = False,
@@ -79,7 +80,8 @@ def assistant(
 
     Parameters:
         model: a `Model`, or the name of one, such as ``anthropic:claude-sonnet-5`` or ``scripted:demo``.
-        workspace: the folder that it works in; it is made when it is missing.
+        workspace: the folder that it works in; it is made when it is missing. None: each session has one of its own
+            in ``.holdfast/workspaces``.
         approve: what a person must approve: ``all`` commands, scripts, fetches and changes of files; the ``dangerous``
             commands, as `holdfast.tools.danger` tells them, and scripts where this machine cannot confine them; or
             ``none``.
@@ -149,6 +151,9 @@ class _Asked(Toolset):
     @property
     def unwalled(self) -> bool:  # type: ignore[override]  # as the toolset has it
         return self._toolset.unwalled
+
+    def folders(self) -> Sequence[Path]:
+        return self._toolset.folders()
 
     def tools(self) -> Sequence[Tool]:
         return [dataclasses.replace(tool, approval=self._approval) for tool in self._toolset.tools()]

@@ -112,6 +112,10 @@ class Browser(Toolset):
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
         yield
 
+    def folders(self) -> Sequence[Path]:
+        """Return the root of its workspace, if it has one."""
+        return () if self._workspace is None else (self._workspace.root,)
+
     def tools(self) -> Sequence[Tool]:
         """The tools."""
         work: list[Callable[..., Any]] = [self.browser_open, self.browser_read, self.browser_click, self.browser_type]
@@ -183,7 +187,7 @@ class Browser(Toolset):
         assert self._workspace is not None
         async with self._using(call) as window:
             picture = await window.page.screenshot(full_page=whole_page)
-        workspace = self._workspace.of(call.run.principal, call.run.session_key)
+        workspace = self._workspace.of(call.run)
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
 

@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO
 
 from holdfast.agents.run import Call
@@ -36,7 +37,7 @@ class Files(Toolset):
     before that writes nothing.
 
     Parameters:
-        workspace: where the files are.
+        workspace: where the files are. None: see `Workspace`.
         read_bytes: how much of a file one call returns at most.
         approval: a person must approve each change of a file; or a predicate of the arguments that says so.
 
@@ -48,7 +49,7 @@ class Files(Toolset):
 
     def __init__(
         self,
-        workspace: Workspace | str | os.PathLike[str] = ".",
+        workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
         read_bytes: int = 48_000,
         approval: Approval = False,
@@ -65,12 +66,16 @@ class Files(Toolset):
             tool(idempotent=True, timeout_s=_SEARCH_S + 4 * _SEARCH_MARGIN_S)(self.search_files),
         )
 
+    def folders(self) -> Sequence[Path]:
+        """Return the root of its workspace."""
+        return (self._workspace.root,)
+
     def tools(self) -> Sequence[Tool]:
         """Five tools."""
         return self._tools
 
     def _of(self, call: Call) -> Workspace:
-        return self._workspace.of(call.run.principal, call.run.session_key)
+        return self._workspace.of(call.run)
 
     def read_file(self, call: Call, path: str, first_line: int = 1, lines: int = 2000) -> str:
         """Read a text file of the workspace, or a part of it.

@@ -106,6 +106,7 @@ class Processes(Toolset):
 
     Parameters:
         workspace: where commands start. They can leave it: they have all rights of this process's user.
+            None: see `Workspace`.
         limit: processes that a session may have running.
         log_bytes: how much of what one writes is kept, the newest.
         lifetime_s: a process that runs longer is ended.
@@ -123,7 +124,7 @@ class Processes(Toolset):
 
     def __init__(
         self,
-        workspace: Workspace | str | os.PathLike[str] = ".",
+        workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
         limit: int = 8,
         log_bytes: int = 256_000,
@@ -154,6 +155,10 @@ class Processes(Toolset):
         self._sessions: dict[Owner, dict[str, BackgroundProcess]] = {}
         self._ended: deque[BackgroundProcess] = deque()
         self._ended_bytes = 0
+
+    def folders(self) -> Sequence[Path]:
+        """Return the root of its workspace."""
+        return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
         """Seven tools."""
@@ -188,7 +193,7 @@ class Processes(Toolset):
         """
         run = call.run
         owner = (run.principal, run.session_key)
-        start_in = self._workspace.of(*owner).folder(folder)
+        start_in = self._workspace.of(run).folder(folder)
         mine = self._sessions.setdefault(owner, {})
         running = sum(one.ended.value is None for one in mine.values())
         if running >= self._limit:

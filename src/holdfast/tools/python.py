@@ -37,6 +37,7 @@ from holdfast.tools.output import LiveOutput, Recording
 from holdfast.tools.programs import Program, ending
 from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
 from holdfast.tools.workspace import Workspace, private_paths
+from holdfast.tools.workspace_guard import own_paths
 
 __all__ = ["Python"]
 
@@ -74,7 +75,7 @@ class Python(Toolset):
     description says which holds. Where the network is to be denied and cannot be, each call is refused.
 
     Parameters:
-        workspace: where scripts start, and the only folder that a confined one can change.
+        workspace: where scripts start, and the only folder that a confined one can change. None: see `Workspace`.
         sandbox: network and limits.
         tools: what scripts may call; None: the tools of the agent.
         timeout_s: deadline of a script that names none, in seconds; the time in which it waits for tools is not
@@ -95,7 +96,7 @@ class Python(Toolset):
 
     def __init__(
         self,
-        workspace: Workspace | str | os.PathLike[str] = ".",
+        workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
         sandbox: Sandbox | None = None,
         tools: Sequence[Tool] | None = None,
@@ -132,6 +133,10 @@ class Python(Toolset):
         await asyncio.get_running_loop().run_in_executor(None, find_isolation)
         yield
 
+    def folders(self) -> Sequence[Path]:
+        """Return the root of its workspace."""
+        return (self._workspace.root,)
+
     def tools(self) -> Sequence[Tool]:
         """The one tool."""
         isolation = find_isolation()
@@ -156,7 +161,7 @@ class Python(Toolset):
             timeout_s: seconds after which it is ended, not counting its calls of tools; what it wrote is returned.
         """
         isolation = find_isolation()
-        folder = self._workspace.of(call.run.principal, call.run.session_key).folder(".")
+        folder = self._workspace.of(call.run).folder(".")
         argv = self._command(isolation, folder)
         recording = Recording(self._output_bytes)
         live = LiveOutput(call, _LIVE_BYTES)
@@ -199,7 +204,7 @@ class Python(Toolset):
                 directory=folder,
                 writable=[folder],
                 readable=_home_of(self._interpreter),
-                hidden=private_paths(),
+                hidden=(*own_paths(), *private_paths()),
             )
         except NotSupported as error:
             raise ToolFailed(f"{error.message}. Tell the user that the operator has to decide this.") from error

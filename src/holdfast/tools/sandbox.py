@@ -154,7 +154,7 @@ class Sandbox:
             directory: where it starts; must be in something that it may see.
             writable: folders that it may change.
             readable: what it may read besides the system and ``self.readable``.
-            hidden: what of all that it finds empty, where it is there; real paths.
+            hidden: what of all that it finds empty, where it is there, but for what it may change; real paths.
 
         Raises:
             NotSupported: as `check`; or something to hide lies in a folder that it may change: what is not there yet
@@ -226,6 +226,8 @@ def _bubblewrap(places: dict[str, Any]) -> list[str]:
     for path in places["hidden"]:
         if any(path.startswith(f"{folder}/") for folder in (*places["read"], *places["write"])):
             words += ["--tmpfs", path] if os.path.isdir(path) else ["--ro-bind", "/dev/null", path]
+            for folder in places["write"]:
+                words += ["--bind", folder, folder] if folder.startswith(f"{path}/") else []
     return [*words, "--remount-ro", "/", "--chdir", places["directory"], "--"]
 
 

@@ -196,7 +196,7 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
     for path, writable in sorted(shown):  # what is deeper lies over what it is in
         _show(path, _ATTR_NOSUID | _ATTR_NODEV | (0 if writable else _ATTR_RDONLY))
     for path in places["hidden"]:
-        _hide(_STAGE + path)
+        _hide(path, [inner for inner in places["write"] if inner.startswith(f"{path}/")])
     for name in _DEVICES:
         _show(f"/dev/{name}", _ATTR_NOSUID)
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
@@ -240,10 +240,13 @@ def _show(path: str, attributes: int) -> None:
     _set_attributes(target, attributes, recursive=True)
 
 
-def _hide(target: str) -> None:
-    """Lay something empty over it, if it is shown."""
+def _hide(path: str, shown: list[str]) -> None:
+    """Lay something empty over it, if it is shown; but for the folders in it that the program may change."""
+    target = _STAGE + path
     if os.path.isdir(target):
         _mount("tmpfs", target, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=4k,mode=755")
+        for folder in shown:
+            _show(folder, _ATTR_NOSUID | _ATTR_NODEV)
         _set_attributes(target, _ATTR_RDONLY, recursive=False)
     elif os.path.exists(target):
         _mount("/dev/null", target, None, _MS_BIND)

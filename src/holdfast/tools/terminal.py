@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from holdfast.agents.run import Call
 from holdfast.agents.tool import Approval, Tool, Toolset, tool
@@ -31,6 +32,7 @@ class Terminal(Toolset):
 
     Parameters:
         workspace: where commands start. They can leave it: they have all rights of this process's user.
+            None: see `Workspace`.
         timeout_s: deadline of a command that names none.
         timeout_limit_s: the longest deadline that the model may ask for.
         output_bytes: how much of the output the result has; half of it from the beginning, half from the end.
@@ -48,7 +50,7 @@ class Terminal(Toolset):
 
     def __init__(
         self,
-        workspace: Workspace | str | os.PathLike[str] = ".",
+        workspace: Workspace | str | os.PathLike[str] | None = None,
         *,
         timeout_s: float = 120.0,
         timeout_limit_s: float = 600.0,
@@ -63,6 +65,10 @@ class Terminal(Toolset):
         self._output_bytes = output_bytes
         self._environment = clean_environment(pass_environment, environment)
         self._tools = (tool(timeout_s=self._timeout_limit_s + _MARGIN_S, approval=approval)(self.terminal),)
+
+    def folders(self) -> Sequence[Path]:
+        """Return the root of its workspace."""
+        return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
         """The one tool."""
@@ -97,7 +103,7 @@ class Terminal(Toolset):
             live.feed(data)
 
         wait_s = self._timeout_s if timeout_s is None else min(max(timeout_s, 0.0), self._timeout_limit_s)
-        start_in = self._workspace.of(call.run.principal, call.run.session_key).folder(folder)
+        start_in = self._workspace.of(call.run).folder(folder)
         with contextlib.closing(live), contextlib.ExitStack() as opened:
             program = await Program.start(
                 command,

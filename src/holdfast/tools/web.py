@@ -17,6 +17,7 @@ import ssl
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -92,6 +93,10 @@ class Web(Toolset):
         self._limit_bytes = limit_bytes
         self._text_limit = text_limit
         self._user_agent = user_agent
+
+    def folders(self) -> Sequence[Path]:
+        """Return the root of its workspace, if it has one."""
+        return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
         """The one tool."""
@@ -226,7 +231,7 @@ class Web(Toolset):
         assert self._workspace is not None
         if fetched.cut:
             raise ToolFailed(f"it has more than {self._limit_bytes:,} bytes and was not saved")
-        workspace = self._workspace.of(call.run.principal, call.run.session_key)
+        workspace = self._workspace.of(call.run)
         saved = workspace.replace(path, fetched.data, check=check_interrupt)
         return f"{_headline(fetched)}\n[saved to {saved}]"
 

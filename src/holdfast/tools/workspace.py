@@ -7,7 +7,10 @@ Invariants
 - Only regular files are opened: no pipe or device can block a tool or be changed by it.
 - A file is replaced whole, by a rename, after a last look at the interrupt: a call that was stopped before writes
   nothing, also in a thread that was abandoned.
-- No path leads to a store of this process's hosts, or to what lies beside it, such as its token.
+- No path leads to a store of this process's hosts, or to what lies beside it, such as its token; nor to a settings
+  file, a folder of Holdfast's or a file of secrets, whenever they appear. A root that contains those of the host is
+  refused when it is named, and again when the host starts (`holdfast.tools.workspace_guard`).
+- The folder of a session is its own for good: a later session of the same key gets another one.
 """
 
 from __future__ import annotations
@@ -24,7 +27,10 @@ from pathlib import Path
 from typing import IO, Literal
 
 from holdfast import ids
+from holdfast.agents.run import Run
 from holdfast.errors import ConfigurationError, ToolFailed
+from holdfast.settings import CONFIG_FILE, DATA_FOLDER, data_folder
+from holdfast.storage.private_file import prepare_folder, store_path
 from holdfast.tools.entries import (
     DEPTH_LIMIT,
     LIST_FOLDER,
@@ -38,6 +44,7 @@ from holdfast.tools.entries import (
     version,
     walk_folder,
 )
+from holdfast.tools.workspace_guard import WORKSPACES, check_folder
 
 __all__ = ["FileChanged", "Workspace", "kept_private", "private_paths", "store_paths"]
 
@@ -47,7 +54,9 @@ _LOCK_S = 10.0
 _OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_BESIDE_A_STORE = ("", "-journal", "-lock", "-shm", "-token", "-wal", ".d")
+_BESIDE_A_STORE = ("", "-journal", "-lock", "-refused-journal", "-shm", "-token", "-wal", ".d")
+_NEVER = frozenset((CONFIG_FILE, DATA_FOLDER, ".env"))
+"""Names that no tool gets at, wherever they are: they decide what a host does, or hold its secrets."""
 _private: tuple[str, ...] = ()
 _changing_private = threading.Lock()
 
@@ -57,7 +66,7 @@ _locks = tuple(threading.Lock() for _ in range(64))
 
 def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
     """The file of a store, and what lies beside it or may; real paths."""
-    file = os.path.realpath(store)
+    file = store_path(os.fspath(store))
     return tuple(file + suffix for suffix in _BESIDE_A_STORE)
 
 
@@ -90,34 +99,52 @@ class Workspace:
     """A root folder and what may be done in it. All methods are for threads and for any number of them.
 
     Parameters:
-        root: the folder; it is made when it is missing.
+        root: the folder; it is made when it is missing. None: ``.holdfast/workspaces`` beside the settings file, which
+            is made with the first session's, and always ``per_session``.
         per_session: each session gets a folder of its own below the root. That keeps the file tools apart; programs
             run with all rights of their user and can go anywhere.
         file_limit_bytes: the largest file that is written or edited.
 
     Raises:
-        ConfigurationError: the root is no folder and cannot be made.
+        ConfigurationError: the root is no folder and cannot be made; or it contains, or lies in, something of the
+            host's: settings, store, code, the Python environment.
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], *, per_session: bool = False, file_limit_bytes: int = 10_000_000
+        self,
+        root: str | os.PathLike[str] | None = None,
+        *,
+        per_session: bool = False,
+        file_limit_bytes: int = 10_000_000,
     ) -> None:
-        self.per_session = per_session
+        self.per_session = per_session or root is None
         self.file_limit_bytes = file_limit_bytes
+        if root is None:
+            self.root = data_folder().absolute() / WORKSPACES
+            return
         try:
+            check_folder(root)
             os.makedirs(root, exist_ok=True)
             self.root = Path(root).resolve(strict=True)
         except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"the workspace {os.fspath(root)!r} cannot be used: {error}", hint="name a folder that can be written"
-            ) from error
+            raise _unusable(root, error) from error
 
-    def of(self, principal: str, session_key: str) -> Workspace:
-        """The workspace of a session: itself, or with ``per_session`` that session's own."""
+    def of(self, run: Run) -> Workspace:
+        """Return the workspace of a run's session: itself, or with ``per_session`` that session's own."""
         if not self.per_session:
             return self
-        own = self.root / _folder_name(principal) / _folder_name(session_key)
-        return Workspace(own, file_limit_bytes=self.file_limit_bytes)
+        own = self.root / _folder_name(run.principal) / _folder_name(run.session_key, run.session_id)
+        try:
+            if self.root.parent.name == DATA_FOLDER:
+                prepare_folder(os.fspath(self.root.parent))
+            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = Workspace.__new__(Workspace)  # its root was checked with this one's
+            found.per_session = False
+            found.file_limit_bytes = self.file_limit_bytes
+            found.root = own.resolve(strict=True)
+        except OSError as error:
+            raise _unusable(own, error) from error
+        return found
 
     # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,6 +227,8 @@ class Workspace:
 
     def _is_private(self, shown: str) -> bool:
         """Whether a path from the root, without links, is one that is kept private, or below one."""
+        if any(name.casefold() in _NEVER for name in shown.split("/")):
+            return True
         if not _private:
             return False
         whole = os.path.join(self.root, shown)
@@ -354,7 +383,17 @@ def _held(place: Place) -> Iterator[None]:
         lock.release()
 
 
-def _folder_name(key: str) -> str:
-    """A name for a folder that stands for exactly this key, whatever letters it has and the file system tells apart."""
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
-    return f"{re.sub('[^A-Za-z0-9_-]', '_', key)[:40]}-{digest[:20]}"
+def _unusable(root: str | os.PathLike[str], error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"the workspace {os.fspath(root)!r} cannot be used: {error}", hint="name a folder that can be written"
+    )
+
+
+def _folder_name(key: str, number: str = "") -> str:
+    """Return a folder name for exactly this key and number, whatever letters the file system tells apart.
+
+    The digest is of both, and the readable part never has a dot or a slash: no key leads elsewhere.
+    """
+    digest = hashlib.sha256(f"{number}/{key}".encode("utf-8", "surrogatepass")).hexdigest()
+    parts = [re.sub("[^A-Za-z0-9_-]", "_", key)[:40], *([number] if number else []), digest[:20]]
+    return "-".join(parts)

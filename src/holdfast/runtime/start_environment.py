@@ -1,0 +1,44 @@
+"""The environment that the runtime's own processes are executed with.
+
+``/proc/<pid>/environ`` shows it for as long as the process lives, whatever it deletes later. So zygote and workers get
+what an interpreter and its libraries need to start, and no more: the keys of providers stay in the host.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Sequence
+
+__all__ = ["start_environment"]
+
+_PASSED = (
+    "HOME",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "PATH",
+    "PYTHON*",
+    "SSL_CERT_DIR",
+    "SSL_CERT_FILE",
+    "TMPDIR",
+    "TZ",
+    "USER",
+    "VIRTUAL_ENV",
+)
+
+
+def start_environment(named: Sequence[str] = ()) -> dict[str, str]:
+    """Return what a process of the runtime is executed with.
+
+    Parameters:
+        named: further names, or patterns such as ``AWS_*``, of this process's variables to hand on.
+    """
+    patterns = (*_PASSED, *named)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }

@@ -1,0 +1,104 @@
+"""Which folders no agent may work in: those that hold what decides who the host is and what it runs.
+
+An agent that can write the settings, the store, a module of the host or its interpreter becomes the host with its next
+start. So a workspace may not contain one of them, nor lie in one, through links neither; whether the settings file is
+there already makes no difference.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from holdfast.errors import ConfigurationError
+from holdfast.settings import config_file, data_folder
+from holdfast.tools.sandbox import interpreter_paths
+
+__all__ = ["WORKSPACES", "check_folder", "own_paths"]
+
+WORKSPACES = "workspaces"
+"""The folder in Holdfast's own one that holds the workspaces of sessions, where no other was named."""
+
+
+def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) -> None:
+    """Check that an agent may work in `folder`.
+
+    Parameters:
+        folder: a workspace; it need not exist.
+        private: further files and folders of the host, such as those of its store.
+
+    Raises:
+        ConfigurationError: it contains something of the host's, or lies in it; the message names what.
+    """
+    root = os.path.realpath(folder)
+    for what, path in _protected(private):
+        if _contains(root, path):
+            raise ConfigurationError(
+                f"the workspace {root} contains {what} ({path}), which an agent could then change",
+                hint="name a folder that has the agent's files only, such as --workspace work; "
+                "without a name each session gets one of its own",
+            )
+    for what, path in _closed():
+        if _contains(path, root) and not _contains(_workspaces(), root):
+            raise ConfigurationError(
+                f"the workspace {root} lies in {what} ({path})",
+                hint="name a folder elsewhere, such as --workspace work",
+            )
+
+
+def own_paths() -> tuple[str, ...]:
+    """Return the real paths that no confined program may see, whether they are there or not; without the store's."""
+    return (_real(config_file()), _real(data_folder()), _real(".env"))
+
+
+def _protected(private: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield "the settings file", _real(config_file())
+    yield "Holdfast's own folder", _real(data_folder())
+    yield "the file of secrets", _real(".env")
+    for path in private:
+        yield "the store", os.path.realpath(path)
+    for prefix in {sys.prefix, sys.base_prefix}:
+        yield "the Python environment", os.path.realpath(prefix)
+    for place in sys.path:
+        yield "a folder that Python imports from", os.path.realpath(place or ".")
+    for folder, name in _modules():
+        yield "code of the host", os.path.join(folder, name)
+
+
+def _closed() -> Iterator[tuple[str, str]]:
+    yield "Holdfast's own folder", _real(data_folder())
+    for path in interpreter_paths():
+        yield "the Python environment", os.path.realpath(path)
+    yield "Holdfast's code", os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+
+
+def _modules() -> set[tuple[str, str]]:
+    """Return folder and name of the files of all modules that are loaded, with what links lead to."""
+    folders: dict[str, str] = {}
+    found = set()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        if os.path.islink(file):
+            file = os.path.realpath(file)
+        folder, name = os.path.split(file)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder)
+        found.add((folders[folder], name))
+    return found
+
+
+def _workspaces() -> str:
+    return os.path.join(_real(data_folder()), WORKSPACES)
+
+
+def _real(path: str | os.PathLike[str]) -> str:
+    """Return the real path of what `path` names, but for a link at its end: the name itself is what is protected."""
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _contains(folder: str, path: str) -> bool:
+    return path == folder or path.startswith(f"{folder.rstrip('/')}/")
