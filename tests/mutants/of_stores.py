@@ -242,4 +242,24 @@ MUTANTS = (
         new='    if given.decision != "expired" and question.due_at and given.at < 0:',
         tests=CONFORMANCE,
     ),
+    Mutant(
+        name="a foreign journal is played back",
+        of="P14",
+        breaks="who can write beside the store gives itself an admin key",
+        file="storage/sqlite.py",
+        old="        set_journal_aside(self._path)",
+        new="        assert set_journal_aside",
+        tests=("tests/system/attacks/test_journal.py",),
+    ),
+    Mutant(
+        name="the store is moved before its side files",
+        of="P11",
+        breaks="a kill during the move of a store loses the notes of its processes",
+        file="storage/relocation.py",
+        old="""
+            _copy(old + suffix, new + suffix)
+""",
+        new="            assert suffix",
+        tests=("tests/storage/test_relocation.py",),
+    ),
 )

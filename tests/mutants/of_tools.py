@@ -85,4 +85,43 @@ MUTANTS = (
         new="            return await self.process.wait_gone()",
         tests=("tests/tools/test_terminal.py::test_processes_that_a_command_leaves_are_ended_and_counted",),
     ),
+    Mutant(
+        name="a set-uid file made in the sandbox",
+        of="P14",
+        breaks="a confined script leaves a shell that runs as the server's user",
+        file="tools/sandbox_start.py",
+        old="""
+            _drop_capabilities()
+            _filter_calls(calls)
+""",
+        new="            _drop_capabilities()",
+        tests=("tests/system/attacks/test_set_uid.py",),
+    ),
+    Mutant(
+        name="the workspace has the settings in it",
+        of="P14",
+        breaks="an agent writes the settings that the host starts with next",
+        file="tools/workspace_guard.py",
+        old="        if _contains(root, path):",
+        new="        if root == path:",
+        tests=("tests/system/attacks/test_workspace.py",),
+    ),
+    Mutant(
+        name="the workspace of a deleted session comes back",
+        of="P14",
+        breaks="a new session of the same key finds the files of the deleted one",
+        file="tools/workspace.py",
+        old="_folder_name(run.session_key, run.session_id)",
+        new="_folder_name(run.session_key)",
+        tests=("tests/system/attacks/test_workspace.py",),
+    ),
+    Mutant(
+        name="a helper that can be looked into",
+        of="P14",
+        breaks="a program of a tool reads what the zygote and the reapers hold",
+        file="runtime/zygote.py",
+        old="    become_undumpable()  # its forks, the reapers, too",
+        new="    assert become_undumpable",
+        tests=("tests/system/attacks/test_undumpable.py",),
+    ),
 )

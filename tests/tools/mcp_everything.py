@@ -109,6 +109,19 @@ async def person(name: str) -> dict[str, Any]:
     return {"name": name, "age": 7}
 
 
+_remembered: list[str] = []
+
+
+@server.tool()
+async def who(ctx: Context) -> dict[str, Any]:
+    """Who asks, and who asked this process before."""
+    meta = ctx.request_context.meta or {}
+    told = {str(name): value for name, value in dict(meta).items() if str(name).startswith("holdfast/")}
+    before = list(_remembered)
+    _remembered.append(str(told.get("holdfast/principal")))
+    return {"told": told, "before": before, "pid": os.getpid()}
+
+
 @server.tool()
 async def big(size: int) -> str:
     """Much text."""

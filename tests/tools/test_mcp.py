@@ -137,6 +137,58 @@ async def last(session: Session) -> str:
     return (await session.runs())[0].messages[0]
 
 
+async def asked(host: Host, principal: str, key: str = "s") -> dict[str, Any]:
+    found = eval(await outcome(host.session(key, principal=principal), "who"))
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_program_is_told_with_each_call_who_asks_and_an_address_only_if_you_say_so(
+    where: tuple[dict[str, Any], Path],
+) -> None:
+    reached, _ = where
+
+    async def main() -> None:
+        for tell_caller in (None, True, False):
+            async with opened(reached, tell_caller=tell_caller) as (_, host):
+                alice, bob = await asked(host, "alice", "a"), await asked(host, "bob", "b")
+                if tell_caller is False or (tell_caller is None and "url" in reached):
+                    assert alice["told"] == bob["told"] == {}
+                    continue
+                for told, principal, key in ((alice["told"], "alice", "a"), (bob["told"], "bob", "b")):
+                    assert (told["holdfast/principal"], told["holdfast/session"]) == (principal, key)
+                    assert told["holdfast/call"].startswith("r_") and told["holdfast/session_id"]
+                assert alice["told"]["holdfast/session_id"] != bob["told"]["holdfast/session_id"]
+
+    asyncio.run(main())
+
+
+def test_each_principal_can_have_a_program_of_its_own(tmp_path: Path) -> None:
+    reached, _ = over_pipes(tmp_path)
+
+    async def main() -> None:
+        async with opened(reached, per_principal=True, principals=2) as (_, host):
+            first = {name: await asked(host, name) for name in ("alice", "bob")}
+            again = {name: await asked(host, name, "other") for name in ("alice", "bob")}
+            assert all(first[name]["before"] == [] and again[name]["before"] == [name] for name in first)
+            assert len({one["pid"] for one in first.values()}) == 2
+            await host.session("busy", principal="bob").send("wait {'name': 'bobs'}")
+            await seen((tmp_path / "bobs.started").exists)
+            carol = await asked(host, "carol")  # takes the place of alice, who has no call under way
+            assert carol["before"] == [] and not alive(first["alice"]["pid"]) and alive(first["bob"]["pid"])
+            await host.session("busy", principal="carol").send("wait {'name': 'carols'}")
+            await seen((tmp_path / "carols.started").exists)
+            assert "at work for 2 users" in await outcome(host.session("s", principal="alice"), "who")
+        assert not any(alive(one["pid"]) for one in (*first.values(), carol))
+
+    asyncio.run(main())
+
+
+def test_only_a_program_can_be_started_for_each_principal() -> None:
+    with pytest.raises(ConfigurationError, match="has a url"):
+        McpServer("m", url="https://example.org/mcp", per_principal=True)
+
+
 def test_an_interrupt_cancels_the_call_at_the_server_and_no_other(where: tuple[dict[str, Any], Path]) -> None:
     reached, marks = where
 

@@ -1,7 +1,8 @@
 """The tools of an MCP server as tools of an agent (extra ``mcp``).
 
-One connection serves the runs of all sessions; see `holdfast.tools.mcp_link` for what keeps them apart. A server that
-is a program dies with the host. When a call is interrupted, or its deadline is over, the server is told to cancel it.
+One connection serves the runs of all sessions, or, for a program, one of each principal; see `holdfast.tools.mcp_link`
+for what keeps them apart. A server that is a program dies with the host. When a call is interrupted, or its deadline is
+over, the server is told to cancel it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.run import Call
@@ -60,10 +62,15 @@ class McpServer(Toolset):
         connect_s: how long connecting may take, and a call wait for it.
         approval: ask a person before a call: always, or when this says so of the server's tool and the arguments.
         prefix: begins the names of the tools in place of ``<name>_``.
+        tell_caller: tell the server with each call who asks: principal, session and call, in ``_meta``. None: a program
+            is told, an address is not.
+        per_principal: start a program for each principal, with its first call, so that what the program keeps for one
+            is not there for others. Up to `principals` at once; one that has no call under way makes room.
+        principals: bounds those programs.
 
     Raises:
-        ConfigurationError: neither or both of `command` and `url`, a `name` that no tool name can begin with, or a
-            header that cannot be sent.
+        ConfigurationError: neither or both of `command` and `url`, a `name` that no tool name can begin with, a
+            header that cannot be sent, or `per_principal` with a `url`.
     """
 
     def __init__(
@@ -79,11 +86,19 @@ class McpServer(Toolset):
         connect_s: float = 10.0,
         approval: Approval = False,
         prefix: str | None = None,
+        tell_caller: bool | None = None,
+        per_principal: bool = False,
+        principals: int = 32,
     ) -> None:
         if (not command) == (not url) or isinstance(command, str):
             raise ConfigurationError(
                 f"the MCP server {name!r} needs a command (a list of the program and its arguments) or a url",
                 hint='McpServer("files", command=["npx", "…"]) or McpServer("search", url="https://…/mcp")',
+            )
+        if per_principal and url:
+            raise ConfigurationError(
+                f"the MCP server {name!r} has a url, so it cannot be started for each principal",
+                hint="use tell_caller=True and let the server tell them apart",
             )
         if url and not url.startswith(("http://", "https://")):
             raise ConfigurationError(f"{url!r} is not the address of an MCP server", hint="it begins with https://")
@@ -111,6 +126,11 @@ class McpServer(Toolset):
         self._approval = approval
         self._tools: tuple[Tool, ...] = ()
         self._link: Link | None = None
+        self._tells_caller = command is not None if tell_caller is None else tell_caller
+        self._per_principal = per_principal
+        self._principals = principals
+        self._scope: Scope | None = None
+        self._own: dict[str, _Own] = {}  # the one that was used longest ago first
 
     def __repr__(self) -> str:
         return f"<McpServer {self.name!r} {'connected' if self.connected else 'not connected'}>"
@@ -152,10 +172,11 @@ class McpServer(Toolset):
                     f"the program of the MCP server {self.name!r} cannot be started: {link.error}",
                     hint="check its command and cwd, and that it is installed",
                 )
-            self._link = link
+            self._link, self._scope = link, scope
             yield
         finally:
             self._link = None
+            self._own = {}
             await scope.stop("the host closes")
 
     def _opener(self, scope: Scope) -> Opener:
@@ -192,20 +213,68 @@ class McpServer(Toolset):
             approval=functools.partial(approval, tool.name) if callable(approval) else approval,
         )
 
+    def _caller(self, call: Call) -> dict[str, str]:
+        """Return who asks, as the server is told."""
+        if not self._tells_caller:
+            return {}
+        run = call.run
+        named = {"principal": run.principal, "session": run.session_key, "session_id": run.session_id}
+        return {f"holdfast/{name}": value for name, value in {**named, "call": call.call_id}.items()}
+
+    async def _own_of(self, principal: str) -> _Own:
+        """Return the program of a principal, with one call more under way; start it if there is none.
+
+        Raises:
+            ToolFailed: all that may run are at work for others.
+        """
+        own = self._own.pop(principal, None)
+        if own is None:
+            idle = next((name for name, one in self._own.items() if not one.calls), None)
+            past = self._own.pop(idle) if idle is not None and len(self._own) >= self._principals else None
+            if len(self._own) >= self._principals:
+                raise ToolFailed(f"the MCP server {self.name!r} is at work for {len(self._own)} users; try again later")
+            assert self._scope is not None, "it is connected"
+            scope = self._scope.child(f"mcp {self.name} of {principal}", grace_s=_CLOSE_S).open()
+            link = Link(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=lambda _: None)
+            link.start(scope)
+            own = _Own(scope, link)
+            self._own[principal] = own
+            own.calls += 1
+            if past is not None:
+                await past.scope.stop("another principal needs its place")
+            return own
+        self._own[principal] = own
+        own.calls += 1
+        return own
+
     async def _call(self, tool: str, call: Call, /, **arguments: Any) -> Any:
         """Make a call; its result, or an error that the model can use."""
         from mcp import MCPError
 
         if self._link is None:
             raise ToolFailed(f"the MCP server {self.name!r} is not connected: its host is not open")
+        own = await self._own_of(call.run.principal) if self._per_principal else None
+        link = self._link if own is None else own.link
         try:
-            result = await self._link.call(tool, arguments, _Progress(call))
+            result = await link.call(tool, arguments, _Progress(call), caller=self._caller(call))
         except (LinkDown, MCPError) as error:
             raise ToolFailed(str(error)) from None
+        finally:
+            if own is not None:
+                own.calls -= 1
         content = _content(result)
         if result.is_error:
             raise ToolFailed(content if isinstance(content, str) else json.dumps(content))
         return content
+
+
+@dataclass(slots=True)
+class _Own:
+    """The program of one principal, and how many of its calls are under way."""
+
+    scope: Scope
+    link: Link
+    calls: int = 0
 
 
 def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import Interrupted, told
 from holdfast.runtime import Handle, Scope
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client._transport import TransportStreams
     from mcp.shared.dispatcher import ProgressFnT as Progress
-    from mcp_types import CallToolResult, Tool
+    from mcp_types import CallToolResult, RequestParamsMeta, Tool
 
 __all__ = ["Link", "LinkDown", "Opener"]
 
@@ -94,8 +94,13 @@ class Link:
         while self._client is None and self.problem is None:
             await self._change()
 
-    async def call(self, tool: str, arguments: dict[str, Any], progress: Progress) -> CallToolResult:
+    async def call(
+        self, tool: str, arguments: dict[str, Any], progress: Progress, *, caller: Mapping[str, str]
+    ) -> CallToolResult:
         """Call a tool of the server. When the waiting task is cancelled, the server is told to cancel the call.
+
+        Parameters:
+            caller: who asks, for the server: goes into ``_meta`` of the request.
 
         Raises:
             LinkDown: there is no connection, or it broke during the call.
@@ -103,7 +108,8 @@ class Link:
         """
         client = await self._connected()
         assert self._scope is not None
-        handle = self._scope.spawn(self._call(client, tool, arguments, progress), name=f"mcp {self.name} {tool}")
+        calling = self._call(client, tool, arguments, progress, caller)
+        handle = self._scope.spawn(calling, name=f"mcp {self.name} {tool}")
         try:
             outcome = await handle
         except Interrupted:
@@ -116,14 +122,15 @@ class Link:
         return outcome
 
     async def _call(
-        self, client: Client, tool: str, arguments: dict[str, Any], progress: Progress
+        self, client: Client, tool: str, arguments: dict[str, Any], progress: Progress, caller: Mapping[str, str]
     ) -> CallToolResult | Exception:
         """The outcome as a value: an error must not end the scope that everybody shares."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
         try:
-            return await client.call_tool(tool, arguments, progress_callback=progress)
+            meta = cast("RequestParamsMeta", dict(caller)) if caller else None
+            return await client.call_tool(tool, arguments, progress_callback=progress, meta=meta)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
                 why = self.problem or f"the MCP server {self.name!r} did not answer: {error.message}"

@@ -137,7 +137,8 @@ class Workspace:
         try:
             if self.root.parent.name == DATA_FOLDER:
                 prepare_folder(os.fspath(self.root.parent))
-            own.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self.root, own.parent, own):
+                folder.mkdir(mode=0o700, exist_ok=True)
             found = Workspace.__new__(Workspace)  # its root was checked with this one's
             found.per_session = False
             found.file_limit_bytes = self.file_limit_bytes
