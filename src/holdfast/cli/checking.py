@@ -297,7 +297,20 @@ async def _server(target: Target) -> list[Check]:
     from holdfast import __version__
 
     checks = []
+    if view.get("approval_key_required"):
+        checks.append(
+            Check(
+                name="walls",
+                state="advice",
+                found="programs of its agents run without a wall: they reach every file of the server's user, the "
+                "store and the settings among them, its other processes, the network and this API",
+                advice="give the server a user of its own, or serve no terminal, processes or stdio MCP servers",
+            )
+        )
     statistics_ = view["statistics"]
+    if statistics_ is None:
+        found = f"{address} answers; its figures need an admin key"
+        return [*checks, Check(name="server", state="ok", found=found)]
     state = "draining" if statistics_["draining"] else "ready"
     checks.append(
         Check(

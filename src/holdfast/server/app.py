@@ -66,6 +66,8 @@ Headers = tuple[tuple[bytes, bytes], ...]
 _FORM_BYTES = 100_000
 _FORM_S = 30.0
 _DELIVERY = "holdfast.delivery"
+_ADMIN_NEEDED = "this needs a key with role admin"
+_ADMIN_HINT = "make one with 'holdfast keys create --role admin'"
 _USE = "holdfast.use"
 _TAKEN = "with another key, look at what became of it before you repeat it"
 
@@ -268,9 +270,7 @@ class App:
         """Check the key, the rate, the role and the query of a request."""
         caller = self._caller(scope, headers)
         if operation.admin and caller.role != "admin":
-            raise Forbidden(
-                "this needs a key with role admin", hint="make one with 'holdfast keys create --role admin'"
-            )
+            raise Forbidden(_ADMIN_NEEDED, hint=_ADMIN_HINT)
         exchange = Exchange(
             scope,
             receive,
@@ -370,8 +370,9 @@ class App:
 
     @SHELL.enter("GET", "/metrics", answers={200: "text/plain"})
     async def get_metrics(self, request: Request) -> Response:
-        """The host's figures as Prometheus text."""
-        self._caller(request.scope, request.scope["holdfast.headers"])
+        """The host's figures as Prometheus text. Admin only."""
+        if self._caller(request.scope, request.scope["holdfast.headers"]).role != "admin":
+            raise Forbidden(_ADMIN_NEEDED, hint=_ADMIN_HINT)
         text = metrics.render(self.host.statistics(), streams=self.native.streams.open, answers=self.answers)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 

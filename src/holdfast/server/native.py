@@ -197,13 +197,15 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     """The server: its version, kind of store, and the agents that the caller may name.
 
-    For admin keys, the store's file, the host's figures and the newest incidents, too.
+    ``approval_key_required``: programs of its agents run without a wall, so approvals need a person. For admin keys,
+    the store's file, the host's figures and the newest incidents, too.
     """
 
     version: str
     store: str
     agents: list[str]
     default_agent: str
+    approval_key_required: bool
     statistics: HostStatistics | None
     incidents: list[Incident]
 
@@ -529,6 +531,7 @@ class Native:
             store=f"{info.engine} {info.path}" if admin else info.engine,
             agents=sorted(host.agents.keys() if exchange.agents is None else exchange.agents & host.agents.keys()),
             default_agent=host.default_agent,
+            approval_key_required=self.approval_key_required,
             statistics=host.statistics() if admin else None,
             incidents=list(host.incidents.newest) if admin else [],
         )

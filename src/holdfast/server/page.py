@@ -112,7 +112,7 @@ async def render(
     approval_key_required: bool = False,
     told: str = "",
 ) -> str:
-    """The page for `caller`: admins see everybody's sessions, others their own.
+    """The page for `caller`: admins see everybody's sessions and the host's figures, others their own sessions only.
 
     Parameters:
         host: whose state is shown.
@@ -131,15 +131,15 @@ async def render(
     runs = [(view, await doing(host, view)) for view in at_work]
     asked = any(now.questions for view, now in runs if view.principal == caller.principal)
     parts = [
-        _head(statistics, renewed=not (asked or told)),
+        _head(statistics, renewed=not (asked or told), everybody=everybody),
         f'<section class="bad" role="alert">{escape(told)}</section>' if told else "",
-        _figures(statistics, sessions),
+        _figures(statistics, sessions) if everybody else "",
         _runs(runs, caller.principal, everybody, with_key=approval_key_required),
         _sessions(sessions, everybody),
         _schedules(schedules, everybody),
         _tree(host.tree(principal=principal)),
         _incidents(list(host.incidents.newest)[-10:]) if everybody else "",
-        _promises(statistics),
+        _promises(statistics) if everybody else "",
         _lines(address, with_key=keys_required),
     ]
     return (
@@ -152,14 +152,12 @@ async def render(
     )
 
 
-def _head(statistics: HostStatistics, *, renewed: bool) -> str:
+def _head(statistics: HostStatistics, *, renewed: bool, everybody: bool) -> str:
     state = '<span class="bad">draining</span>' if statistics.draining else '<span class="ok">running</span>'
     since = _time(statistics.started_at)
     renews = f"renewed every {_REFRESH_S} s" if renewed else 'not renewed by itself now: <a href="/">look again</a>'
-    return (
-        f'<header><h1>Holdfast</h1>{state}<span class="soft">pid {statistics.pid} · started {since} · '
-        f"{renews}</span></header>"
-    )
+    whole = f"pid {statistics.pid} · started {since} · " if everybody else ""
+    return f'<header><h1>Holdfast</h1>{state}<span class="soft">{whole}{renews}</span></header>'
 
 
 def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
