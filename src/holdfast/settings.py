@@ -122,9 +122,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(
             ge=0,
-            description="a deleted session's key answers 410, and an attachment that no session uses is kept, so long",
+            description="a deleted session's key answers 410 this long; its contents are dropped at once",
         ),
     ] = 7 * 86400.0
+    attachment_retention_s: Annotated[
+        float, Meta(gt=0, description="an attachment that no session uses is kept this long after its upload")
+    ] = 86400.0
+    prune_every_s: Annotated[
+        float, Meta(gt=0, description="time between two looks for what the store need not keep any longer")
+    ] = 3600.0
     idempotency_s: Annotated[float, Meta(gt=0, description="idempotency keys are kept at least this long")] = (
         7 * 86400.0
     )

@@ -285,3 +285,37 @@ def test_wherever_a_run_is_interrupted_the_provider_takes_the_next_request(
             assert await session.ask("again") == "Hello."
 
     with_run(scenario, scripted(reply), name, monkeypatch)
+
+
+def said(exchange: Exchange) -> list[tuple[str, str]]:
+    """Role and text of each message that the provider got, in any of the protocols."""
+    found = []
+    for message in exchange.body.get("messages") or exchange.body["input"]:
+        content = message.get("content")
+        if isinstance(content, list):
+            content = "".join(part.get("text", "") for part in content)
+        if message.get("role") in ("user", "assistant"):
+            found.append((message["role"], content or ""))
+    return found
+
+
+@pytest.mark.parametrize("wait", ["for the headers", "for the next piece"])
+def test_what_was_interrupted_is_not_joined_with_the_next_message(
+    wait: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply, pieces = WAITS[wait]
+
+    async def scenario(server: ModelServer, session: Session) -> None:
+        await session.send("delete all my files, go")
+        exchange = await server.requests(1)
+        await exchange.until(pieces=pieces)
+        await session.interrupt()
+        assert await session.ask("hello") == "Hello."
+        asked, noted, hello = said(server.exchanges[-1])
+        assert asked == ("user", "delete all my files, go")
+        assert noted[0] == "assistant"
+        assert "interrupted by the user before this was" in noted[1]
+        assert "unless it is asked for again" in noted[1]
+        assert hello == ("user", "hello")
+
+    with_run(scenario, scripted(reply), name, monkeypatch)

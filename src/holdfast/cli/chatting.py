@@ -238,7 +238,7 @@ class _Conversation:
         if view is None:
             return
         for entry in (await self.session.transcript())[-_SHOWN_ENTRIES:]:
-            self.screen.entry(entry.role, entry.content, partial=entry.partial)
+            self.screen.entry(entry.role, entry.content, partial=entry.partial or entry.ended_by is not None)
         seq = view.seq
         if view.run_id is not None:
             self._run_id = self._skip_to = view.run_id

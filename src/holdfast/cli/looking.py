@@ -15,6 +15,7 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.output import age, clock_time, fit, note, say, say_json, say_table, say_tree
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.protocol.events import EventBase, Gap, format_cursor, parse_cursor
+from holdfast.protocol.model import ENDED_BY
 
 if TYPE_CHECKING:
     from holdfast.client import Client, RemoteSession
@@ -197,7 +198,7 @@ async def _export_events(remote: RemoteSession, file: TextIO, *, as_json: bool) 
 def _markdown(entry: Entry) -> str:
     match entry.role:
         case "user" | "assistant":
-            partial = " (interrupted)" if entry.partial else ""
+            partial = " (interrupted)" if entry.partial else f" ({ENDED_BY[entry.ended_by]})" if entry.ended_by else ""
             files = "".join(f"- {one.name or one.digest[:12]} ({one.media_type})\n" for one in entry.attachments)
             return f"\n**{entry.role}**{partial}:\n\n{entry.content}\n{files and chr(10) + files}"
         case "summary":

@@ -99,6 +99,8 @@ class Screen:
         """Something that was said before."""
         if role == "user":
             self._write(f"> {content}\n")
+            if partial:
+                self.line("interrupted")
         elif role == "assistant":
             self._write(content if content.endswith("\n") else f"{content}\n")
             if partial:

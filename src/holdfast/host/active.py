@@ -431,7 +431,7 @@ class ActiveRun:
             self._flush_timer.cancel()
             self._flush_timer = None
         transcript = self.run.transcript
-        entries = transcript.entries(status=status)
+        entries = transcript.entries(status=status, cause=cause)
         if self.run.replaced_history is not None:
             entries = [*self.run.replaced_history, *entries]
         self._host.transcript_made(entries)

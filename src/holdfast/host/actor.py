@@ -31,6 +31,7 @@ class SessionActor:
         "_background",
         "active",
         "deleted",
+        "deleted_seq",
         "idle_since",
         "key",
         "log",
@@ -48,6 +49,7 @@ class SessionActor:
         self.log: Broadcast[Stored] = Broadcast(seq + 1, weigh=_length, weight_limit=FREE_BYTES)
         self.readers = 0
         self.deleted = False
+        self.deleted_seq = 0
         self.active: ActiveRun | None = None
         self._background: dict[Scope, None] | None = None
         self.idle_since = 0.0
@@ -58,6 +60,7 @@ class SessionActor:
             self.log.publish(shown(events), first_seq=events[0].seq)
             if events[-1].kind == "session.deleted":
                 self.deleted = True
+                self.deleted_seq = events[-1].seq
 
     @property
     def idle(self) -> bool:

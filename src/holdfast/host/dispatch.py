@@ -209,7 +209,7 @@ class Dispatch:
         past = past or Past(claim)
         transcript = past.transcript()
         not_undone = past.journal().begun_names
-        entries = transcript.entries(status=status)
+        entries = transcript.entries(status=status, cause=cause)
         host.transcript_made(entries)
         ended: asyncio.Future[None] = host.loop.create_future()
 

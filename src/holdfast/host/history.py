@@ -104,14 +104,22 @@ async def last_run(host: Host, session: int) -> LastRun:
 
 
 def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
-    """The entries up to `through_n`, with the results of all calls that are among them."""
+    """The entries up to `through_n`, with the results of all calls that are among them.
+
+    A run that is cut within, and did not complete, is still marked so.
+    """
     if through_n is None:
         return list(entries)
     calls = {entry.call_id for entry in entries if entry.role == "tool_call" and entry.n <= through_n}
     late = [
         entry for entry in entries if entry.n > through_n and entry.role == "tool_result" and entry.call_id in calls
     ]
-    return [*(entry for entry in entries if entry.n <= through_n), *shown(late)]
+    copied = [*(entry for entry in entries if entry.n <= through_n), *shown(late)]
+    if copied:
+        last = copied[-1]
+        ended_by = next((e.ended_by for e in entries if e.run_id == last.run_id and e.ended_by is not None), None)
+        copied[-1] = msgspec.structs.replace(last, ended_by=ended_by)
+    return copied
 
 
 async def with_states(host: Host, session: int, entries: Sequence[Entry]) -> list[Entry]:

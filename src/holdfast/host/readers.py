@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.errors import InvalidCursor, UnknownMessage, UnknownSession
+from holdfast.errors import InvalidCursor, SessionDeleted, UnknownMessage, UnknownSession
 from holdfast.host.budgets import PAGE_BYTES
 from holdfast.protocol.events import Gap, Stored, parse_cursor, shown
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
@@ -93,9 +93,14 @@ class LogReader:
         return self
 
     async def __anext__(self) -> Sequence[Stored] | Gap | None:
+        batch: Sequence[Stored] | Gap
         self._release()
         while not self._done:
-            if self.cursor < self._stored:
+            if self.cursor < self._actor.deleted_seq - 1 and self.cursor < self._stored:
+                # What was not read before the session was deleted is not shown any more.
+                batch = Gap(after=self.cursor, until=self._actor.deleted_seq - 1, reason="pruned")
+                self._stored = self._actor.deleted_seq
+            elif self.cursor < self._stored:
                 batch = await self._from_store(self.cursor, self._stored)
             elif self._ended or self._actor.deleted:
                 break
@@ -134,7 +139,6 @@ class LogReader:
         if self.cursor > max(view.seq, self._actor.log.next_seq - 1):
             raise InvalidCursor(f"seq {self.cursor} is ahead of the session, which is at {view.seq}")
         self._stored = view.seq
-        self._ended = view.state == "deleted"
         if self._follow is not None and await _is_settled(self._host, session, key, self._follow):
             self._ended = True  # it may be settled before the cursor
 
@@ -178,7 +182,7 @@ async def open_log(
     """A reader behind the cursor `after`; None begins with the first event.
 
     Raises:
-        UnknownSession, UnknownMessage, InvalidCursor.
+        UnknownSession, SessionDeleted, UnknownMessage, InvalidCursor.
     """
     session, view = await _found(host, principal, key)
     cursor = 0 if after is None else parse_cursor(after, view.number)
@@ -197,6 +201,8 @@ async def _found(host: Host, principal: str, key: str) -> tuple[int, SessionView
     found = await host.store.find_session(principal, key)
     if found is None:
         raise UnknownSession(f"there is no session {key!r}")
+    if found[1].state == "deleted":
+        raise SessionDeleted(f"the session {key!r} was deleted")
     return found
 
 

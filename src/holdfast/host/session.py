@@ -16,6 +16,7 @@ from holdfast.errors import (
     Draining,
     InvalidKey,
     InvalidRequest,
+    SessionDeleted,
     UnknownMessage,
     UnknownRun,
     UnknownSession,
@@ -402,6 +403,9 @@ class Session:
         max_runs: int | None = None,
     ) -> Schedule:
         """See `SessionLike.schedule`."""
+        found = await self._host.store.find_session(self.principal, self.key)
+        if found is not None and found[1].state == "deleted":
+            raise SessionDeleted(f"the session {self.key!r} was deleted")
         await self.check_agent(agent or self._agent)
         spec = ScheduleSpec(
             session=self.key,
@@ -531,7 +535,10 @@ class Session:
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
-        return history.shown(await self._host.store.transcript(await self._row()))
+        entries = await self._host.store.transcript(await self._row())
+        if not entries:
+            await self._row()  # deleted meanwhile, perhaps
+        return history.shown(entries)
 
     async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
         """Some entries with n > `after`, in order, at most `limit`; none: that is all. Release the charge for them.
@@ -544,6 +551,8 @@ class Session:
 
         async def read() -> list[Entry]:
             found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
+            if not found:
+                await self._row()  # deleted meanwhile, perhaps
             return history.shown(found)
 
         return await self._host.budgets.read_page(self.principal, read, history.weight)
@@ -571,6 +580,8 @@ class Session:
         found = await self._host.store.find_session(self.principal, self.key)
         if found is None:
             raise UnknownSession(f"there is no session {self.key!r}")
+        if found[1].state == "deleted":
+            raise SessionDeleted(f"the session {self.key!r} was deleted")
         return found
 
     async def _row(self) -> int:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Upkeep"]
 
-PRUNE_EVERY_S = 3600.0
 LOOK_EVERY_S = 3600.0
 """So often the store is asked for questions that are due, whatever is known of them: clocks are set, stores fail."""
 JUST_AFTER_S = 0.001
@@ -86,7 +85,9 @@ class Upkeep:
 
     def _prune(self) -> None:
         self._host.start_task(self._prune_store(), "prune")
-        self._timers["prune"] = self._host.loop.call_later(PRUNE_EVERY_S, self._prune, context=self._host.context)
+        self._timers["prune"] = self._host.loop.call_later(
+            self._host.settings.prune_every_s, self._prune, context=self._host.context
+        )
 
     async def _prune_store(self) -> None:
         host = self._host
@@ -96,7 +97,7 @@ class Upkeep:
                 events_before=now - settings.event_retention_s,
                 tombstones_before=now - settings.tombstone_s,
                 idempotency_before=now - settings.idempotency_s,
-                attachments_before=now - settings.tombstone_s,
+                attachments_before=now - settings.attachment_retention_s,
             )
         except StorageError as error:
             host.store_failed(None, None, "prune", error)

@@ -11,13 +11,14 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.errors import InvalidRequest
-from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 
 __all__ = [
     "Answer",
     "Attachment",
     "Decision",
     "Disposition",
+    "EndedBy",
     "Entry",
     "HistoryEdit",
     "KeptState",
@@ -45,6 +46,7 @@ MessageState = Literal["accepted", "taken", "completed", "failed", "interrupted"
 RunState = Literal["running", "suspended", "stopping", "completed", "failed", "interrupted"]
 SettledAs = Literal["completed", "failed", "interrupted", "superseded", "withdrawn"]
 Decision = Literal["approved", "denied", "answered", "expired"]
+EndedBy = CauseKind | Literal["failure"]
 HistoryEdit = Literal["undo", "retry", "compact", "branch", "import"]
 
 
@@ -248,6 +250,8 @@ class Entry(Value, frozen=True, kw_only=True):
         attachments: of a ``user`` entry.
         kept: what the agent of a completed run keeps for the session's next one; not shown to readers. It goes and
             comes with the run's entries.
+        ended_by: on the last entry of a run that did not complete: what ended it, a kind of `Cause` or ``failure``.
+            The model reads it as a note, so that it does not carry out later what was interrupted.
     """
 
     n: int = 0
@@ -261,6 +265,7 @@ class Entry(Value, frozen=True, kw_only=True):
     status: Literal["ok", "error", "interrupted"] = "ok"
     attachments: tuple[Attachment, ...] = ()
     kept: KeptState | None = None
+    ended_by: EndedBy | None = None
 
 
 class MailboxItem(Value, frozen=True, kw_only=True):

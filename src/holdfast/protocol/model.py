@@ -15,9 +15,10 @@ import msgspec
 from holdfast.protocol.messages import Attachment, Usage, Value
 
 if TYPE_CHECKING:
-    from holdfast.protocol.messages import Entry
+    from holdfast.protocol.messages import EndedBy, Entry
 
 __all__ = [
+    "ENDED_BY",
     "NO_RESULT",
     "AssistantMessage",
     "CallPart",
@@ -32,6 +33,7 @@ __all__ = [
     "ToolSpec",
     "UserMessage",
     "conversation",
+    "ended_note",
     "read_arguments",
     "tool_name",
     "with_user",
@@ -140,6 +142,21 @@ SUMMARY = "What was said before, in short:\n\n"
 BEGINNING = "(The conversation begins here.)"
 NOTHING = "(nothing)"
 NO_RESULT = "interrupted: this call has no result"
+ENDED_BY: dict[EndedBy, str] = {
+    "user": "interrupted by the user",
+    "stop": "stopped by the user",
+    "message": "interrupted by the user's next message",
+    "rollback": "taken back by the user",
+    "parent": "interrupted",
+    "deadline": "out of time",
+    "budget": "out of budget",
+    "disconnect": "interrupted: the user's connection ended",
+    "shutdown": "interrupted: the server shut down",
+    "lease_lost": "interrupted: the server lost the session",
+    "crash": "interrupted: the server crashed",
+    "failure": "failed with an error",
+}
+"""What ended a run, as its model reads it in later runs."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
@@ -151,6 +168,9 @@ def tool_name(name: str) -> str:
 
 def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
     """The messages of a transcript. A call without a result gets one that says so; a stray result is left out.
+
+    Where a run did not complete, the assistant's turn ends with a note that says so (`ended_note`): what was asked
+    there is not joined with what is asked next, and the model does not carry it out.
 
     The first message is a user's, user and assistant take turns, and each assistant message with calls is followed by
     exactly their results. No message is empty.
@@ -169,7 +189,11 @@ def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
         text, partial, answered = "", False, False
         calls.clear()
 
+    run_id, answered_run = None, False
     for entry in entries:
+        if entry.run_id != run_id:
+            run_id, answered_run = entry.run_id, False
+        answered_run = answered_run or entry.role not in ("user", "summary")
         match entry.role:
             case "user" | "summary":
                 close()
@@ -192,8 +216,26 @@ def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
                 answered = bool(calls)
             case _:
                 assert_never(entry.role)
+        if entry.ended_by is not None:
+            note = ended_note(entry.ended_by, answered=answered_run)
+            if calls:
+                close()
+            text, partial = f"{text}\n\n{note}" if text else note, True
     close()
     return tuple(messages)
+
+
+def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
+    """Return what a model reads where a run did not complete: that its request is not to be carried out later.
+
+    Parameters:
+        ended_by: what ended the run.
+        answered: whether the run said or did something.
+    """
+    where = "before this was finished" if answered else "before this was answered"
+    if ended_by == "message":
+        return f"[{ENDED_BY[ended_by]} {where}; go by that message]"
+    return f"[{ENDED_BY[ended_by]} {where}; not to be carried out unless it is asked for again]"
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:

@@ -26,8 +26,9 @@ from holdfast.protocol.events import (
     ToolFinished,
     ToolStarted,
 )
-from holdfast.protocol.messages import Entry, KeptState, Message
+from holdfast.protocol.messages import EndedBy, Entry, KeptState, Message
 from holdfast.protocol.model import NO_RESULT
+from holdfast.protocol.stopping import Cause
 
 __all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "result_text"]
 
@@ -43,6 +44,14 @@ def result_text(result: ToolFinished) -> str:
 def last_kept(entries: Sequence[Entry]) -> KeptState | None:
     """What was kept last in these entries, for the summary that takes their place."""
     return next((entry.kept for entry in reversed(entries) if entry.kept is not None), None)
+
+
+def _ended_by(status: Literal["failed", "interrupted"], cause: Cause | None) -> EndedBy:
+    if status == "failed":
+        return "failure"
+    while cause is not None and cause.parent is not None:
+        cause = cause.parent
+    return "stop" if cause is None else cause.kind
 
 
 def _json(value: object) -> str:
@@ -183,14 +192,23 @@ class RunTranscript:
         """The answer so far."""
         return "".join([*self._text, *self._parts])
 
-    def entries(self, *, status: Literal["completed", "failed", "interrupted"]) -> list[Entry]:
-        """All entries of the run, for its commit: the messages, then what it said and did; open calls get a result."""
+    def entries(
+        self, *, status: Literal["completed", "failed", "interrupted"], cause: Cause | None = None
+    ) -> list[Entry]:
+        """All entries of the run, for its commit: the messages, then what it said and did; open calls get a result.
+
+        Parameters:
+            status: how it ended. The last entry of a run that did not complete is marked with what ended it.
+            cause: of an interrupt.
+        """
         self._flush(partial=status != "completed")
         for call_id in list(self._open):
             self._result(call_id, NO_RESULT, "interrupted")
         entries = self._in_order()
         if self.kept is not None and entries and status == "completed":
             entries[-1] = msgspec.structs.replace(entries[-1], kept=self.kept)
+        if entries and status != "completed":
+            entries[-1] = msgspec.structs.replace(entries[-1], ended_by=_ended_by(status, cause))
         return entries
 
     def _in_order(self) -> list[Entry]:

@@ -335,6 +335,21 @@ class MemoryTables:
             if index < due or row.progress.decided_at > decided_after:
                 yield row
 
+    def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
+        session = self.sessions[row.session]
+        session.messages.clear()
+        session.by_key.clear()
+        session.history.clear()
+        session.kept.clear()
+        session.entries.clear()
+        session.attached.clear()
+        session.shown = None
+        session.runs = {run_id: run for run_id, run in session.runs.items() if run_id == keep_run_id}
+        self.grow(row.principal, -session.size - sum(len(pack.body) for pack in session.log[:-1]))
+        session.size = 0
+        del session.log[:-1]
+        row.history_id = None
+
     def _drop_attachments(self, before: float) -> int:
         used = {(session.row.principal, digest) for session in self.sessions.values() for digest in session.attached}
         dropped = 0

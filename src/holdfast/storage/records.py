@@ -336,6 +336,14 @@ class Tables(Protocol):
         """Note that the session refers to these; for those that it did before, nothing changes."""
         ...
 
+    def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
+        """Drop messages, runs, transcript and events of a deleted session but for its last pack of events.
+
+        Parameters:
+            keep_run_id: a run whose row stays, so that its commit may be repeated.
+        """
+        ...
+
     def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
         """The principal's schedule of that id."""
         ...

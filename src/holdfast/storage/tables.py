@@ -49,12 +49,8 @@ __all__ = ["SessionChanged", "SqlTables"]
 _KEPT_SESSIONS = 2048
 _PRUNED_TOGETHER = 1000
 _ALL = 2**62
-_PURGES = (
-    "purge_withdrawn_messages",
-    "purge_events",
-    "purge_edits",
-    "purge_kept",
-)
+_CONTENTS = ("purge_withdrawn_messages", "purge_edits", "purge_kept")
+_PURGES = (*_CONTENTS, "purge_events")
 
 
 class SessionChanged(Exception):
@@ -389,6 +385,25 @@ class SqlTables:
             raise SessionChanged
         self._between()
 
+    def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
+        row.history_id = None
+        self.save(row)
+        self.flush()
+        self._between()
+        self._purge_runs(row, keep_run_id)
+        for name in _CONTENTS:
+            self._drop(row.principal, name, row.session)
+        self._database.write("purge_attachment_uses", row.session)
+        self._drop(row.principal, "prune_events", row.session, row.next_seq - 1)
+
+    def _purge_runs(self, row: SessionRow, keep_run_id: str | None = None) -> None:
+        for (body,) in self._database.query("ended_runs", row.session, row.session, _ALL, row.session):
+            run = decode_run(body)
+            if run.run_id != keep_run_id:
+                self._drop(row.principal, "purge_run", run.run_id, row.session)
+            for message_id in run.messages:
+                self._drop(row.principal, "purge_message", message_id, row.session)
+
     def prune(
         self,
         *,
@@ -408,11 +423,7 @@ class SqlTables:
             row = self.get(session)
             if row is None:
                 continue
-            for (body,) in database.query("ended_runs", session, session, _ALL, session):
-                run = decode_run(body)
-                self._drop(row.principal, "purge_run", run.run_id, session)
-                for message_id in run.messages:
-                    self._drop(row.principal, "purge_message", message_id, session)
+            self._purge_runs(row)
             for name in _PURGES:
                 self._drop(row.principal, name, session)
             for name in ("purge_attachment_uses", "purge_session"):

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+import msgspec
+
 from holdfast.errors import (
     AlreadySettled,
     IdempotencyMismatch,
@@ -383,7 +385,12 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     ended = EndedRun(
         view, lease.fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back
     )
-    tables.add_run(row, ended, history)
+    if row.deleted_at is None:
+        tables.add_run(row, ended, history)
+    else:
+        row.history_id = None
+        tables.add_run(row, msgspec.structs.replace(ended, view=_without_content(view)), None)
+        tables.purge_contents(row, keep_run_id=lease.run_id)
     events = log.write(tables, lease.run_id, at)
     next_claim = None
     if next_run_id is not None:
@@ -398,6 +405,11 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
         waiting=len(row.waiting),
         not_before=due_at(row),
     )
+
+
+def _without_content(view: RunView) -> RunView:
+    """A run of a deleted session, as its commit may still be repeated."""
+    return msgspec.structs.replace(view, text="", error=None, receipt=None)
 
 
 def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed:
@@ -523,13 +535,10 @@ def delete_session(tables: Tables, principal: str, key: str, at: float, cause: C
     log.add(SessionDeletedEvent(at=at, reason=cause.reason))
     row.deleted_at = row.updated_at = at
     tables.save(row)
-    return Stopped(
-        session=row.session,
-        number=row.session,
-        run_id=row.run_id,
-        withdrawn=withdrawn,
-        events=log.write(tables, row.run_id, at),
-    )
+    events = log.write(tables, row.run_id, at)
+    if row.run_id is None:  # else the end of the run does it
+        tables.purge_contents(row)
+    return Stopped(session=row.session, number=row.session, run_id=row.run_id, withdrawn=withdrawn, events=events)
 
 
 def withdraw(

@@ -579,6 +579,10 @@ async def a_deleted_session_leaves_a_tombstone(make_store: MakeStore) -> None:
         assert (await on.store.info()).sessions == 0
         assert await on.store.ready(limit=10) == ()
         assert isinstance(await on.store.claim(session, run_id="r9", at=14.0), NotReady)
+        assert await on.store.transcript(session) == (), "what was said goes with the session, at once"
+        assert [run.text for run in await on.store.runs(session)] == [""]
+        assert await on.store.settlement(session, "m1") is None
+        assert "message.accepted" not in [e.kind for e in await on.log(session)]
         assert (await on.send(key="other", session_limit=1)).disposition == "started", "a tombstone is not counted"
 
 

@@ -151,7 +151,7 @@ def fingerprint(entries: Iterable[Entry]) -> bytes:
     """A hash of what a transcript says, whatever the numbers of its entries are."""
     digest = hashlib.blake2b(digest_size=16)
     for entry in entries:
-        said = (entry.role, entry.content, entry.call_id, entry.name, entry.partial, entry.status)
+        said = (entry.role, entry.content, entry.call_id, entry.name, entry.partial, entry.status, entry.ended_by)
         digest.update(msgspec.msgpack.encode(said))
     return digest.digest()
 

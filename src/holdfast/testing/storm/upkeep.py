@@ -75,6 +75,7 @@ class Upkeep:
 
     async def _is_there(self, key: str) -> bool:
         try:
-            return (await self._client.session(key).info()).state != "deleted"
+            await self._client.session(key).info()
         except (NotFound, SessionDeleted):
             return False
+        return True
