@@ -18,6 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from holdfast import Host
 from holdfast.agents import Agent
 from holdfast.agents.adapters.langgraph import current_run, graph_agent
+from holdfast.agents.adapters.langgraph_messages import messages_of
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.host.history import through
 from holdfast.host.session import Session
@@ -28,7 +29,7 @@ from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, explore
 from tests.adapters import graphs
-from tests.adapters.graphs import Counted, hosted, run, said
+from tests.adapters.graphs import Counted, hosted, run
 
 
 def telling(seen: list[list[str]], before: Callable[[str], Any] | None = None) -> Agent:
@@ -92,6 +93,11 @@ def test_a_retried_run_counts_once() -> None:
     run(test())
 
 
+async def as_a_model_reads(session: Session) -> list[str]:
+    """The transcript as the graph's next run gets it."""
+    return [f"{message.type}: {message.content}" for message in messages_of(await session.transcript())]
+
+
 @pytest.mark.parametrize("ending", ["interrupt", "fail"])
 def test_of_a_run_that_did_not_complete_the_next_sees_what_the_transcript_says(ending: str) -> None:
     async def test() -> None:
@@ -107,8 +113,12 @@ def test_of_a_run_that_did_not_complete_the_next_sees_what_the_transcript_says(e
             else:
                 failed = await session.send("fail")
                 await session.wait(failed.message_id)
-            before = [f"{'human' if role == 'user' else 'ai'}: {text}" for role, text in await said(session)]
-            assert before[2:] == (["human: wait", "ai: half a wor"] if ending == "interrupt" else ["human: fail"])
+            before = await as_a_model_reads(session)
+            assert before[2] == ("human: wait" if ending == "interrupt" else "human: fail")
+            if ending == "interrupt":
+                assert before[3].startswith("ai: half a wor\n\n[interrupted by the user before this was finished")
+            else:
+                assert before[3].startswith("ai: [failed with an error before this was answered")
             assert (await session.ask("b")).startswith("2 of ")
             assert seen[-1] == [*before, "human: b"] if ending == "interrupt" else seen[-1][-1].endswith("b")
 
@@ -393,7 +403,7 @@ def test_at_whatever_await_a_run_is_interrupted_the_next_one_sees_what_the_trans
                 await asyncio.sleep(0)
             await session.interrupt()
             ends.add((await session.wait(sent.message_id)).state)
-            expected = [f"{'human' if role == 'user' else 'ai'}: {text}" for role, text in await said(session)]
+            expected = await as_a_model_reads(session)
             await session.ask("c")
             assert seen[-1] == [*expected, "human: c"]
 

@@ -264,7 +264,7 @@ def test_a_run_that_waits_is_ended_at_any_moment_against_its_answer(name: str, h
                 if how == "delete":
                     with pytest.raises(SessionDeleted):
                         await session.info()
-                    while host.live:
+                    while (found := await store.find_session("local", "s")) is not None and found[1].run_id is not None:
                         await asyncio.sleep(0.01)
                 elif how != "drain":
                     events = await check_session(host, "s")

@@ -55,7 +55,7 @@ def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
     Parameters:
         pace_s: time before each piece of an answer, in seconds.
     """
-    return ScriptedModel(_answer, name="scripted:demo", chunk=_CHUNK, delay_s=pace_s)
+    return ScriptedModel(_answer, name="scripted:demo", chunk=_CHUNK, delay_s=pace_s, keep_requests=0)
 
 
 class _Task:

@@ -73,7 +73,7 @@ def find_model(name: str) -> Model:
         from holdfast.agents.demo_model import demo_model
         from holdfast.agents.scripted import ScriptedModel
 
-        return demo_model() if rest == "demo" else ScriptedModel(rest, name=name)
+        return demo_model() if rest == "demo" else ScriptedModel(rest, name=name, keep_requests=0)
     from holdfast.agents.adapters.pydantic_models import pydantic_model
 
     return pydantic_model(name)

@@ -12,7 +12,8 @@ import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent, perform
@@ -427,15 +428,28 @@ class Run:
     # ── branches, children, processes ────────────────────────────────────────────────────────────────────────────
 
     def spawn(
-        self, work: Callable[..., Any], *args: Any, on: Placement | None = None, name: str | None = None
+        self,
+        work: Callable[..., Any] | Coroutine[Any, Any, Any],
+        *args: Any,
+        on: Placement | None = None,
+        name: str | None = None,
     ) -> Handle[Any]:
         """Start a branch of the run; await the handle for its result. At the end the run joins what was not awaited.
 
         Parameters:
-            work: an async function, or a sync one (it gets a thread).
-            on: default: ``loop`` for async functions, else ``thread``.
+            work: an async function, a sync one (it gets a thread), or a coroutine.
+            args: for a function.
+            on: default: ``loop`` for async functions and coroutines, else ``thread``.
+
+        Raises:
+            RunClosed, ScopeClosed: the run has ended, or is being stopped; a coroutine is closed then.
+            TypeError: what cannot be called, or a coroutine with arguments or for a thread or process.
         """
+        if isinstance(work, CoroutineType):
+            return self._spawn_coroutine(work, args, on, name)
         self._check_open()
+        if not callable(work):
+            raise TypeError(f"spawn() takes a function or a coroutine, not {type(work).__name__}")
         where: Placement = on or placement_of(work)
         label = name or name_of(work)
         bound = functools.partial(work, *args)
@@ -458,6 +472,24 @@ class Run:
             raise
         handle.when_done(ended)
         self._spawned.append(handle)
+        return handle
+
+    def _spawn_coroutine(
+        self, work: Coroutine[Any, Any, Any], args: tuple[Any, ...], on: Placement | None, name: str | None
+    ) -> Handle[Any]:
+        async def awaited() -> Any:
+            return await work
+
+        try:
+            if args or on not in (None, "loop"):
+                raise TypeError(
+                    "spawn() takes a coroutine without arguments and on the loop; pass the function instead"
+                )
+            handle = self.spawn(awaited, name=name or getattr(work, "__name__", "coroutine"))
+        except BaseException:
+            work.close()
+            raise
+        handle.when_done(work.close)  # one that was stopped before it began
         return handle
 
     def _soon(self, fn: Callable[[], object]) -> None:

@@ -30,6 +30,10 @@ ScriptedAnswer: TypeAlias = "Piece | Sequence[Piece]"
 Script: TypeAlias = "str | Sequence[ScriptedAnswer] | Callable[[ModelRequest], ScriptedAnswer]"
 
 
+KEPT_REQUESTS = 1000
+"""A test looks at what was asked; a model that is asked for weeks must not remember it all."""
+
+
 class ScriptedModel:
     """A model whose answers are written down.
 
@@ -41,6 +45,7 @@ class ScriptedModel:
         chunk: texts come in pieces of so many characters.
         delay_s: a pause before each piece, in seconds.
         context_tokens: as in `Model`.
+        keep_requests: how many of the newest requests ``requests`` has; 0 for a model that serves people.
 
     Its counters are for tests; it may be used by any number of runs on one loop.
     """
@@ -53,6 +58,7 @@ class ScriptedModel:
         chunk: int = 24,
         delay_s: float = 0.0,
         context_tokens: int | None = None,
+        keep_requests: int = KEPT_REQUESTS,
     ) -> None:
         self._script = script
         self._chunk = chunk
@@ -60,7 +66,8 @@ class ScriptedModel:
         self.name = name
         self.context_tokens = context_tokens
         self.requests: list[ModelRequest] = []
-        """Every request that was made, oldest first."""
+        """The newest requests that were made, the oldest of them first."""
+        self._keep_requests = keep_requests
         self.open = 0
         """Requests that are on."""
 
@@ -73,6 +80,8 @@ class ScriptedModel:
     @contextlib.asynccontextmanager
     async def _stream(self, request: ModelRequest) -> AsyncIterator[AsyncIterator[Part]]:
         self.requests.append(request)
+        if len(self.requests) > self._keep_requests:
+            del self.requests[0]
         self.open += 1
         parts = self._parts(self._answer(request))
         try:

@@ -125,6 +125,10 @@ class SessionLike(Protocol):
     ) -> str:
         """Send, wait, and return the answer.
 
+        A caller that is cancelled (`asyncio.timeout`, `Task.cancel`) or whose `timeout_s` is over gives up its wait,
+        not the work: the message is durable, others may wait for it, and a client's connection may break at any time.
+        To end the work, interrupt the session; to bound it, set the host's ``run_s`` or the agent's limits.
+
         Raises:
             RunFailed, RunInterrupted, MessageWithdrawn: what became of the message instead.
             WaitExpired: no settlement after `timeout_s` seconds.
