@@ -55,7 +55,7 @@ format: env-dev  ## let ruff rewrite what it can
 	@$(BIN)/ruff format .
 
 lock: env-lock  ## compile requirements/*.txt anew (ARGS="--upgrade")
-	@for lock in serve dev bench lock; do \
+	@for lock in serve dev bench lock pip; do \
 		case $$lock in \
 		serve) from="pyproject.toml requirements/build.in" ;; \
 		dev) from="pyproject.toml requirements/build.in requirements/dev.in -c requirements/serve.txt" ;; \

@@ -86,7 +86,8 @@ def create(env: Path) -> Path:
         run(sys.executable, "-m", "venv", "--clear", str(env))
     elif importlib.util.find_spec("venv") and importlib.util.find_spec("pip"):
         run(sys.executable, "-m", "venv", "--clear", "--without-pip", str(env))
-        run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "pip")
+        pinned = ("--quiet", "--require-hashes", "--only-binary", ":all:", "--requirement", str(HERE / "pip.txt"))
+        run(sys.executable, "-m", "pip", "--python", str(python), "install", *pinned)
     else:
         version = f"{sys.version_info[0]}.{sys.version_info[1]}"
         say(f"{sys.executable} cannot make environments: its module 'venv' or 'ensurepip' is missing.")

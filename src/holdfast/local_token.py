@@ -1,7 +1,7 @@
 """The local token: what every program shows, on loopback too, to a server whose agents do what a model says.
 
 It lies beside the store in a file that only its owner can read, so that whoever may read the store finds it, and other
-users of the machine, pages in a browser and containers that share the network do not. It stays the same over restarts.
+users of the machine, pages in a browser and containers that share the network do not. There is a new one at each start.
 """
 
 from __future__ import annotations
@@ -44,18 +44,14 @@ def read_token(store: str) -> str | None:
 
 
 def keep_token(store: str) -> tuple[str, Path]:
-    """The token of a store, and the file that has it.
+    """A new token for a store, and the file that has it; for a store without a file a temporary one.
 
-    It is made where there is none, and anew where others could have read it. A store without a file gets a new one, in
-    a temporary file that the caller takes away in the end.
+    The caller takes the file away in the end. What an earlier start left is replaced.
 
     Raises:
         ConfigurationError: the file cannot be written.
     """
     path = token_path(store)
-    found = None if path is None else _read(path)
-    if path is not None and found is not None:
-        return found, path
     token = ids.secret(_PREFIX)
     folder = None if path is None else path.parent
     try:

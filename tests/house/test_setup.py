@@ -107,3 +107,20 @@ def test_ci_calls_the_same_targets_as_a_person() -> None:
 def test_the_readme_and_the_docs_begin_with_the_same_words() -> None:
     first = [(ROOT / name).read_text().split("\n\n")[1] for name in ("README.md", "docs/index.md")]
     assert first[0] == first[1]
+
+
+def test_without_ensurepip_pip_comes_pinned_with_its_hash(tmp_path: Path) -> None:
+    program = """
+import sys; sys.path.insert(0, "requirements"); import install
+found = install.importlib.util.find_spec
+install.importlib.util.find_spec = lambda name: None if name == "ensurepip" else found(name)
+install.run = lambda *argv: print(*argv)
+install.create(install.Path(sys.argv[1]))
+"""
+    argv = [sys.executable, "-c", program, str(tmp_path / "env")]
+    _, fetched = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "--require-hashes" in fetched and fetched.endswith("pip.txt")
+    assert re.fullmatch(
+        r"pip==\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+    # via.*\n",
+        (ROOT / "requirements/pip.txt").read_text(),
+    )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +17,8 @@ import pytest
 
 from holdfast import Agent
 from holdfast.cli.connection import Target
+from holdfast.cli.listener_owner import owners_of_listener
+from holdfast.client import Client
 from holdfast.errors import ConfigurationError
 from holdfast.local_token import keep_token, read_token, remove_token, token_path
 from tests.server.live import Live, echo, live
@@ -37,13 +43,14 @@ def run_live(scenario: Callable[[Live], Awaitable[None]], store: str, *agents: A
     asyncio.run(main())
 
 
-def test_a_token_stays_the_same_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
+def test_a_token_is_new_at_each_start_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path}/a.db"
     token, path = keep_token(store)
     assert path == token_path(store) == tmp_path / "a.db-token"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert keep_token(store) == (token, path)
     assert read_token(store) == token
+    fresh, again = keep_token(store)
+    assert (again, read_token(store)) == (path, fresh) and fresh != token
     assert [file.name for file in tmp_path.iterdir()] == ["a.db-token"]
     remove_token(store)
     assert read_token(store) is None
@@ -170,3 +177,59 @@ def test_agents_that_do_only_what_their_code_says_need_no_token(tmp_path: Path) 
         assert (await server.post("alice")).status_code == 202
 
     run_live(scenario, f"sqlite:///{tmp_path}/a.db", echo)
+
+
+def test_the_token_is_gone_with_its_server(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    seen = []
+
+    async def scenario(server: Live) -> None:
+        seen.append(read_token(store))
+
+    run_live(scenario, store)
+    assert read_token(store) is None
+    run_live(scenario, store)
+    assert None not in seen and seen[0] != seen[1]
+
+
+FOREIGN = """
+import os, socket, sys
+os.setuid(65533)
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+connection, _ = listener.accept()
+print(connection.recv(10000), flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root can listen as another user")
+def test_the_token_is_not_sent_to_a_program_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = f"sqlite:///{tmp_path}/a.db"
+    keep_token(store)
+    monkeypatch.setenv("HOLDFAST_STORE", store)
+    with subprocess.Popen([sys.executable, "-c", FOREIGN], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            url = f"http://127.0.0.1:{process.stdout.readline().strip()}"
+            for address in (url, url.replace("127.0.0.1", "localhost")):
+                with pytest.raises(ConfigurationError, match=r"another user \(uid 65533\)"):
+                    Target(url=address).client()
+            asyncio.run(aclosed(Target(url=url, key="hf_given").client()))
+        finally:
+            process.kill()
+
+
+async def aclosed(client: Client) -> None:
+    async with client:
+        pass
+
+
+def test_the_socket_that_takes_a_connection_is_the_one_that_is_judged() -> None:
+    here, there = ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("127.0.0.2")
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert owners_of_listener(there, port) == {os.geteuid()}
+        assert owners_of_listener(here, port) == set()
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
+        port = listener.getsockname()[1]
+        assert owners_of_listener(here, port) == owners_of_listener(ipaddress.ip_address("::1"), port) == {os.geteuid()}

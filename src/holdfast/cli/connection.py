@@ -45,13 +45,22 @@ class Target:
         return Client(self.address, self.key or self._token(), user=self.user, retry_s=retry_s, on_cut=on_cut)
 
     def _token(self) -> str | None:
-        """The token of a server on this machine that has the store of the settings; None for any other server."""
+        """The token of a server on this machine that has the store of the settings; None for any other server.
+
+        Raises:
+            ConfigurationError: a program of another user listens there.
+        """
+        from holdfast.cli.listener_owner import refuse_foreign_listener
         from holdfast.local_token import is_loopback, read_token
         from holdfast.settings import load_settings
 
-        if not is_loopback(urlsplit(self.address).hostname or ""):
+        where = urlsplit(self.address)
+        if not is_loopback(where.hostname or ""):
             return None
-        return read_token(load_settings().store)
+        token = read_token(load_settings().store)
+        if token is not None:
+            refuse_foreign_listener(where.hostname or "", where.port or 80)
+        return token
 
     @property
     def address(self) -> str:

@@ -24,7 +24,7 @@ import uvicorn
 
 from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
-from holdfast.local_token import keep_token, remove_token, token_path
+from holdfast.local_token import keep_token, remove_token
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.server.connections import Connections
@@ -233,8 +233,7 @@ async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tu
         await keys.load()
         yield keys, file
     finally:
-        if token_path(store) is None:
-            file.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
 
 
 async def _last_frames(app: App) -> None:
