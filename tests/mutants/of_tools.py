@@ -120,8 +120,8 @@ MUTANTS = (
         of="P14",
         breaks="a program of a tool reads what the zygote and the reapers hold",
         file="runtime/zygote.py",
-        old="    become_undumpable()  # its forks, the reapers, too",
-        new="    assert become_undumpable",
+        old="    make_undumpable()  # its forks, the reapers, too",
+        new="    assert make_undumpable",
         tests=("tests/system/attacks/test_undumpable.py",),
     ),
 )

@@ -25,8 +25,9 @@ from holdfast.cli.output import counted, note, say, say_error, say_json
 from holdfast.cli.secret_input import show_on_terminal
 from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.logs import configure_logging, install_hooks, log_failure, one_line
-from holdfast.runtime import Interrupt, become_undumpable
+from holdfast.runtime import Interrupt
 from holdfast.settings import Settings, data_folder, default_store, load_settings
+from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
     from holdfast.agents import Agent
@@ -103,7 +104,7 @@ def serve(
         configure_logging(settings.log_level)
         install_hooks()
         if not settings.debuggers:
-            become_undumpable()
+            make_undumpable()
         if settings.store == default_store() != f"sqlite:///{data_folder() / 'holdfast.db'}":
             note(f"the store is still {settings.store}: stop the server and move it with 'holdfast store move'")
         agents = [] if chosen is None else [chosen.agent()]

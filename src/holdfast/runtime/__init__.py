@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.processes import Process, ProcessHost
     from holdfast.runtime.scope import Scope, ScopeStatistics, current_scope, detached
     from holdfast.runtime.threads import ThreadPool
-    from holdfast.runtime.undumpable import become_undumpable
 
 _HOMES = {
     "adoption": ("Restorer", "install"),
@@ -46,7 +45,6 @@ _HOMES = {
     "processes": ("Process", "ProcessHost"),
     "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
     "threads": ("ThreadPool",),
-    "undumpable": ("become_undumpable",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -67,7 +65,6 @@ __all__ = [
     "Scope",
     "ScopeStatistics",
     "ThreadPool",
-    "become_undumpable",
     "check_interrupt",
     "current_interrupt",
     "current_scope",

@@ -42,7 +42,7 @@ from holdfast.errors import Interrupted
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import procfs
 from holdfast.runtime.interrupt import Interrupt
-from holdfast.runtime.undumpable import become_undumpable
+from holdfast.undumpable import make_undumpable
 
 __all__ = ["ANSWER", "ANSWER_LIMIT_BYTES", "BEGUN", "CALL", "CAUSE", "HEADER", "Head", "IsolatedCall", "frame", "main"]
 
@@ -325,6 +325,6 @@ _cell: _Cell | None = None
 def main(idle_s: float) -> NoReturn:
     """Be a cell: the connection is descriptor 0, what is said goes to descriptor 1."""
     global _cell
-    become_undumpable()
+    make_undumpable()
     _cell = _Cell(idle_s)
     _cell.run()

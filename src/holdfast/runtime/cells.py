@@ -29,7 +29,6 @@ from holdfast.runtime import procfs
 from holdfast.runtime.cell import CAUSE, frame
 from holdfast.runtime.start_environment import start_environment
 from holdfast.runtime.trees import KILL_BOUND_S, ReaperTree, TreeResult
-from holdfast.runtime.undumpable import descriptor_count
 from holdfast.runtime.zygote_link import identity
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class Cell:
         if not stat:
             return False
         fields = stat[stat.rindex(b")") + 2 :].split()
-        now = descriptor_count(pid)
+        now = procfs.descriptor_count(pid)
         grown = int(fields[21]) * resource.getpagesize() - self._first_bytes
         alone = procfs.descendants(held.reaper) == [pid]
         return alone and int(fields[17]) <= threads and now == descriptors and grown <= growth_bytes

@@ -26,6 +26,7 @@ __all__ = [
     "children_once",
     "command",
     "descendants",
+    "descriptor_count",
     "environment_value",
     "lives",
     "living",
@@ -180,6 +181,23 @@ def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]
         found.extend(level)
         frontier = level
     return found
+
+
+def descriptor_count(pid: int) -> int | None:
+    """How many descriptors ``pid`` has open; None when it is gone or does not show it.
+
+    Those of a process that is closed to us (`holdfast.undumpable`) can be counted, not listed, from Linux 6.2 on.
+    """
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except PermissionError:
+        pass
+    except OSError:
+        return None
+    try:
+        return os.stat(f"/proc/{pid}/fd").st_size or None
+    except OSError:
+        return None
 
 
 def environment_value(pid: int, name: bytes) -> bytes | None:

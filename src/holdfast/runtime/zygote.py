@@ -32,7 +32,7 @@ import time
 
 from holdfast.runtime import foreign, procfs
 from holdfast.runtime.reaper import IGNORED_SIGNALS, Reaper, Wakeup, become_subreaper, name_process, send
-from holdfast.runtime.undumpable import become_undumpable
+from holdfast.undumpable import make_undumpable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _read_all(fd: int) -> bytes:
 
 def main(requests: int, host: int) -> None:
     """Be the zygote on these descriptors."""
-    become_undumpable()  # its forks, the reapers, too
+    make_undumpable()  # its forks, the reapers, too
     os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
     os.set_inheritable(requests, False)

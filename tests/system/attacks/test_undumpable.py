@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from holdfast.runtime import procfs
-from holdfast.runtime.undumpable import descriptor_count
+from holdfast.runtime.procfs import descriptor_count
 from tests.cli import processes
 from tests.cli.processes import LIMIT_S, served
 
