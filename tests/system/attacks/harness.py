@@ -250,7 +250,7 @@ async def _make_ready(server: AttackedServer, process: asyncio.subprocess.Proces
     assert line, server.log()
     ready = json.loads(line)
     token = Path(ready["token_file"]).read_text().strip() if ready["token_file"] else ""
-    await _make_keys(server, token)
+    await _make_keys(server, token, ready["agents"])
     server._worker = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -269,13 +269,14 @@ async def _make_ready(server: AttackedServer, process: asyncio.subprocess.Proces
     server.quiet_bytes = _status(server.pid, "VmRSS")
 
 
-async def _make_keys(server: AttackedServer, token: str) -> None:
-    """Keys of an operator and of two users; from the first on, every request needs one."""
+async def _make_keys(server: AttackedServer, token: str, agents: list[str]) -> None:
+    """Keys of an operator and of two users, who may name any of the agents. From the first on, every request needs one."""
     bearer = token
     async with httpx2.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as http:
         for principal, role in (("admin", "admin"), (ATTACKER, "user"), (BYSTANDER, "user")):
             headers = {"authorization": f"Bearer {bearer}"} if bearer else {}
-            answer = await http.post("/v1/keys", json={"principal": principal, "role": role}, headers=headers)
+            wanted = {"principal": principal, "role": role} | ({"agents": agents} if role == "user" else {})
+            answer = await http.post("/v1/keys", json=wanted, headers=headers)
             assert answer.status_code == 201, answer.text
             server.keys[principal] = answer.json()["secret"]
             bearer = server.keys["admin"]
