@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import (
     of_agents,
     of_hosts,
+    of_identity,
     of_reports,
     of_runtime,
     of_schedules,
@@ -22,6 +23,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_runtime.MUTANTS,
     *of_stores.MUTANTS,
     *of_hosts.MUTANTS,
+    *of_identity.MUTANTS,
     *of_agents.MUTANTS,
     *of_shapes.MUTANTS,
     *of_schedules.MUTANTS,

@@ -135,11 +135,11 @@ MUTANTS = (
         file="protocol/loop.py",
         old="""
         if approval:
-            question
+            return [Ask(
 """,
         new="""
         if approval is None:
-            question
+            return [Ask(
 """,
         tests=("tests/protocol/test_loop.py",),
     ),

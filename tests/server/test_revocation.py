@@ -14,6 +14,7 @@ import pytest
 from holdfast import Client, Host, Run
 from holdfast.errors import Unauthenticated
 from holdfast.server.credentials import CredentialsInUse
+from holdfast.server.sse import LAST_FRAME_S
 from holdfast.testing.clock import ManualClock
 from tests.server.live import AGENTS, Live, live, served
 
@@ -273,6 +274,37 @@ def test_a_stalled_reader_of_a_revoked_key_is_cut() -> None:
                 raise ConnectionResetError
             assert isinstance(cut.value, ConnectionResetError)
             assert size < 8_000_000
+            connection.close()
+
+    asyncio.run(main())
+
+
+def test_a_large_answer_under_way_is_cut() -> None:
+    """Its reader is slow: what it has not taken when the key is revoked never comes."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30), live(*AGENTS) as server:
+            record, secret = await server.app.keys.create(principal="bob", role="user")
+            session = server.host.session("s", principal="bob")
+            kept = await session.attach(b"x" * 15_000_000, media_type="text/plain")
+            await session.ask("hi", attachments=[kept])
+            connection = socket.socket()
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+            head = f"GET /v1/sessions/s/export HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {secret}\r\n\r\n"
+            connection.sendall(head.encode())
+            connection.settimeout(5)
+            assert (await asyncio.to_thread(connection.recv, 1000)).startswith(b"HTTP/1.1 200")
+            await server.app.keys.revoke(record.key_id)
+            async with asyncio.timeout(WITHIN_S + 1):
+                while server.app.keys.in_use.count or server.app.native.streams.open:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(LAST_FRAME_S)
+            size = 0
+            with pytest.raises(ConnectionResetError):
+                while piece := await asyncio.to_thread(connection.recv, 65_536):
+                    size += len(piece)
+                raise ConnectionResetError if size < 15_000_000 else AssertionError("all of it came")
             connection.close()
 
     asyncio.run(main())
