@@ -101,7 +101,11 @@ class AttackedServer:
     async def line(self, principal: str | None = None, *, small: bool = False) -> Line:
         """A raw connection; its requests carry the principal's key, or none. Raises `OSError`."""
         line = Line(self.port, self.keys[principal] if principal else "none")
-        await line.open(small=small)
+        try:
+            await line.open(small=small)
+        except BaseException:
+            line.drop()
+            raise
         return line
 
     def http(self, principal: str, **options: Any) -> httpx2.AsyncClient:
@@ -270,7 +274,7 @@ async def _make_ready(server: AttackedServer, process: asyncio.subprocess.Proces
 
 
 async def _make_keys(server: AttackedServer, token: str, agents: list[str]) -> None:
-    """Keys of an operator and of two users, who may name any of the agents. From the first on, every request needs one."""
+    """Keys of an operator and of two users, who may name any of the agents."""
     bearer = token
     async with httpx2.AsyncClient(base_url=server.url, timeout=30, trust_env=False) as http:
         for principal, role in (("admin", "admin"), (ATTACKER, "user"), (BYSTANDER, "user")):

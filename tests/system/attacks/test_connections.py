@@ -108,9 +108,10 @@ async def keep_opening(server: AttackedServer) -> None:
     lines: list[Line] = []
     try:
         while True:
-            lines += await opened(server, b"GET / HTTP/1.1\r\na: " + b"b" * 60_000, count=20)
-            drop(lines[:-800])
-            lines = lines[-800:]
-            await asyncio.sleep(0)
+            with suppress(OSError):
+                lines.append(await server.line())
+                await lines[-1].say(b"GET / HTTP/1.1\r\na: " + b"b" * 60_000)
+            if len(lines) > 800:
+                lines.pop(0).drop()
     finally:
         drop(lines)
