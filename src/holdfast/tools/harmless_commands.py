@@ -153,6 +153,7 @@ _CHECKS_AND_BUILDS = """
 _RULES: dict[str, Rule] = {
     **_each(_READS, rules.anything),
     **_each("hostname env", rules.nothing),
+    "trap": lambda words: bool(words) and words[0].text in ("", "-"),  # no command of its own
     "rg": rules.lacks("--pre", "--hostname-bin"),
     "ag": rules.lacks("--pager"),
     "fd": rules.lacks("-x", "-X", "--exec"),
