@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.runtime import foreign, processes, procfs, starting, zygote_link
+from holdfast.runtime import foreign, processes, procfs, seal, starting, zygote_link
 from holdfast.runtime.processes import DEVNULL, PIPE, STDOUT, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
@@ -609,8 +609,8 @@ def test_orphans_that_wiped_their_environment_are_found_by_their_tag(token: str)
     dead.wait(10)
     with running(program("ignores-term", token), {}) as orphan:
         await_condition(lambda: len(living(token)) == 1, "it runs")
-        _, hard = resource.prlimit(orphan, foreign.RLIMIT_LOCKS)
-        resource.prlimit(orphan, foreign.RLIMIT_LOCKS, (foreign.make_tag(dead.pid, 1, 1), hard))
+        _, hard = resource.prlimit(orphan, seal.CARRIERS[1])
+        resource.prlimit(orphan, seal.CARRIERS[1], (foreign.make_tag(dead.pid, 1, 1), hard))
         found = {entry.pid: entry.host for entry in processes.orphans()}
     assert found[orphan] == dead.pid
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import adoption_processes, foreign, processes, procfs
+from holdfast.runtime import adoption_processes, foreign, processes, procfs, seal
 from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
 from holdfast.runtime.processes import Killer, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
@@ -321,9 +321,11 @@ def test_exit_statuses_of_short_programs_are_never_taken_from_their_starters() -
     assert wrong == []
 
 
-def test_what_cannot_be_attributed_is_named_and_makes_the_outcome_unknown(
+def test_what_was_started_outside_of_scopes_is_no_concern_of_theirs(
     token: str, start: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
+    """An orphan of it comes home as a stray of a scope would."""
+
     async def body() -> None:
         with inside(Place()) as place:
             start(*program("ignores-term", f"{token}-tree"))
@@ -334,9 +336,9 @@ def test_what_cannot_be_attributed_is_named_and_makes_the_outcome_unknown(
             lambda: living(token)[0] in procfs.children(os.getpid()), "the one that belongs to nobody came home"
         )
         (lost,) = living(token)
+        assert adoption_processes.strangers(0) == 0
         result = await place.kill()
-        assert result.outcome == "unknown"
-        assert any(entry.startswith(f"{lost} ") for entry in result.unattributed)
+        assert (result.outcome, result.unattributed) == ("gone", ())
         assert living(f"{token}-tree") == []
         os.kill(lost, signal.SIGKILL)
 
@@ -364,8 +366,7 @@ def test_adoption_leaves_no_descriptor(host: ProcessHost) -> None:
     await_condition(lambda: not host._watched, "nothing is watched any more")
     adoption = adoption_processes._adoption
     assert adoption is not None
-    assert not adoption._families
-    assert not adoption._by_tag
+    await_condition(lambda: not adoption._families and not adoption._by_tag, "their owners are forgotten")
 
 
 def popen_of_true() -> int:
@@ -388,10 +389,12 @@ def fork_that_ends() -> int:
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is started at the same time; nobody is given a tag when it runs already."""
-    plain = adoption_processes._tag_process
-    monkeypatch.setattr(adoption_processes, "_tag_process", lambda pid, tag: plain(pid, tag) if pid == 0 else None)
+    plain = seal.Seal.put
+    monkeypatch.setattr(seal.Seal, "put", lambda self, pid, tag: plain(self, pid, tag) if pid == 0 else False)
     adoption = adoption_processes._adoption
     assert adoption is not None
+    carrier = adoption.seal.carrier
+    assert carrier is not None
     right: list[str] = []
     wrong: list[str] = []
 
@@ -400,8 +403,9 @@ def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkey
         for _ in range(25):
             pid = way()
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            tag = foreign.tag_of(pid)
-            expected = [adoption.own_tag] if place is None else [one._tag for one in place.members if one.pid == pid]
+            tag = foreign.tag_of(pid, carrier)
+            members = [] if place is None else place.members
+            expected = [adoption.outside_tag] if place is None else [one._tag for one in members if one.pid == pid]
             (right if expected[-1:] == [tag] else wrong).append(way.__name__)
             os.waitpid(pid, 0)
 
@@ -416,7 +420,7 @@ def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkey
         thread.join(30)
     assert wrong == []
     assert len(right) == 225
-    assert foreign.tag_of(os.getpid()) == adoption.own_tag
+    assert foreign.tag_of(os.getpid(), carrier) == adoption.own_tag
 
 
 def test_a_program_of_os_system_is_a_member_and_its_status_is_as_ever(token: str) -> None:
@@ -700,18 +704,20 @@ def test_who_was_struck_but_is_still_dying_is_not_called_gone(
     await_condition(lambda: len(living(token)) == 2, "the child lives")
     (child,) = [pid for pid in living(token) if pid != parent.pid]
     strikes: list[int] = []
-    plain = procfs.strike
+    plain = foreign._strike
 
-    def strike(pid: int, signum: int, wanted: Callable[[procfs.ProcessStat], bool]) -> str:
+    def strike(pid: int, tag: int, carried: Callable[[int, int], bool]) -> bool | None:
         strikes.append(pid)
         if pid == child and strikes.count(child) < 3:  # it takes its time, as one does that writes to a slow disk
-            return "hit"
-        return plain(pid, signum, wanted)
+            return carried(pid, tag)
+        return plain(pid, tag, carried)
 
-    monkeypatch.setattr(procfs, "strike", strike)
+    monkeypatch.setattr(foreign, "_strike", strike)
     started = procfs.start_time(parent.pid)
     assert started is not None
-    killed, survivors = foreign.kill(os.getpid(), (), (), [(parent.pid, started)], 10)
+    told: dict[int, tuple[list[int], list[int]]] = {}
+    foreign.kill(os.getpid(), (), None, {7: [(parent.pid, started)]}, 10, told.update, sealed=False)
+    killed, survivors = told[7]
     assert survivors == []
     assert set(killed) == {parent.pid, child}
     assert living(token) == []

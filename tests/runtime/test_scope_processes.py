@@ -19,7 +19,7 @@ from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import adoption_processes, procfs
 from holdfast.runtime.adoption import install
-from holdfast.runtime.adoption_processes import ForeignProcess
+from holdfast.runtime.adoption_processes import ForeignProcess, Owner
 from holdfast.runtime.owned_processes import UNHEARD
 from holdfast.runtime.processes import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.scope import Scope
@@ -464,7 +464,7 @@ def test_a_stop_waits_for_what_the_kill_of_foreign_code_says_though_its_program_
     async def main() -> None:
         answer = asyncio.Event()
 
-        async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float) -> TreeResult:
+        async def kill_trees(roots: Sequence[ForeignProcess], *, owner: Owner, bound_s: float) -> TreeResult:
             await answer.wait()  # they end meanwhile, as they were asked to
             return TreeResult(unattributed=("1 stray",))
 
@@ -498,7 +498,7 @@ def test_a_program_of_foreign_code_is_named_when_its_kill_knows_nothing(
     monkeypatch: pytest.MonkeyPatch, kill_after_s: float
 ) -> None:
     async def main() -> None:
-        async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float) -> TreeResult:
+        async def kill_trees(roots: Sequence[ForeignProcess], *, owner: Owner, bound_s: float) -> TreeResult:
             if kill_after_s < 1:
                 await asyncio.Event().wait()
             return TreeResult(proven=False)

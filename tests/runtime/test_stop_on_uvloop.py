@@ -103,7 +103,8 @@ def test_the_loop_keeps_nothing_of_a_program_whose_start_was_cut(
     plain = _Adoption.enter_unnamed
 
     def enter_unnamed(adoption: _Adoption, owner: Owner, name: str, tag: int) -> None:
-        adoption._enter_strays(owner, tag)  # as the reading thread does when another program ends in this moment
+        family = adoption._family(owner, tag)
+        adoption._enter_strays(family)  # as the reading thread does when another program ends in this moment
         plain(adoption, owner, name, tag)
 
     if found_before:

@@ -39,6 +39,7 @@ from holdfast.protocol.messages import Entry, Message, Policy, SessionView, Sett
 from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
+from holdfast.runtime.adoption_processes import kill_everything
 from holdfast.runtime.processes import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store
 from holdfast.storage import MemoryStore, open_store
@@ -248,6 +249,7 @@ class Host:
             if self._server_exit is not None:
                 self._server_exit.close()
             await self.scope.stop("the host closes", kind="shutdown")
+            await kill_everything()
             self._adoption.restore()
             for pool in self._pools.values():
                 pool.close()

@@ -24,7 +24,14 @@ from typing import Any, TypeVar, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime import adoption_processes
-from holdfast.runtime.adoption_threads import call_name, starting_scope, watch_threads
+from holdfast.runtime import threads as threads_module
+from holdfast.runtime.adoption_threads import (
+    call_name,
+    home_of_thread,
+    linger,
+    starting_scope,
+    watch_threads,
+)
 from holdfast.runtime.enclosure import current_place, inside
 from holdfast.runtime.forked import watch_forks
 from holdfast.runtime.membership import Membership
@@ -208,13 +215,16 @@ class Restorer:
         self.restore()
 
 
-def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = None) -> Restorer:
+def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = None, sealed: bool = True) -> Restorer:
     """Adopt, from now on, what foreign code starts on ``loop`` inside a scope.
 
     Parameters:
         loop: the loop to watch; it gets a task factory and a default executor.
         threads: the pool of the default executor; default: the one shared by the process.
+        sealed: whether the tag of programs is made indelible, for this process and for good; see
+            `holdfast.runtime.seal` for what that costs an ordinary user. The first loop that is watched decides.
     """
+    global _sealing
     factory = loop.get_task_factory()
     adopter = TaskAdopter(factory)
     executor = getattr(loop, "_default_executor", None)
@@ -223,6 +233,7 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     watch_threads(1)
     watch_forks()
     programs = 0 if getattr(loop, "virtual", False) else 1  # the explorer's loops have none
+    _sealing = sealed if not _watching else _sealing
     _watch_processes(programs)
 
     def undo() -> None:
@@ -237,6 +248,7 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
 
 
 _watching = 0
+_sealing = True
 _process_adoption: adoption_processes.Restorer | None = None
 
 
@@ -260,7 +272,11 @@ def _watch_processes(step: int) -> None:
     global _watching, _process_adoption
     _watching += step
     if _watching and _process_adoption is None:
-        _process_adoption = adoption_processes.install(_scope_for_program)
+        threads_module.on_leave = adoption_processes.leave_thread
+        _process_adoption = adoption_processes.install(
+            _scope_for_program, sealed=_sealing, home=home_of_thread, lingers=linger
+        )
     elif not _watching and _process_adoption is not None:
         _process_adoption.restore()
+        threads_module.on_leave = None
         _process_adoption = None

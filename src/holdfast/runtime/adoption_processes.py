@@ -5,15 +5,19 @@ While installed, what Python starts by ``subprocess``, ``asyncio.create_subproce
 
 - The program's exit status stays its starter's: nothing here waits for a pid that foreign code was given. Only
   orphans that came home to this process, which is a child subreaper meanwhile, are waited for.
-- A scope has a number; the number is in the tag (`holdfast.runtime.foreign`) that everything started in it inherits,
-  and in the environment where one can be given. Attribution needs no luck with parents, sessions or groups.
+- A scope has a number; the number is in the tag (`holdfast.runtime.foreign`) that everything started in it inherits
+  and, where the tag is sealed (`holdfast.runtime.seal`), cannot shed; and in the environment where one can be given.
+  Attribution needs no luck with parents, sessions or groups.
+- What C code starts on some thread is nobody's: it carries the number of this process. It is a scope's if it is a child
+  of a thread that works for that scope now and has not done so for another since; else it is told to the operator, and
+  no scope that was open then may say that nothing is left.
 - A scope's members are complete: when an adopted program ends and leaves strays, these are adopted before its end is
   told.
 - Each adopted program is named by a pidfd that was opened while its pid could not be recycled.
 - A program has its tag from its first moment: for the time of the start, which no two share, it is ours.
 
 Known gaps: what C code of an extension starts by itself, on another thread and just in the moment of a start, has that
-start's tag. The fork server's children have no marker, and get their tag only when they run.
+start's tag.
 
 What is shared between scopes must be started outside of them (a process pool that was filled inside a scope ends with
 that scope). The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
@@ -24,9 +28,11 @@ from __future__ import annotations
 import _posixsubprocess
 import asyncio
 import contextlib
+import contextvars
 import ctypes
 import functools
 import itertools
+import logging
 import multiprocessing.process
 import os
 import resource
@@ -36,26 +42,41 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from holdfast.runtime import foreign, procfs
 from holdfast.runtime.once import Once
+from holdfast.runtime.passes import KillPasses
 from holdfast.runtime.processes import ProcessHost, process_host
-from holdfast.runtime.starting import backlog_pauses, host_marker
+from holdfast.runtime.seal import Seal, seal
+from holdfast.runtime.seal import current as current_seal
+from holdfast.runtime.starting import host_marker
 from holdfast.runtime.trees import KILL_BOUND_S, TreeResult
 from holdfast.runtime.zygote_link import supported
+from holdfast.telemetry import redact
 
-__all__ = ["ForeignProcess", "Owner", "Restorer", "install", "kill_trees"]
+__all__ = [
+    "ForeignProcess",
+    "Owner",
+    "Restorer",
+    "install",
+    "kill_everything",
+    "kill_trees",
+    "look_soon",
+    "may_have_started",
+    "strangers",
+]
 
 _ANSWER_S = 1.0
 _AGAIN_S = (0.01, 0.1)
 """When the zygote was killed over a kill, another one is asked after this, each once: it takes a moment to be known."""
 
 _TICK_S = 1.0
+_HASTY_TICK_S = 0.02
+_MANY = 100
 _UNKNOWN_ZOMBIE_S = 5.0
-_STARTING_S = 0.5
-_STARTING_PAUSE_S = 0.005
+_ROUNDS = 8
 _STRUCK_S = 1.0
 """How long a program that nobody takes any more may need to die of its signal."""
 _PR_SET_CHILD_SUBREAPER = 36
@@ -129,6 +150,20 @@ class Restorer:
         self.restore()
 
 
+class Unclaimed(NamedTuple):
+    """A process that nobody was seen to start.
+
+    Attributes:
+        pid: its number.
+        started: start time in clock ticks since boot.
+        thread: the thread of this process that is its parent.
+    """
+
+    pid: int
+    started: int
+    thread: int
+
+
 class _Family:
     """The adopted programs of one owner."""
 
@@ -143,9 +178,22 @@ class _Family:
 class _Adoption:
     """What is known while installed. Entered by threads that start programs and by the reading thread of the host."""
 
-    def __init__(self, current: Callable[[], Owner | None], processes: ProcessHost) -> None:
+    def __init__(
+        self,
+        current: Callable[[], Owner | None],
+        processes: ProcessHost,
+        seal: Seal,
+        home: Callable[[int], Owner | None],
+        lingers: Callable[[], bool],
+    ) -> None:
         self.current = current
         self.processes = processes
+        self.seal = seal
+        self.home = home
+        self._lingers = lingers
+        self.ended = False
+        self.waiting: dict[asyncio.AbstractEventLoop, list[tuple[float, Callable[[int], object]]]] = {}
+        self.passes = KillPasses(processes, seal, self.claim, self._conclude)
         self.pid = os.getpid()
         self.started = procfs.start_time(self.pid) or 0
         self._lock = threading.Lock()
@@ -159,6 +207,10 @@ class _Adoption:
         self._tick_at = 0.0
         self._burying = threading.Lock()
         self._entering_strays = threading.Lock()
+        self._just_ended: list[tuple[ForeignProcess, _Family]] = []
+        self._restless: list[tuple[ForeignProcess, _Family]] = []
+        self._just_buried = 0
+        self._told: set[tuple[int, int]] = set()
         self._zombies: dict[int, float] = {}
         self._busy = False
         self._buried = 0
@@ -167,13 +219,31 @@ class _Adoption:
 
     @property
     def own_tag(self) -> int:
-        """The tag of this process, and so of what is started outside of scopes."""
-        return foreign.make_tag(self.pid, self.started, 0)
+        """The tag of this process, and so of what C code starts in it."""
+        return foreign.make_tag(self.pid, self.started, foreign.UNCLAIMED)
+
+    @property
+    def outside_tag(self) -> int:
+        """The tag of what is started outside of scopes."""
+        return foreign.make_tag(self.pid, self.started, foreign.OUTSIDE)
 
     @property
     def forked(self) -> bool:
         """Whether this is a forked child: it adopts nothing, and a lock may be held for ever there."""
         return os.getpid() != self.pid
+
+    def off(self) -> bool:
+        """Whether a start here is as any other: in a forked child, and when nothing is adopted any more. What is left
+        of a scope that has ended is refused even then.
+
+        Raises:
+            ScopeClosed: as `current`.
+        """
+        if self.forked:
+            return True
+        if self.ended:
+            self.current()
+        return self.ended
 
     def owner(self) -> Owner | None:
         """The scope that a start belongs to now; None outside of scopes and in forked children."""
@@ -184,13 +254,19 @@ class _Adoption:
         with self._lock:
             family = self._families.get(id(owner))
             if family is None:
-                self._number = self._number % (foreign.SCOPES - 1) + 1
+                self._number = self._number % (foreign.OUTSIDE - 1) + 1
                 while foreign.make_tag(self.pid, self.started, self._number) in self._by_tag:
-                    self._number = self._number % (foreign.SCOPES - 1) + 1
+                    self._number = self._number % (foreign.OUTSIDE - 1) + 1
                 family = _Family(owner, foreign.make_tag(self.pid, self.started, self._number))
                 self._families[id(owner)] = family
                 self._by_tag[family.tag] = family
+                self._busy = True
             return family.tag
+
+    def known_tag(self, owner: object) -> int | None:
+        """The tag of what ``owner`` has started so far; None when it has started nothing."""
+        family = self._families.get(id(owner))
+        return None if family is None else family.tag
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:
@@ -217,14 +293,22 @@ class _Adoption:
         """Around the very start: what is started has this tag from its first moment, as it inherits our limits; None:
         nobody's. All starts pass through here one by one, so none gets the tag of another."""
         with self._inheritance:
-            if tag is None:
-                yield
-                return
-            _tag_process(0, tag)
+            self.seal.put(0, self.outside_tag if tag is None else tag)
             try:
                 yield
             finally:
-                _tag_process(0, self.own_tag)
+                if os.getpid() == self.pid:  # a forked child keeps it
+                    self.seal.put(0, self.own_tag)
+
+    @contextlib.contextmanager
+    def bequeath_by(self, pid: int, tag: int) -> Iterator[None]:
+        """As `bequeath`, for what another process forks for us."""
+        with self._inheritance:
+            self.seal.put(pid, tag)
+            try:
+                yield
+            finally:
+                self.seal.put(pid, self.outside_tag)
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
         """A program was started for ``owner`` just now, or is an orphan of its; it was not waited for yet.
@@ -233,11 +317,19 @@ class _Adoption:
         else waits for them.
         """
         if not self._enter(owner, pid, name, tag, orphan=orphan):
-            self._enter_strays(owner, tag)
+            self._enter_strays(self._family(owner, tag))
+
+    def _family(self, owner: Owner, tag: int) -> _Family:
+        """The family of ``owner``, which may have been forgotten since `tag_for`."""
+        with self._lock:
+            family = self._families.get(id(owner))
+            if family is None:
+                family = self._by_tag[tag] = self._families[id(owner)] = _Family(owner, tag)
+            return family
 
     def _enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool, unnamed: bool = False) -> bool:
         """False if it was not taken, and is dead then; or if it is just being taken in by another thread."""
-        _tag_process(pid, tag)
+        self.seal.put(pid, tag)
         stat = procfs.read_stat(pid)
         try:
             pidfd = procfs.pidfd_open(pid)
@@ -267,21 +359,39 @@ class _Adoption:
         self.processes._watch(pidfd, lambda: self._end(process, family))
         return taken
 
-    def _enter_strays(self, owner: Owner, tag: int) -> None:
-        """Take in the orphans with this tag; one round of this at a time, so that at its end all of them are taken, or
-        dead."""
+    def _enter_strays(self, *families: _Family) -> bool:
+        """Take in the orphans that belong to these; one round of this at a time, so that at its end all of them are
+        taken, or dead. False when there may be more: they come faster than one can look."""
+        tags = {family.tag: family for family in families}
         with self._entering_strays:
             ended: set[int] = set()
-            complete = False
-            while not complete:  # who ended since it was listed may have left strays that were no children of ours then
-                complete = True
-                for pid in self._strangers():
-                    stat = procfs.read_stat(pid)
-                    if stat is None or stat.dead:
-                        complete = complete and pid in ended
-                        ended.add(pid)
-                    elif self._tag_of(pid) == tag:
-                        complete = self._enter(owner, pid, procfs.command(pid), tag, orphan=True) and complete
+            for _ in range(_ROUNDS):  # who ended since it was listed may have left strays that were no children of ours
+                living, over = self._strays(tags)
+                complete = over <= ended
+                ended |= over
+                for pid, family in living.items():
+                    name = procfs.command(pid)
+                    complete = self._enter(family.owner, pid, name, family.tag, orphan=True) and complete
+                if complete:
+                    return True
+        return False
+
+    def _strays(self, tags: Mapping[int, _Family]) -> tuple[dict[int, _Family], set[int]]:
+        """Orphans with these tags that were not adopted: those that live, and those that have ended, which are waited
+        for where it is certain that they are orphans."""
+        living: dict[int, _Family] = {}
+        over: set[int] = set()
+        with self._burying:
+            orphans, certain = self._orphans()
+            for pid in orphans:
+                family = None if pid in self._known else tags.get(self._tag_of(pid) or 0)
+                if family is None:
+                    continue
+                if (certain and _bury_now(pid)) or (stat := procfs.read_stat(pid)) is None or stat.dead:
+                    over.add(pid)
+                else:
+                    living[pid] = family
+        return living, over
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
         """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then, in
@@ -292,7 +402,7 @@ class _Adoption:
                 known._unnamed = known._unnamed or (known._orphan and known._tag == tag)
         for pid in self._strangers():
             if self._tag_of(pid) == tag and not self._enter(owner, pid, name, tag, orphan=True, unnamed=True):
-                self._enter_strays(owner, tag)
+                self._enter_strays(self._family(owner, tag))
 
     def note_outside(self, pid: int) -> None:
         """A program was started outside of any scope."""
@@ -301,17 +411,47 @@ class _Adoption:
     # -- ends
 
     def _end(self, process: ForeignProcess, family: _Family) -> None:
-        """In the reading thread: an adopted program has ended. Its strays are children of ours by now."""
+        """In the reading thread: an adopted program has ended. Its strays are children of ours by now, and are looked
+        for once for all that ended at the same time."""
         self._let_go(process)
+        with self._lock:
+            alone = not self._just_ended
+            self._just_ended.append((process, family))
+        if alone:
+            self.processes._in_reading_thread(self._sweep)
+
+    def _sweep(self) -> None:
+        """In the reading thread: take in the strays of all that ended, and tell of their ends. Where strays come faster
+        than one can look, their scope has to wait: its stop kills them."""
+        with self._lock:
+            swept, self._just_ended = self._just_ended, []
+        families = {id(family): family for _, family in swept}
         try:
-            self._enter_strays(family.owner, family.tag)
-        finally:  # a stray that cannot be held, for want of a descriptor, must not keep its scope waiting
-            with self._lock:
+            complete = self._enter_strays(*families.values())
+        except BaseException:  # a stray that cannot be held, for want of a descriptor, must not keep its scope waiting
+            self._tell_ends(swept)
+            raise
+        if complete:
+            self._tell_ends(swept)
+            return
+        with self._lock:
+            self._restless += swept
+            self._busy = True
+
+    def _tell_ends(self, swept: list[tuple[ForeignProcess, _Family]]) -> None:
+        with self._lock:
+            for process, family in swept:
                 family.live.discard(process)
-                if not family.live and self._families.get(id(family.owner)) is family:
-                    del self._families[id(family.owner)]
-                    del self._by_tag[family.tag]
+                self._forget_idle(family)
+        for process, _ in swept:
             process._ended.set(True)
+
+    def _forget_idle(self, family: _Family) -> None:
+        """Forget a family whose owner starts nothing any more, and of which nothing is left. Holds the lock."""
+        owner = family.owner
+        if not family.live and getattr(owner, "closed", True) and self._families.get(id(owner)) is family:
+            del self._families[id(owner)]
+            del self._by_tag[family.tag]
 
     def _orphans(self) -> tuple[list[int], bool]:
         """Our children that neither foreign code nor the process host started, and whether that is certain: while
@@ -329,31 +469,55 @@ class _Adoption:
         return [pid for pid in orphans if pid not in self._known]
 
     def _tag_of(self, pid: int) -> int | None:
-        tag = foreign.tag_of(pid)
-        if tag is None or foreign.scope_of_tag(tag) == 0:
+        """The tag that it carries; where tags can be shed, else the one that it is marked with."""
+        tag = self._carried_tag(pid)
+        if not self.seal.sealed and (tag is None or foreign.scope_of_tag(tag) == foreign.UNCLAIMED):
             tag = foreign.marked_tag_of(pid) or tag
         return tag
 
-    def tick(self) -> None:
-        """Forget who was waited for; wait for orphans that ended. About once a second, when there is anything."""
+    def _carried_tag(self, pid: int) -> int | None:
+        return None if self.seal.carrier is None else foreign.tag_of(pid, self.seal.carrier)
+
+    def tick(self) -> float:
+        """Forget who was waited for; wait for orphans that ended. About once a second, when there is anything. Answers
+        after how many seconds it wants to be called again: soon when orphans end by the hundred."""
+        self._just_buried = 0
+        self._tick()
+        return _TICK_S if self._just_buried < _MANY else _HASTY_TICK_S
+
+    def _tick(self) -> None:
         now = time.monotonic()
         if self._buried != self.processes._buried:  # a zygote has ended: the reapers that it leaves come home to us
             self._buried = self.processes._buried
             self._busy = True
         if not self._busy or now < self._tick_at:
             return
-        self._tick_at = now + _TICK_S
+        self._tick_at = now + _HASTY_TICK_S
         with self._lock:
             self._busy = False
+            restless, self._restless = self._restless, []
+            self._just_ended += restless
+            for family in list(self._families.values()):
+                self._forget_idle(family)
             outside = set(self._outside)
             ended = [pid for pid, process in self._known.items() if process.ended]
+        if restless:
+            self._sweep()
+        if self._lingers():
+            self.claim()
         children = set(procfs.children(self.pid))  # after: who is started meanwhile is not forgotten
         with self._lock:
             self._outside -= outside - children
             for pid in ended:
                 if pid not in children:
                     del self._known[pid]
-        if self.bury(lambda tag: tag is not None and foreign.scope_of_tag(tag) != 0) or self._known or self._outside:
+        nobodys = (foreign.UNCLAIMED, foreign.OUTSIDE)
+        if (
+            self.bury(lambda tag: tag is not None and foreign.scope_of_tag(tag) not in nobodys)
+            or self._known
+            or self._outside
+            or self._families
+        ):
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
@@ -370,6 +534,12 @@ class _Adoption:
         if not certain:
             return True  # the next tick knows more
         for pid in orphans:
+            known = self._known.get(pid)
+            if ours(self._carried_tag(pid)) and not (known is not None and known._unnamed):
+                buried = _bury_now(pid)
+                left = left or not buried
+                self._just_buried += buried
+                continue
             stat = procfs.read_stat(pid)
             if stat is None:
                 continue
@@ -377,31 +547,68 @@ class _Adoption:
             if not stat.dead:
                 continue
             since = zombies[pid] = self._zombies.get(pid, now)
-            known = self._known.get(pid)
-            nobodys = ours(foreign.tag_of(pid)) and not (known is not None and known._unnamed)
-            if nobodys or now - since > _UNKNOWN_ZOMBIE_S:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+            if now - since > _UNKNOWN_ZOMBIE_S:
+                _bury_now(pid)
                 del zombies[pid]
         self._zombies = zombies
         return left
 
     # -- kills
 
-    def unattributed(self, since: int) -> tuple[tuple[str, ...], bool]:
-        """Orphans that came home after ``since`` and carry nobody's tag; and whether it is certain (see `_orphans`)."""
+    def _conclude(self, tags: frozenset[int]) -> None:
+        """In the reading thread, after a kill: wait for the orphans among the killed, and go on with the ends that
+        had to wait for it."""
+        self.bury(tags.__contains__)
+        with self._lock:
+            over = [(process, family) for process, family in self._restless if family.tag in tags]
+            self._restless = [one for one in self._restless if one not in over]
+        self._tell_ends(over)
+
+    def unclaimed(self) -> list[Unclaimed]:
+        """Children of this process that nobody was seen to start, or that belong to no scope: orphans, and what C code
+        started on a thread."""
+        with self._lock:
+            ours = {link.pid for link in list(self.processes._links.values())}
+            known = {*self._known, *self._outside, *ours}
         found = []
-        orphans, certain = self._orphans()
-        for pid in orphans:
-            if pid in self._known:
-                continue
-            stat = procfs.read_stat(pid)
-            if stat is None or stat.dead or stat.started < since:
+        for thread, pid in procfs.children_of_threads(self.pid):
+            if pid in known:
                 continue
             tag = self._tag_of(pid)
-            if tag is None or foreign.scope_of_tag(tag) == 0:
-                found.append(pid)
-        return procfs.names(found), certain
+            if tag is not None and foreign.scope_of_tag(tag) != foreign.UNCLAIMED:
+                continue
+            stat = procfs.read_stat(pid)
+            if stat is not None and not stat.dead:
+                found.append(Unclaimed(pid, stat.started, thread))
+        if found and self.seal.carrier is None:  # without tags one of them may be a program that is being started
+            with self._lock:
+                found = [one for one in found if one.pid not in self._known and one.pid not in self._outside]
+        return found
+
+    def claim(self) -> list[Unclaimed]:
+        """Give those of `unclaimed` that a scope has started for certain to it; the others."""
+        left = []
+        for one in self.unclaimed():
+            home = self.home(one.thread) if one.thread != self.pid else None
+            if home is None:
+                left.append(one)
+                continue
+            tag = self.tag_for(home)
+            for pid in (one.pid, *procfs.descendants(one.pid)):
+                self.seal.put(pid, tag)
+            if getattr(home, "closed", False):  # of a thread that was abandoned
+                self.passes.ask({tag: []}, KILL_BOUND_S)
+        return left
+
+    def strangers_since(self, left: Sequence[Unclaimed], since: float) -> int:
+        """How many of these may have been started by a scope that was opened ``since``, in clock ticks since boot. The
+        operator is told of each once."""
+        mine = [one for one in left if one.started >= int(since)]
+        for one in mine:
+            if (one.pid, one.started) not in self._told:
+                self._told.add((one.pid, one.started))
+                _report(f"{one.pid} {procfs.command(one.pid)}")
+        return len(mine)
 
     def _let_go(self, process: ForeignProcess) -> None:
         """Close its pidfd, once. In the reading thread."""
@@ -429,89 +636,120 @@ def _first_number() -> int:
     return next(_numbers) % (foreign.SCOPES - 1)
 
 
-def _tag_process(pid: int, tag: int) -> None:
-    """Have ``pid`` carry the tag; where it cannot (another user's program, a hard limit), its marker remains."""
-    with contextlib.suppress(ValueError, OSError):
-        _, hard = resource.prlimit(pid, foreign.RLIMIT_LOCKS)
-        resource.prlimit(pid, foreign.RLIMIT_LOCKS, (tag, hard))
-
-
+_log = logging.getLogger("holdfast.runtime")
 _adoption: _Adoption | None = None
 
 
-async def kill_trees(roots: Sequence[ForeignProcess], *, bound_s: float = KILL_BOUND_S) -> TreeResult:
+async def kill_trees(
+    roots: Sequence[ForeignProcess], *, owner: Owner | None = None, bound_s: float = KILL_BOUND_S
+) -> TreeResult:
     """Kill adopted programs of a scope with all they ever started; their starters still get the exit statuses.
 
-    A zygote's fork does it, so a busy interpreter does not delay it. When this returns, those killed run no more.
+    A zygote's fork does it, so a busy interpreter does not delay it; kills that are asked for at the same time share
+    it. When this returns, those killed run no more.
 
     Parameters:
         roots: what one or more scopes adopted; all that belongs to these scopes is killed.
+        owner: a scope whose programs are killed too, though all that is known of them may have ended.
         bound_s: how long to try.
     """
+    adoption = _adoption
+    if adoption is None:
+        return TreeResult(proven=not roots)
+    tags: dict[int, list[tuple[int, int]]] = {root._tag: [] for root in roots}
+    for root in roots:
+        if not root.ended:
+            tags[root._tag].append((root.pid, root.started))
+    if owner is not None:
+        tags.setdefault(adoption.tag_for(owner), [])
+    if not tags:
+        return TreeResult()
+    return await _kill(adoption, tags, roots, bound_s)
+
+
+async def kill_everything(*, bound_s: float = KILL_BOUND_S) -> TreeResult:
+    """Kill what any scope's foreign code started, and what C code started in this process: before a host ends."""
+    adoption = _adoption
+    if adoption is None:
+        return TreeResult()
+    return await _kill(adoption, {tag: [] for tag in (adoption.own_tag, *list(adoption._by_tag))}, (), bound_s)
+
+
+async def _kill(
+    adoption: _Adoption, tags: dict[int, list[tuple[int, int]]], roots: Sequence[ForeignProcess], bound_s: float
+) -> TreeResult:
     end_at = time.monotonic() + bound_s
     for again_s in (*_AGAIN_S, None):
-        request = _Request(roots, bound_s)
-        for pause_s in backlog_pauses():
-            if request.submit():
-                break
-            await asyncio.sleep(pause_s)
+        answer = adoption.passes.ask(tags, bound_s)
         try:
             async with asyncio.timeout(bound_s + _ANSWER_S):
-                result = await request.answer.wait()
+                result = await answer.wait()
         except TimeoutError:
-            result = request.answer.value or TreeResult(proven=False)  # it may have come while the loop was held up
+            result = answer.value or TreeResult(proven=False)  # it may have come while the loop was held up
         bound_s = end_at - time.monotonic()
         if result != TreeResult(proven=False) or bound_s <= 0 or again_s is None:
             break
         await asyncio.sleep(again_s)  # the zygote was killed over it: another one is asked
-    deadline = time.monotonic() + _STARTING_S
-    while True:
-        concluded = request.conclude(result, last=time.monotonic() >= deadline)
-        if concluded is not None:
-            return concluded
-        await asyncio.sleep(_STARTING_PAUSE_S)
+    if result == TreeResult(proven=False):  # nobody could be asked: the roots at least can be hit
+        result = TreeResult(killed=_kill_roots(roots), proven=False)
+    return result
 
 
-class _Request:
-    """One call of `kill_trees`."""
+def leave_thread() -> None:
+    """The calling thread ends to work for a scope: what C code started on it meanwhile is the scope's."""
+    adoption = _adoption
+    if adoption is None or adoption.forked:
+        return
+    listed = procfs.read_text("/proc/thread-self/children")
+    if listed and any(pid not in adoption._known and pid not in adoption._outside for pid in map(int, listed.split())):
+        adoption.claim()
 
-    def __init__(self, roots: Sequence[ForeignProcess], bound_s: float) -> None:
-        self._adoption = _adoption
-        self._tags = frozenset(root._tag for root in roots)
-        self._since = min((root.started for root in roots), default=0)
-        if not roots or self._adoption is None:
-            self.answer: Once[TreeResult] = Once()
-            self.answer.set(TreeResult(proven=not roots))
-            self.submit: Callable[[], bool] = lambda: True
-            return
-        pairs = [(root.pid, root.started) for root in roots if not root.ended]
-        try:
-            killer = self._adoption.processes._send_killer(sorted(self._tags), pairs, bound_s)
-        except OSError:  # no descriptor is left: the roots at least can be hit with those they have
-            self.answer = Once()
-            self.answer.set(TreeResult(killed=_kill_roots(roots), proven=False))
-            self.submit = lambda: True
-            return
-        self.answer = killer.answer
-        self.submit = killer.submit
 
-    def conclude(self, result: TreeResult, *, last: bool) -> TreeResult | None:
-        """Wait for the orphans among the killed, and name who could not be attributed.
+def may_have_started(owner: Owner) -> bool:
+    """Whether foreign code started a program in this scope that somebody saw."""
+    return _adoption is not None and _adoption.known_tag(owner) is not None
 
-        None when one of them may be a program that somebody else is just starting, unless this is the last attempt.
-        """
-        if self._adoption is None or not self._tags:
-            return result
-        self._adoption.bury(self._tags.__contains__)
-        unattributed, certain = self._adoption.unattributed(self._since)
-        if unattributed and not (certain or last):
-            return None
-        return TreeResult(
-            killed=result.killed,
-            survivors=result.survivors,
-            unattributed=unattributed,
-            proven=result.proven,
-        )
+
+def strangers(since: float) -> int:
+    """How many processes live that a scope opened ``since`` (clock ticks since boot) may have started, and that cannot
+    be attributed: C code started them. They are left alone; the operator is told of them.
+
+    What is certain to be of a thread of a scope is no such process: it is given to that scope.
+    """
+    if _adoption is None:
+        return 0
+    return _adoption.strangers_since(_adoption.claim(), since)
+
+
+def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
+    """Have ``tell`` called with the number of `strangers`, in the next turn of the loop: one look for all who ask."""
+    adoption = _adoption
+    if adoption is None:
+        tell(0)
+        return
+    if getattr(loop, "virtual", False):  # the explorer's loops have no programs
+        tell(0)
+        return
+    waiting = adoption.waiting.setdefault(loop, [])
+    waiting.append((since, tell))
+    if len(waiting) > 1:
+        return
+
+    def look() -> None:
+        asked = adoption.waiting.pop(loop)
+        left = adoption.claim()
+        for since, tell in asked:
+            tell(adoption.strangers_since(left, since))
+
+    loop.call_soon(look, context=contextvars.Context())
+
+
+def _bury_now(pid: int) -> bool:
+    """Wait for this child if it has ended; whether there is nothing to wait for any more."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 def _await_end(pidfd: int, timeout_s: float) -> None:
@@ -531,28 +769,42 @@ def _kill_roots(roots: Sequence[ForeignProcess]) -> tuple[int, ...]:
     return tuple(hit)
 
 
-def install(current: Callable[[], Owner | None], processes: ProcessHost | None = None) -> Restorer:
+def install(
+    current: Callable[[], Owner | None],
+    processes: ProcessHost | None = None,
+    *,
+    sealed: bool = True,
+    home: Callable[[int], Owner | None] = lambda thread: None,
+    lingers: Callable[[], bool] = lambda: False,
+) -> Restorer:
     """Adopt, from now on and in the whole process, what foreign code starts inside a scope.
 
     Parameters:
-        current: says which scope the running code is in.
+        current: says which scope the running code is in; it may raise where nothing may be started.
         processes: whose zygote does the killing; None for the one of this process. It is started now: what it finds
             when this process is killed, it kills.
+        sealed: whether to make tags indelible, for good: see `holdfast.runtime.seal` for what it costs.
+        home: the scope that a thread (its number in the kernel) works for. When it stops to, it calls `leave_thread`.
+        lingers: whether threads of ended scopes still run. While they do at the end, ``current`` goes on to refuse
+            them, though nothing is adopted any more.
 
     Raises:
         RuntimeError: it is installed already.
     """
-    global _adoption
+    global _adoption, _lingering
     if _adoption is not None:
         raise RuntimeError("foreign processes are adopted already; restore() the first install() before the next")
     if not supported():
         return Restorer(lambda: None)
+    lingering, _lingering = _lingering, None
+    if lingering is not None:
+        lingering()
     processes = process_host() if processes is None else processes
-    adoption = _Adoption(current, processes)
+    adoption = _Adoption(current, processes, seal() if sealed else current_seal(), home, lingers)
+    carrier = adoption.seal.carrier
+    limits = None if carrier is None else resource.getrlimit(carrier)
+    adoption.seal.put(0, adoption.own_tag)
     processes.start()
-    limits = resource.getrlimit(foreign.RLIMIT_LOCKS)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(foreign.RLIMIT_LOCKS, (adoption.own_tag, limits[1]))
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     before = ctypes.c_int()
     prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
@@ -561,17 +813,37 @@ def install(current: Callable[[], Owner | None], processes: ProcessHost | None =
     processes._set_tick(adoption.tick)
     _adoption = adoption
 
-    def undo() -> None:
-        global _adoption
-        _adoption = None
+    def take_off() -> None:
         restore()
+        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
+        if limits is not None:
+            adoption.seal.restore(0, limits)
+
+    def undo() -> None:
+        global _adoption, _lingering
+        adoption.ended = True
+        _adoption = None
         processes._set_tick(None)
         adoption.close()
-        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(foreign.RLIMIT_LOCKS, limits)
+        if lingers():
+            _lingering = take_off
+        else:
+            take_off()
 
     return Restorer(undo)
+
+
+_lingering: Callable[[], None] | None = None
+"""Takes off what an installation that has ended left on, for threads that it had to abandon."""
+
+
+def _report(stranger: str) -> None:
+    """Tell the operator, and nobody else, of a process that is no scope's for certain."""
+    _log.warning(
+        "C code started a process that cannot be attributed to a session: %s; sessions that were open then cannot be "
+        "proven stopped while it lives; start programs with run.process or subprocess",
+        redact(stranger),
+    )
 
 
 class _Bequeathing:
@@ -632,7 +904,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_fork_exec(plain: Callable[..., int]) -> Callable[..., int]:
         def fork_exec(*arguments: Any) -> int:
-            if adoption.forked:
+            if adoption.off():
                 return plain(*arguments)
             owner = adoption.owner()
             words = arguments[0]
@@ -657,13 +929,13 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_fork(plain: Callable[[], Any]) -> Callable[[], Any]:
         def fork() -> Any:
-            if adoption.forked:
+            if adoption.off():
                 return plain()
             owner = adoption.owner()
             tag = None if owner is None else adoption.tag_for(owner)
             adoption.begin()
             try:
-                with adoption.bequeath(None):  # the child tags itself, before anything else
+                with adoption.bequeath(tag):
                     result = plain()
             except BaseException:
                 adoption.finish()
@@ -671,7 +943,6 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             pid = result if isinstance(result, int) else result[0]
             if pid == 0:  # a lock may be held for ever here, by a thread that was not forked along
                 if tag is not None:
-                    _tag_process(0, tag)
                     os.environb.update(_marks(tag))
                 return result
             try:
@@ -687,7 +958,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_posix_spawn(plain: Callable[..., int]) -> Callable[..., int]:
         def posix_spawn(path: Any, argv: Any, env: Any, /, *rest: Any, **options: Any) -> int:
-            if adoption.forked:
+            if adoption.off():
                 return plain(path, argv, env, *rest, **options)
             owner = adoption.owner()
             with adoption.start():
@@ -708,16 +979,20 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_start(plain: Callable[[Any], None]) -> Callable[[Any], None]:
         def start(self: Any) -> None:
-            plain(self)
-            owner = adoption.owner()
-            if owner is not None and getattr(self._popen, "method", None) == "forkserver":  # not a child of ours
-                adoption.enter(owner, self.pid, self.name, adoption.tag_for(owner))
+            owner = None if adoption.off() else adoption.owner()
+            if owner is None or _start_method(self) != "forkserver":
+                plain(self)
+                return
+            tag = adoption.tag_for(owner)
+            with adoption.bequeath_by(_fork_server(), tag):  # it is no child of ours, but of the server's
+                plain(self)
+            adoption.enter(owner, self.pid, self.name, tag)
 
         return start
 
     def around_loop_start(plain: Callable[..., Any]) -> Callable[..., Any]:
         async def start(self: Any, *arguments: Any, **options: Any) -> Any:
-            if adoption.forked:
+            if adoption.off():
                 return await plain(self, *arguments, **options)
             owner = adoption.owner()
             with adoption.start():
@@ -739,7 +1014,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_system(plain: Callable[[Any], int]) -> Callable[[Any], int]:
         def system(command: Any) -> int:
-            if adoption.forked:
+            if adoption.off():
                 return plain(command)
             code = subprocess.call(command, shell=True, close_fds=False)
             return -code if code < 0 else code << 8
@@ -765,6 +1040,19 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             setattr(place, name, plain)
 
     return restore
+
+
+def _start_method(process: Any) -> str | None:
+    method: str | None = getattr(process, "_start_method", None)
+    return multiprocessing.get_start_method() if method is None else method
+
+
+def _fork_server() -> int:
+    """The pid of the fork server of ``multiprocessing``, which runs from now on."""
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running()
+    return int(cast(Any, forkserver)._forkserver._forkserver_pid)
 
 
 _MARK_PREFIXES = (procfs.HOST_MARKER + b"=", procfs.SCOPE_MARKER + b"=")

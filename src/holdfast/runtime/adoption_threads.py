@@ -29,16 +29,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.protocol.stopping import Abandoned
+from holdfast.runtime.adoption_processes import leave_thread
 from holdfast.runtime.enclosure import current_place
 from holdfast.runtime.interrupt import Interrupt
 from holdfast.runtime.members import Handle, Member, MemberKind
 from holdfast.runtime.scope import Scope, current_scope
-from holdfast.runtime.threads import thread_stack
+from holdfast.runtime.threads import any_abandoned, call_of_thread, thread_stack
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["ForeignCall", "call_name", "starting_scope", "watch_threads"]
+__all__ = ["ForeignCall", "call_name", "home_of_thread", "linger", "starting_scope", "watch_threads"]
 
 # The runtime's own, and those in which asyncio waits for programs, which end with them.
 _OURS = ("holdfast-", "asyncio-waitpid-")
@@ -74,6 +75,7 @@ class ForeignCall(Handle[None]):
         try:
             return fn(*values, **options)
         finally:
+            leave_thread()
             self.thread = None
             if before is None:
                 _homes.pop(thread, None)  # none is there in a forked child that comes back
@@ -143,6 +145,21 @@ def starting_scope() -> Scope | None:
     if scope is not None or current_place.variable in contextvars.copy_context():
         return scope
     return _homes.get(threading.current_thread())
+
+
+def home_of_thread(native_id: int) -> Scope | None:
+    """The scope that a thread, by its number in the kernel, works for now; None for one that works for none."""
+    for thread, scope in list(_homes.items()):
+        if thread.native_id == native_id:
+            return scope
+    call = call_of_thread(native_id)
+    place = None if call is None else current_place.get_in(call.context)
+    return None if place is None else cast(Scope, place.scope)
+
+
+def linger() -> bool:
+    """Whether threads still run that scopes which have ended left behind."""
+    return any_abandoned() or any(thread.is_alive() and scope.closed for thread, scope in list(_homes.items()))
 
 
 def _leave_scopes() -> None:

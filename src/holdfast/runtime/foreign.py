@@ -1,42 +1,62 @@
 """Finding and killing what foreign code started: by an inherited tag, by a marker, by descent.
 
 The zygote imports this module, so it imports only what is cheap. A process that is not under a reaper can leave its
-session, its parents and its environment behind, but a resource limit is inherited by all that it starts, and nobody
-changes a limit that has no effect: ``RLIMIT_LOCKS`` is not enforced since Linux 2.4.25. Its soft value is our tag: it
-holds the host and the number of the scope. Where the limit cannot be set, the environment marker and descent remain.
+session, its parents and its environment behind, but not its tag, where that is sealed (`holdfast.runtime.seal`). The
+tag holds the host and the number of the scope. Where it is not sealed, the environment marker and descent help to find
+what has lost it, and nothing is proven by finding nobody.
+
+Two looks at all processes, one after the other, that find nobody with a tag prove that nobody has it: pids are given
+out in rising order and looked at in one order, so whoever is missed by one look was started during it, by somebody
+whom the other sees, unless all numbers of the machine were given out meanwhile.
 """
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import time
 
-from holdfast.runtime import procfs
+from holdfast.runtime import procfs, seal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    _Look = Iterable[tuple[int, int]]  # pids with the tag that each belongs to
+    _Told = Callable[[dict[int, tuple[list[int], list[int]]]], object]
 
 __all__ = [
-    "RLIMIT_LOCKS",
+    "OUTSIDE",
     "SCOPES",
+    "UNCLAIMED",
     "end_host",
     "host_of_tag",
     "is_start",
     "kill",
     "make_tag",
+    "marked_tag_of",
     "scope_of_tag",
     "tag_of",
+    "tags_of",
 ]
 
-RLIMIT_LOCKS = 10
 SCOPES = 1 << 16
-"""Numbers of scopes are below this; 0 is what was started outside of any scope."""
+"""Numbers of scopes are below this."""
+
+UNCLAIMED = 0
+"""The number of what nobody was seen to start: C code did, on some thread."""
+
+OUTSIDE = SCOPES - 1
+"""The number of what was started outside of any scope, the zygote and its reapers too."""
 
 _MAGIC = 0b10110
 _START_MASK = 0xFFFFF
 _PAUSE_S = 0.0005
 _PAUSE_LIMIT_S = 0.02
+_CLEAN = 2
+_HUNT_S = 0.003
+_HUNT_PIDS = 32
 
 
 def make_tag(host: int, started: int, scope: int) -> int:
@@ -62,19 +82,15 @@ def is_start(lower: int, started: int) -> bool:
     return started & _START_MASK == lower
 
 
-def tag_of(pid: int) -> int | None:
-    """The tag that a process carries, be it a zombie; None when it has none or is gone."""
-    limits = procfs.read_text(f"/proc/{pid}/limits")
-    if not limits:
-        return None
-    start = limits.find(b"Max file locks")
-    if start < 0:
-        return None
-    soft = limits[start + 14 :].split(None, 1)[0]
-    if not soft.isdigit():
-        return None
-    tag = int(soft)
-    return tag if host_of_tag(tag) is not None else None
+def tag_of(pid: int, carrier: int = seal.CARRIERS[0]) -> int | None:
+    """The tag that a process carries there, be it a zombie; None when it has none or is gone."""
+    tag = seal.read(pid, carrier)
+    return None if tag is None or tag >> 58 != _MAGIC else tag
+
+
+def tags_of(pid: int) -> list[int]:
+    """All tags of a process: a host that runs below another one gives its own besides."""
+    return [tag for carrier in seal.CARRIERS if (tag := tag_of(pid, carrier)) is not None]
 
 
 def marked_tag_of(pid: int) -> int | None:
@@ -83,87 +99,211 @@ def marked_tag_of(pid: int) -> int | None:
     return int(marker) if marker is not None and marker.isdigit() else None
 
 
-def _find(
-    pids: Iterable[int], ours: Callable[[int], bool], roots: Collection[tuple[int, int]]
-) -> list[procfs.ProcessStat]:
-    """Those that live and carry a tag of ours, are a root, or are a child of what was found before them."""
-    found = []
-    tree: set[int] = set()
-    for pid in pids:
+def _look_at_all(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
+    """Who carries a wanted tag; parents before their children, so that none goes on when its child is dead."""
+    for pid in sorted(procfs.all_pids()):
+        tag = tag_of(pid, carrier)
+        if tag is not None and wanted(tag):
+            yield pid, tag
+
+
+def _look_at_newest(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
+    """The same among the pids that were given out last."""
+    newest = _newest_pid()
+    for pid in range(newest, max(1, newest - _HUNT_PIDS), -1):
+        tag = tag_of(pid, carrier)
+        if tag is not None and wanted(tag):
+            yield pid, tag
+
+
+def _newest_pid() -> int:
+    load = procfs.read_text("/proc/loadavg")
+    return int(load.split()[-1]) if load else 0
+
+
+def _look_below(
+    host: int, without: frozenset[int], carrier: int, wanted: Callable[[int], bool], known: dict[tuple[int, int], int]
+) -> list[tuple[int, int]]:
+    """Who is below the host and carries a wanted tag, or is marked with one, or is known, or a child of one of these:
+    for tags that may have been shed."""
+    tree: dict[int, int] = {}
+    for pid in procfs.descendants(host, without=without):
         stat = procfs.read_stat(pid)
         if stat is None or stat.dead:
             continue
-        tag = tag_of(pid)
-        if not (
-            stat.parent in tree
-            or (pid, stat.started) in roots
-            or (tag is not None and ours(tag))
-            or ((marked := marked_tag_of(pid)) is not None and ours(marked))
-        ):
-            continue
-        tree.add(pid)
-        found.append(stat)
-    return found
+        owner: int | None = tree.get(stat.parent) or known.get((pid, stat.started))
+        for tag in (tag_of(pid, carrier), marked_tag_of(pid)) if owner is None else ():
+            if owner is None and tag is not None and wanted(tag):
+                owner = tag
+        if owner is not None:
+            tree[pid] = known[pid, stat.started] = owner  # who was struck once may still be dying, without its parents
+    return list(tree.items())
 
 
-def _started_at(started: int) -> Callable[[procfs.ProcessStat], bool]:
-    return lambda stat: stat.started == started
+def _strike(pid: int, tag: int, carried: Callable[[int, int], bool]) -> bool | None:
+    """Kill ``pid`` if it still belongs to the tag; True when it was alive, None when we may not, False otherwise."""
+    try:
+        pidfd = procfs.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        if _has_ended(pidfd) or not carried(pid, tag):
+            return False
+        procfs.pidfd_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return None
+    finally:
+        os.close(pidfd)
+    return True
 
 
-def _kill_found(
-    walk: Callable[[], Iterable[int]],
-    ours: Callable[[int], bool],
-    roots: Collection[tuple[int, int]],
-    bound_s: float,
-) -> tuple[list[int], list[int]]:
-    """Kill what is found on the walk until nothing was found twice in a row: one walk may miss who changes its parent
-    meanwhile. Who was struck once is a root from then on: it may still be dying, without its parents."""
-    deadline = time.monotonic() + bound_s
-    known = set(roots)
-    killed: dict[int, None] = {}
-    clean = 0
-    pause_s = _PAUSE_S
-    while True:
-        found = _find(walk(), ours, known)
-        clean = 0 if found else clean + 1
-        if clean == 2:
-            return list(killed), []
-        for stat in found:
-            if procfs.strike(stat.pid, signal.SIGKILL, _started_at(stat.started)) == "hit":
-                killed[stat.pid] = None
-                known.add((stat.pid, stat.started))
-        if found and time.monotonic() >= deadline:
-            left = [stat.pid for stat in found]
-            return [pid for pid in killed if pid not in left], left
-        if found:
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, _PAUSE_LIMIT_S)
+def _has_ended(pidfd: int) -> bool:
+    """Whether no thread of the process runs any more."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+class _Chase:
+    """One kill of the processes of some scopes, to a fixed point.
+
+    Parameters:
+        carried: whether the process with this pid still belongs to the scope of the tag.
+        tell: called after each look but the first: for the scopes that are done by then, by their tag, who was killed,
+            and who was still there at the bound.
+    """
+
+    def __init__(
+        self,
+        carried: Callable[[int, int], bool],
+        bound_s: float,
+        tell: _Told,
+    ) -> None:
+        self._carried = carried
+        self._tell = tell
+        self._end_at = time.monotonic() + bound_s
+        self._killed: dict[int, dict[int, None]] = {}
+        self._struck: set[int] = set()
+        self._pause_s = _PAUSE_S
+
+    def strike(self, look: _Look) -> dict[int, list[int]]:
+        """Kill whom the look finds; who they were, by tag."""
+        found: dict[int, list[int]] = {}
+        for pid, tag in look:
+            struck = _strike(pid, tag, self._carried)
+            if struck is not False:
+                found.setdefault(tag, []).append(pid)
+            if struck:
+                self._killed.setdefault(tag, {})[pid] = None
+                self._struck.add(pid)
+        return found
+
+    def killed(self, tag: int, left: Collection[int] = ()) -> list[int]:
+        """Whom it killed of this scope."""
+        return [pid for pid in self._killed.get(tag, ()) if pid not in left]
+
+    def run(self, tags: Iterable[int], look: Callable[[], _Look], hunt: Callable[[], _Look]) -> None:
+        """Strike until each scope was found empty twice in a row, or the time is over."""
+        clean = dict.fromkeys(tags, 0)
+        looks = 0
+        while clean:
+            found = self.strike(look())
+            looks += 1
+            clean = {tag: 0 if tag in found else count + 1 for tag, count in clean.items()}
+            late = time.monotonic() >= self._end_at
+            done = [tag for tag, count in clean.items() if count == _CLEAN or (late and tag in found)]
+            if done or looks == _CLEAN:
+                told = {tag: found.get(tag, []) for tag in done}
+                self._tell({tag: (self.killed(tag, left), left) for tag, left in told.items()})
+            for tag in done:
+                del clean[tag]
+            if found and clean:
+                self._hunt(hunt)
+
+    def _hunt(self, hunt: Callable[[], _Look]) -> None:
+        """Leave the struck a moment to die; while new ones come, be as quick as they are."""
+        until = time.monotonic() + _HUNT_S
+        while self._new(hunt()) and time.monotonic() < until:
+            pass
+        time.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 1.5, _PAUSE_LIMIT_S)
+
+    def _new(self, look: _Look) -> bool:
+        before = len(self._struck)
+        self.strike(look)
+        return len(self._struck) > before
 
 
 def kill(
-    host: int, without: Collection[int], tags: Collection[int], roots: Collection[tuple[int, int]], bound_s: float
-) -> tuple[list[int], list[int]]:
-    """Kill what lives below ``host`` and belongs to the scopes of ``tags`` or to ``roots``, to a fixed point.
+    host: int,
+    without: Collection[int],
+    carrier: int | None,
+    tags: Mapping[int, Iterable[tuple[int, int]]],
+    bound_s: float,
+    tell: _Told,
+    *,
+    sealed: bool,
+) -> None:
+    """Kill what belongs to the scopes of ``tags``, to a fixed point.
 
     Parameters:
         host: the pid of the host, which is a subreaper.
         without: pids whose subtrees are no concern: the zygote with its reapers.
-        tags: tags of the scopes.
-        roots: pid and start time of programs that were started in them.
+        carrier: the limit that holds the tags; None when there is none.
+        tags: the tags of the scopes, each with pid and start time of programs that were started there and may have
+            none.
         bound_s: for how long to try.
-
-    Returns:
-        The pids that were killed, and those that were still there at the bound.
+        tell: called with the pids that were killed, and those that were still there at the bound, by tag; with each
+            tag once, as soon as it is known, and with none when nothing is known after a first moment.
+        sealed: whether nothing could lose its tag.
     """
-    others = frozenset(without)
-    return _kill_found(lambda: procfs.descendants(host, without=others), frozenset(tags).__contains__, roots, bound_s)
+    known = {root: tag for tag, roots in tags.items() for root in roots}
+    limit = seal.CARRIERS[0] if carrier is None else carrier
+
+    def wanted(tag: int) -> bool:
+        return tag in tags
+
+    def carried(pid: int, tag: int) -> bool:
+        if tag_of(pid, limit) == tag:
+            return True
+        stat = procfs.read_stat(pid)
+        return stat is not None and known.get((pid, stat.started)) == tag
+
+    def look() -> _Look:
+        if not sealed:  # first: whose parents are struck is no longer below them
+            yield from _look_below(host, frozenset(without), limit, wanted, known)
+        yield from _others(host, _look_at_all(limit, wanted))
+        yield from [(pid, tag) for (pid, _), tag in known.items()]
+
+    _Chase(carried, bound_s, tell).run(tags, look, lambda: _others(host, _look_at_newest(limit, wanted)))
+
+
+def _others(host: int, look: _Look) -> _Look:
+    """The host itself carries the tag of what C code starts in it."""
+    return ((pid, tag) for pid, tag in look if pid != host)
 
 
 def end_host(host: int, started: int, bound_s: float) -> tuple[list[int], list[int]]:
-    """Kill what any scope of a host that has ended started, wherever it is now, to a fixed point."""
+    """Kill what any scope of a host that has ended started, wherever it is now, and what C code in it started, to a
+    fixed point."""
     gone = (host, started & _START_MASK)
+    ended: dict[int, tuple[list[int], list[int]]] = {}
 
     def ours(tag: int) -> bool:
-        return scope_of_tag(tag) != 0 and host_of_tag(tag) == gone
+        return scope_of_tag(tag) != OUTSIDE and host_of_tag(tag) == gone
 
-    return _kill_found(lambda: sorted(procfs.all_pids()), ours, (), bound_s)
+    def carried(pid: int, tag: int) -> bool:
+        marked = marked_tag_of(pid)
+        return any(map(ours, tags_of(pid))) or (marked is not None and ours(marked))
+
+    def look() -> _Look:
+        return ((pid, 0) for pid in sorted(procfs.all_pids()) if carried(pid, 0))
+
+    def hunt() -> _Look:
+        newest = _newest_pid()
+        return ((pid, 0) for pid in range(newest, max(1, newest - _HUNT_PIDS), -1) if any(map(ours, tags_of(pid))))
+
+    _Chase(carried, bound_s, ended.update).run([0], look, hunt)
+    return ended[0]

@@ -104,6 +104,7 @@ class Membership:
         "_members",
         "_on_closed",
         "_opened_at",
+        "_opened_ticks",
         "_over",
         "_pool",
         "_registration",
@@ -152,6 +153,7 @@ class Membership:
         self._gate = threading.RLock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opened_at = 0.0
+        self._opened_ticks = 0.0
         self._members: dict[Handle[Any] | Membership, None] = {}
         self._adopted: dict[Handle[Any], None] = {}
         self._unowned: weakref.WeakSet[threading.Thread] | None = None
@@ -406,6 +408,10 @@ class Membership:
                 self._ended_by_itself = self.interrupt.trigger("the scope has ended", kind="stop")
             elif self._shut():
                 self._closed()
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is left inside. Something may come yet."""
+        return not (self._members or self._adopted or (self._body is not None and self._body.live))
 
     def _shut(self, *, by_force: bool = False) -> bool:
         """Close the gate for good if nothing is left inside, or by force."""

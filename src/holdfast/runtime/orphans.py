@@ -50,11 +50,12 @@ def _marked_host(pid: int) -> int | None:
 
 
 def _tagged_host(pid: int) -> int | None:
-    """The host in the tag, if it no longer lives and the process was started in one of its scopes."""
-    tag = foreign.tag_of(pid)
-    owner = None if tag is None or foreign.scope_of_tag(tag) == 0 else foreign.host_of_tag(tag)
-    if owner is None:
-        return None
-    stat = procfs.read_stat(owner[0])
-    lives = stat is not None and not stat.dead and foreign.is_start(owner[1], stat.started)
-    return None if lives else owner[0]
+    """The host in a tag, if it no longer lives and the process was started in one of its scopes, or by C code in it."""
+    for tag in foreign.tags_of(pid):
+        owner = None if foreign.scope_of_tag(tag) == foreign.OUTSIDE else foreign.host_of_tag(tag)
+        if owner is None:
+            continue
+        stat = procfs.read_stat(owner[0])
+        if stat is None or stat.dead or not foreign.is_start(owner[1], stat.started):
+            return owner[0]
+    return None

@@ -19,25 +19,39 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime import procfs
 from holdfast.runtime.members import Handle, Member, MemberKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
 
     from holdfast.protocol.stopping import Abandoned
-    from holdfast.runtime.adoption_processes import ForeignProcess
+    from holdfast.runtime.adoption_processes import ForeignProcess, Owner
     from holdfast.runtime.membership import Membership
     from holdfast.runtime.processes import Process
     from holdfast.runtime.trees import TreeResult
 
-__all__ = ["UNHEARD", "ForeignHandle", "ProcessHandle", "boot_ticks", "kill_foreign"]
+__all__ = [
+    "STRANGER",
+    "UNHEARD",
+    "ForeignHandle",
+    "ProcessHandle",
+    "boot_ticks",
+    "kill_foreign",
+    "look_soon",
+    "may_have_started",
+    "strangers",
+]
 
 UNHEARD = "what foreign code started (its kill told of no end)"
 """Names in a receipt what nobody can name."""
+
+STRANGER = "a process that C code started (whose it is cannot be told)"
+"""Stands in a receipt for what may be another's, and is named to the operator only."""
 
 _TOLD_S = 0.5
 """What a long stop keeps of its time, so that it hears whom its kill names in the end."""
@@ -254,14 +268,41 @@ def boot_ticks() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
 
 
+def may_have_started(scope: Membership) -> bool:
+    """Whether foreign code has started a program inside the scope."""
+    adoption = _adoption()
+    return adoption is not None and adoption.may_have_started(cast("Owner", scope))
+
+
+def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
+    """Have ``tell`` called on ``loop`` with what `strangers` says; at once where no programs are adopted."""
+    adoption = _adoption()
+    if adoption is None:
+        tell(0)
+    else:
+        adoption.look_soon(loop, since, tell)
+
+
+def strangers(since: float) -> int:
+    """How many processes live that may belong to a scope opened ``since``, and cannot be attributed."""
+    adoption = _adoption()
+    return 0 if adoption is None else adoption.strangers(since)
+
+
+def _adoption() -> ModuleType | None:
+    """What adopts programs; None where nothing does, and nothing was imported for it."""
+    return sys.modules.get("holdfast.runtime.adoption_processes")
+
+
 async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle], left_s: float) -> None:
-    """Kill what foreign code started inside the scope, with all that it ever started; ``left_s`` is what the stop has
-    left for it."""
+    """Kill what foreign code started inside the scope, with all that it ever started, also when all that is known of it
+    has ended; ``left_s`` is what the stop has left for it."""
     from holdfast.runtime.adoption_processes import kill_trees
     from holdfast.runtime.trees import KILL_BOUND_S
 
     bound_s = max(KILL_BOUND_S, left_s - _TOLD_S)
-    result = await kill_trees([handle.process for handle in handles], bound_s=bound_s)
+    owner = cast("Owner", scope)
+    result = await kill_trees([handle.process for handle in handles], owner=owner, bound_s=bound_s)
     if result.outcome != "gone":
         roots = [one.process.pid for one in handles if procfs.lives(one.process.pid, one.process.started)]
         survivors = tuple(dict.fromkeys((*result.survivors, *roots)))

@@ -31,7 +31,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from holdfast.runtime.once import Once
 from holdfast.runtime.orphans import Orphan, orphans
 from holdfast.runtime.starting import (
     DEVNULL,
@@ -47,6 +46,7 @@ from holdfast.runtime.starting import (
     specification,
 )
 from holdfast.runtime.trees import (
+    INLINE_BYTES,
     KILL_BOUND_S,
     GroupTree,
     Held,
@@ -114,31 +114,49 @@ class Completed:
 
 
 class Killer:
-    """A fork of the zygote that kills foreign trees once and answers."""
+    """A fork of the zygote that kills foreign trees and answers for each of their scopes.
 
-    def __init__(self, link: ZygoteLink, packet: bytes) -> None:
-        self.answer: Once[TreeResult] = Once()
+    Parameters:
+        told: called in the reading thread with who was killed and who was still there at the bound, by tag; with None
+            when nothing more comes.
+    """
+
+    def __init__(
+        self,
+        link: ZygoteLink,
+        spec: tuple[Any, ...],
+        told: Callable[[dict[int, tuple[list[int], list[int]]] | None], object],
+    ) -> None:
+        self.told = told
         self.ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._link = link
-        self._packet = packet
+        self._spec = spec
 
     def submit(self) -> bool:
         """Ask the zygote; False when it has too many requests already."""
+        fds = [self._theirs.fileno()]
         try:
-            sent = self._link.request(self._packet, [self._theirs.fileno()])
+            packet = marshal.dumps(("kill", self._spec))
+            if len(packet) <= INLINE_BYTES:
+                sent = self._link.request(packet, fds)
+            else:
+                with tempfile.TemporaryFile() as file:
+                    file.write(marshal.dumps(self._spec))
+                    file.flush()
+                    sent = self._link.request(marshal.dumps(("kill", None)), [*fds, file.fileno()])
         except BrokenPipeError:  # the zygote was killed: the end of our socket is the answer
             sent = True
         if sent:
             self._theirs.close()
         return sent
 
-    def read(self) -> TreeResult:
+    def read(self) -> dict[int, tuple[list[int], list[int]]] | None:
+        """What is told next; None at the end."""
         data = self.ours.recv(1 << 20)
-        self.ours.close()
         if not data:
-            return TreeResult(proven=False)
-        _, killed, survivors = marshal.loads(data)
-        return TreeResult(killed=tuple(killed), survivors=tuple(survivors), proven=not survivors)
+            return None
+        _, done = marshal.loads(data)
+        return dict(done)
 
 
 class ProcessHost:
@@ -169,7 +187,8 @@ class ProcessHost:
         self._endings: set[asyncio.Task[TreeResult]] = set()
         self._cells: Cells | None = None
         self._watched: dict[int, Callable[[], object]] = {}
-        self._tick: Callable[[], object] | None = None
+        self._tick: Callable[[], float] | None = None
+        self._tick_s = _TICK_S
         self._thread: threading.Thread | None = None
         self._closing = False
         self._started = 0
@@ -237,13 +256,16 @@ class ProcessHost:
 
     def _listen(self, poll: select.epoll) -> None:
         while not (self._closing and not self._links and not self._trees):
-            for fd, _ in poll.poll(None if self._tick is None else _TICK_S, 1):
+            for fd, _ in poll.poll(None if self._tick is None else self._tick_s, 1):
                 self._guard(self._hear, fd)
             if self._tick is not None:
-                self._guard(self._tick)
+                self._guard(self._take_tick, self._tick)
         poll.close()
 
-    def _guard(self, act: Callable[..., object], *values: int) -> None:
+    def _take_tick(self, tick: Callable[[], float]) -> None:
+        self._tick_s = tick()
+
+    def _guard(self, act: Callable[..., object], *values: Any) -> None:
         """Do one thing; its failure is shown, and must not keep the other trees from being heard."""
         try:
             act(*values)
@@ -271,8 +293,8 @@ class ProcessHost:
             with contextlib.suppress(OSError):  # a fork or a close came between
                 self._poll.unregister(fd)
 
-    def _set_tick(self, tick: Callable[[], object] | None) -> None:
-        """Have ``tick`` called about once a second in the reading thread, and after whatever else it does."""
+    def _set_tick(self, tick: Callable[[], float] | None) -> None:
+        """Have ``tick`` called in the reading thread after all else it does, and after the seconds that it answers."""
         self._tick = tick
         self._in_reading_thread(lambda: None)
 
@@ -287,17 +309,27 @@ class ProcessHost:
 
         self._watch(wakeup, wake)
 
-    def _send_killer(self, tags: list[int], roots: list[tuple[int, int]], bound_s: float) -> Killer:
+    def _send_killer(
+        self,
+        carrier: int | None,
+        sealed: bool,
+        tags: dict[int, list[tuple[int, int]]],
+        bound_s: float,
+        told: Callable[[dict[int, tuple[list[int], list[int]]] | None], object],
+    ) -> Killer:
         """Prepare a fork of the zygote that kills what foreign code started in these scopes."""
         link = self._link()
-        killer = Killer(link, marshal.dumps(("kill", (os.getpid(), tags, roots, bound_s))))
+        killer = Killer(link, (os.getpid(), carrier, sealed, tags, bound_s), told)
 
         def hear() -> None:
-            self._unwatch(killer.ours.fileno())
-            result = killer.read()
-            self._killed += len(result.killed)
-            self._survivors += len(result.survivors)
-            killer.answer.set(result)
+            done = killer.read()
+            if done is None:
+                self._unwatch(killer.ours.fileno())
+                killer.ours.close()
+            else:
+                self._killed += sum(len(killed) for killed, _ in done.values())
+                self._survivors += sum(len(survivors) for _, survivors in done.values())
+            killer.told(done)
 
         self._watch(killer.ours.fileno(), hear)
         return killer

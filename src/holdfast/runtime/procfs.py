@@ -23,6 +23,7 @@ __all__ = [
     "ProcessStat",
     "all_pids",
     "children",
+    "children_of_threads",
     "children_once",
     "command",
     "descendants",
@@ -145,6 +146,19 @@ def children_once(pid: int) -> list[int]:
         listed = read_text(f"/proc/{pid}/task/{thread}/children")
         if listed:
             found.extend(map(int, listed.split()))
+    return found
+
+
+def children_of_threads(pid: int) -> list[tuple[int, int]]:
+    """The children of ``pid`` as one reading shows them, each behind the thread that is its parent; where the kernel
+    does not say which, behind 0."""
+    if not _supports_children():
+        return [(0, child) for child in children_once(pid)]
+    found: list[tuple[int, int]] = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        listed = read_text(f"/proc/{pid}/task/{thread}/children")
+        if listed:
+            found += [(int(thread), int(child)) for child in listed.split()]
     return found
 
 

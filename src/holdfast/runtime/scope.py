@@ -23,7 +23,7 @@ from holdfast.runtime.enclosure import Body, current_place, inside
 from holdfast.runtime.interrupt import Interrupt, current, current_interrupt, use
 from holdfast.runtime.members import Handle
 from holdfast.runtime.membership import Closer, Membership, ScopeStatistics
-from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle
+from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle, boot_ticks
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.owned_threads import ThreadHandle
 from holdfast.runtime.threads import ThreadPool
@@ -152,6 +152,7 @@ class Scope(Membership):
                 parent._members[self] = None
         self._loop = loop
         self._opened_at = time.monotonic()
+        self._opened_ticks = boot_ticks()
         self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=loop)
         if self._deadline_s is not None:
             self._run_deadline(self._deadline_s)

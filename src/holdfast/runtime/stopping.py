@@ -13,6 +13,10 @@ Phases
   program is named it is looked at: the word of its end may be waiting behind this, in a loop that was held up.
 - ``ended``: every member is gone or abandoned, and the receipt stands. What the kill of foreign processes has to say is
   waited for too: their roots may be dead before it has found all the rest.
+
+Before it says that nothing is left, a stop has killed what carries the tag of a scope that started a program in foreign
+code, though all that is known of that has ended; and it has looked for processes that may be the scope's and cannot be
+attributed. The stop of a scope around looks for those inside.
 """
 
 from __future__ import annotations
@@ -21,14 +25,24 @@ import asyncio
 import contextvars
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.enclosure import Enclosure
 from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.members import Handle, MemberKind
-from holdfast.runtime.owned_processes import UNHEARD, ForeignHandle, ProcessHandle, boot_ticks, kill_foreign
+from holdfast.runtime.owned_processes import (
+    STRANGER,
+    UNHEARD,
+    ForeignHandle,
+    ProcessHandle,
+    boot_ticks,
+    kill_foreign,
+    look_soon,
+    may_have_started,
+    strangers,
+)
 from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.threads import thread_stack
 
@@ -76,6 +90,9 @@ class Stopping:
         self._unattributed: list[str] = []
         self._unknown = False
         self._killing: asyncio.Task[None] | None = None
+        self._proven = False
+        self._looked = False
+        self._strangers = 0
         self.asked_at_ticks = boot_ticks()
         """When it began, in the clock ticks since boot that start times of processes are given in."""
 
@@ -147,6 +164,9 @@ class Stopping:
         """A member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
+        self._looked = False
+        if isinstance(member, ForeignHandle):
+            self._proven = False
         if self._pressed.pop(member, None) is not None:
             self._forced.append(name)
         if member in self._followers:
@@ -191,11 +211,39 @@ class Stopping:
             self._loop.call_later(_UNOWNED_LOOK_S, self.look, context=contextvars.Context())
         elif self._killing is not None and not self._killing.done():
             return  # the roots are gone, but what the kill says of the rest is not known yet
-        elif self.scope._shut():
+        elif self._prove() and self.scope._shut():
             self._end()
+
+    def _prove(self) -> bool:
+        """Whether it is known what is left of what nobody saw; else it is looked for, and `look` comes again. Of no
+        concern while a member is left."""
+        if not self.scope._is_empty():
+            return True
+        if not self._proven and may_have_started(self.scope):
+            self._kill_foreign([])
+            return False
+        if self._looked or self._is_inside_a_stop():
+            return True
+        self._looked = True
+        look_soon(self._loop, self.scope._opened_ticks, self._on_look)
+        return False
+
+    def _is_inside_a_stop(self) -> bool:
+        parent = self.scope.parent
+        return parent is not None and parent._stopping is not None
+
+    def _on_look(self, strangers: int) -> None:
+        self._strangers = strangers
+        self.look()
+
+    def _kill_foreign(self, foreign: Sequence[ForeignHandle]) -> None:
+        killing = kill_foreign(self.scope, foreign, self._end_at - self._loop.time())
+        self._killing = self.scope._make_own_task(killing, "kill foreign processes")
+        self._killing.add_done_callback(self._killed, context=contextvars.Context())
 
     def _killed(self, killing: asyncio.Task[None]) -> None:
         """The kill of what foreign code started has answered."""
+        self._proven = True
         if killing.cancelled():
             self._unknown = True
         elif (error := killing.exception()) is not None:
@@ -259,10 +307,9 @@ class Stopping:
         for member in self.scope._handles():
             member._force()
         foreign = [member for member in self.scope._handles() if isinstance(member, ForeignHandle)]
-        if foreign:
-            killing = kill_foreign(self.scope, foreign, self._end_at - self._loop.time())
-            self._killing = self.scope._make_own_task(killing, "kill foreign processes")
-            self._killing.add_done_callback(self._killed, context=contextvars.Context())
+        in_threads = any(member.kind == "thread" for member in self.scope._handles())
+        if foreign or in_threads or may_have_started(self.scope) or self.scope._unowned_threads():
+            self._kill_foreign(foreign)
         self._press_at = self._loop.time() + self._press_in_s
 
     def _press(self) -> None:
@@ -351,6 +398,11 @@ class Stopping:
         for thread in scope._unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
             scope._leave_over(Leftover(thread.name, 0.0, thread))
+        if not (self._looked or self._is_inside_a_stop()):  # its time is over: there is no turn to wait for
+            self._strangers = strangers(scope._opened_ticks)
+        if self._strangers:
+            self._unattributed.append(STRANGER)
+            self._unknown = True
         cause = scope.interrupt.cause
         assert cause is not None
         outcome: Outcome = "gone"

@@ -25,7 +25,15 @@ from typing import Any
 
 from holdfast.errors import LimitExceeded, Unavailable
 
-__all__ = ["Call", "ThreadPool", "ThreadPoolStatistics", "shared_threads", "thread_stack"]
+__all__ = [
+    "Call",
+    "ThreadPool",
+    "ThreadPoolStatistics",
+    "any_abandoned",
+    "call_of_thread",
+    "shared_threads",
+    "thread_stack",
+]
 
 _IDLE_S = 10.0
 
@@ -260,12 +268,18 @@ class ThreadPool:
 
     def _serve(self) -> None:
         parked = _Parked(threading.current_thread())
+        native = threading.get_native_id()
         call = self._next(parked)
         while call is not None:
+            _begun[native] = call
             try:
                 result, error = call.context.run(call.fn, *call.values, **call.kwargs), None
             except BaseException as caught:
                 result, error = None, caught
+            finally:
+                if on_leave is not None:
+                    on_leave()
+                _begun.pop(native, None)  # none is there in a forked child that comes back
             with self._lock:
                 call.thread = None
                 kept = not call.abandoned
@@ -350,6 +364,23 @@ class ThreadPool:
 
 _start_plain = threading.Thread.start
 
+_begun: dict[int, Call] = {}
+"""What each thread of any pool, by its number in the kernel, runs now."""
+
+on_leave: Callable[[], object] | None = None
+"""Called on a pool's thread when it ends to run a call, whose scope its C code may have started programs in."""
+
+
+def call_of_thread(native_id: int) -> Call | None:
+    """What a pool's thread, by its number in the kernel, runs now."""
+    return _begun.get(native_id)
+
+
+def any_abandoned() -> bool:
+    """Whether any pool's thread that was given up has not come back yet."""
+    return any(call.abandoned for call in list(_begun.values()))
+
+
 _shared: ThreadPool | None = None
 _shared_lock = threading.Lock()
 
@@ -365,6 +396,7 @@ def shared_threads() -> ThreadPool:
 
 def _forget_threads_after_fork() -> None:
     global _shared, _shared_lock
+    _begun.clear()
     _shared, _shared_lock = None, threading.Lock()
 
 

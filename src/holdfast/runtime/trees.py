@@ -21,13 +21,23 @@ from holdfast.runtime.once import Once
 from holdfast.runtime.starting import Specification
 from holdfast.runtime.zygote_link import ZygoteLink
 
-__all__ = ["KILL_BOUND_S", "GroupTree", "Held", "ReaperTree", "TreeResult", "end_tree", "end_tree_blocking"]
+__all__ = [
+    "INLINE_BYTES",
+    "KILL_BOUND_S",
+    "GroupTree",
+    "Held",
+    "ReaperTree",
+    "TreeResult",
+    "end_tree",
+    "end_tree_blocking",
+]
 
 KILL_BOUND_S = 2.0
 """How long a kill waits for processes to die, by default."""
 
 _ESCALATE_S = 0.5
-_INLINE_BYTES = 32768
+INLINE_BYTES = 32768
+"""A longer request to the zygote goes by file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +152,7 @@ class ReaperTree:
         sent = False
         self.sent = True  # before: the end of the socket may be heard before the call is back
         try:
-            if len(packed) <= _INLINE_BYTES:
+            if len(packed) <= INLINE_BYTES:
                 sent = self.link.request(packed, fds)
             else:
                 with tempfile.TemporaryFile() as file:

@@ -10,9 +10,9 @@ millisecond and little memory, and no lock of the host's threads is ever inherit
   When the host ended, what foreign code started in its scopes is killed too.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
-``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.foreign.kill` and answers ``("done", killed,
-survivors)`` there. ``spec`` is None when it was too long and follows as one more descriptor. ``("end", None)`` means
-that the host goes on without this zygote.
+``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.foreign.kill` and answers ``("done", {tag:
+(killed, survivors)})`` there, in as many parts as it takes. ``spec`` is None when it was too long and follows as one
+more descriptor. ``("end", None)`` means that the host goes on without this zygote.
 
 Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
 its orphans are dead.
@@ -47,6 +47,9 @@ _HOST_END_S = 2.0
 _STRAY_BOUND_S = 2.0
 _URGENCY = 10
 _STRAY_PAUSE_S = 0.005
+_TOLD_TAGS = 64
+_TOLD_PIDS = 200
+"""A message has its limit: of a longer list the last are told."""
 
 
 class Zygote:
@@ -169,9 +172,15 @@ class Zygote:
         if spec is None:
             spec = tuple(marshal.loads(_read_all(fds.pop())))
         if kind == "kill":
-            host, tags, roots, bound_s = spec
-            killed, survivors = foreign.kill(host, (os.getppid(),), tags, roots, bound_s)
-            send(control, ("done", killed, survivors))
+            host, carrier, sealed, tags, bound_s = spec
+
+            def tell(done: dict[int, tuple[list[int], list[int]]]) -> None:
+                told = {tag: (killed[-_TOLD_PIDS:], left[-_TOLD_PIDS:]) for tag, (killed, left) in done.items()}
+                tags = list(told)
+                for first in range(0, len(tags) or 1, _TOLD_TAGS):
+                    send(control, ("done", {tag: told[tag] for tag in tags[first : first + _TOLD_TAGS]}))
+
+            foreign.kill(host, (os.getppid(),), carrier, tags, bound_s, tell, sealed=sealed)
             os._exit(0)
         argv, environment, directory = spec
         Reaper(control, self._host, self._libc, self._niceness).run(argv, environment, directory, fds)

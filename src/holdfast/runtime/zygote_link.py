@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.runtime import procfs
+from holdfast.runtime import foreign, procfs, seal
 from holdfast.runtime.start_environment import start_environment
 from holdfast.runtime.starting import host_marker
 
@@ -66,6 +66,9 @@ class ZygoteLink:
             theirs.close()
             for fd in (host, *high):
                 os.close(fd)
+        # What the zygote forks is nobody's: reapers hold their trees themselves.
+        started = procfs.start_time(os.getpid()) or 0
+        seal.current().put(self.pid, foreign.make_tag(os.getpid(), started, foreign.OUTSIDE))
         self.socket = ours
         self.socket.setblocking(False)
         self.pidfd = procfs.pidfd_open(self.pid)
@@ -109,8 +112,8 @@ class ZygoteLink:
 
 
 def identity() -> tuple[Any, ...]:
-    """Whom the zygote acts as; another identity needs another zygote."""
-    return (os.getresuid(), os.getresgid(), tuple(os.getgroups()))
+    """Whom the zygote acts as, and under which seal; another identity needs another zygote."""
+    return (os.getresuid(), os.getresgid(), tuple(os.getgroups()), seal.current().sealed)
 
 
 @functools.cache

@@ -1,0 +1,138 @@
+"""Kills of foreign trees, many at once: one pass over all processes at a time takes every scope that was asked for.
+
+As with the commits of a group: who asks while a pass looks is taken by the next one, which begins as soon as the one
+under way has had its first look. So N scopes that stop at once cost a few passes, not N; and a scope whose processes do
+not die keeps nobody waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.runtime.once import Once
+from holdfast.runtime.processes import Killer, ProcessHost
+from holdfast.runtime.seal import Seal
+from holdfast.runtime.trees import TreeResult
+
+__all__ = ["KillPasses"]
+
+_AGAIN_S = 0.005
+
+_Roots = Mapping[int, Sequence[tuple[int, int]]]
+
+
+class _Asked:
+    """What one scope waits for."""
+
+    __slots__ = ("answer", "bound_s", "killed", "left", "survivors", "tags")
+
+    def __init__(self, tags: _Roots, bound_s: float) -> None:
+        self.tags = tags
+        self.bound_s = bound_s
+        self.left = set(tags)
+        self.killed: list[int] = []
+        self.survivors: list[int] = []
+        self.answer: Once[TreeResult] = Once()
+
+    def hear(self, done: Mapping[int, tuple[list[int], list[int]]]) -> bool:
+        """True when all is known."""
+        for tag in self.left & done.keys():
+            self.left.discard(tag)
+            self.killed += done[tag][0]
+            self.survivors += done[tag][1]
+        return not self.left
+
+    def result(self) -> TreeResult:
+        return TreeResult(
+            killed=tuple(self.killed), survivors=tuple(self.survivors), proven=not (self.left or self.survivors)
+        )
+
+
+class KillPasses:
+    """Takes kills from any thread; answers from the reading thread of the process host.
+
+    Parameters:
+        processes: whose zygote does it.
+        seal: how tags are carried.
+        prepare: called before each pass, from any thread.
+        conclude: called in the reading thread with the tags that are done, before those who asked are answered.
+    """
+
+    def __init__(
+        self,
+        processes: ProcessHost,
+        seal: Seal,
+        prepare: Callable[[], object],
+        conclude: Callable[[frozenset[int]], object],
+    ) -> None:
+        self._processes = processes
+        self._seal = seal
+        self._prepare = prepare
+        self._conclude = conclude
+        self._lock = threading.Lock()
+        self._waiting: list[_Asked] = []
+        self._looking = False
+
+    def ask(self, tags: _Roots, bound_s: float) -> Once[TreeResult]:
+        """Kill what carries one of these tags, and the programs named with it; what is returned is set when it is
+        known what became of them, or that nobody can be asked.
+        """
+        asked = _Asked(tags, bound_s)
+        with self._lock:
+            self._waiting.append(asked)
+        self._begin()
+        return asked.answer
+
+    def _begin(self) -> None:
+        """Send a pass for all who wait, unless one is still having its first look."""
+        with self._lock:
+            if self._looking or not self._waiting:
+                return
+            self._looking = True
+            taken, self._waiting = self._waiting, []
+        self._prepare()
+        tags: dict[int, list[tuple[int, int]]] = {}
+        for asked in taken:
+            for tag, roots in asked.tags.items():
+                tags.setdefault(tag, []).extend(roots)
+        first = [True]
+
+        def told(done: dict[int, tuple[list[int], list[int]]] | None) -> None:
+            if first:
+                first.clear()
+                with self._lock:
+                    self._looking = False
+            self._hear(taken, done)
+            self._begin()
+
+        bound_s = max(asked.bound_s for asked in taken)
+        try:
+            killer = self._processes._send_killer(self._seal.carrier, self._seal.sealed, tags, bound_s, told)
+        except OSError:  # no descriptor is left to ask with
+            with self._lock:
+                self._looking = False
+            for asked in taken:
+                asked.answer.set(TreeResult(proven=False))
+            return
+        self._submit(killer)
+
+    def _submit(self, killer: Killer) -> None:
+        if not killer.submit():  # the zygote has too many requests already
+            timer = threading.Timer(_AGAIN_S, self._submit, (killer,))
+            timer.daemon = True
+            timer.start()
+
+    def _hear(self, taken: list[_Asked], done: dict[int, tuple[list[int], list[int]]] | None) -> None:
+        if done is None:
+            finished = list(taken)
+        else:
+            finished = [asked for asked in taken if asked.hear(done)]
+        if not finished:
+            return
+        taken[:] = [] if done is None else [asked for asked in taken if asked.left]
+        try:
+            self._conclude(frozenset(tag for asked in finished for tag in asked.tags))
+        finally:
+            for asked in finished:
+                asked.answer.set(asked.result())

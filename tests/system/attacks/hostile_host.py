@@ -1,0 +1,97 @@
+"""A host with a hostile program, in a process of its own: ``HOSTILE=<word or file> hostile_host.py <what> <user>``.
+
+It says ``up`` when the program runs, and then for a line on its input stops the session and says the outcome, and how
+many are left. At the end of its input it closes the host. As ``user`` it has no capabilities, as an ordinary user.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import holdfast
+from holdfast.agents.run import Run
+from tests.runtime.processes_zoo import await_condition, living
+
+BOMB = Path(__file__).with_name("hostile_bomb.py")
+
+
+async def shell(run: Run) -> None:
+    """What a tool does that knows nothing of us."""
+    subprocess.Popen(["bash", "-c", run.text], stdin=-3, stdout=-3, stderr=-3)
+    await run.interrupt.wait()
+
+
+def endless(run: Run) -> None:
+    """A thread that listens to nobody, and starts programs for ever."""
+    while True:
+        try:
+            subprocess.Popen(["setsid", "sleep", run.text])
+        except Exception:
+            time.sleep(0.01)
+
+
+def left(word: str) -> int:
+    """How much of it goes on: the bomb's lives are too short to be seen, and leave a trace in a file."""
+    before = _beats(word)
+    time.sleep(0.05)
+    return _beats(word) - before + len(living(word))
+
+
+def begun(word: str) -> bool:
+    """Whether the program runs."""
+    return _beats(word) > 0 or living(word) != []
+
+
+def _beats(word: str) -> int:
+    try:
+        return os.stat(word).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def bomb(word: str, life_s: float = 0.002, branches: int = 2, doublings: int = 2) -> str:
+    """The command that starts one."""
+    return f"exec {sys.executable} -S -E {BOMB} {life_s} {branches} {doublings} {word}"
+
+
+def drop_capabilities() -> None:
+    """Be nobody special: what only the user root may do by its files goes on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in range(64):
+        libc.prctl(24, capability, 0, 0, 0)
+    libc.prctl(28, 1 << 0 | 1 << 1, 0, 0, 0)
+    header, nothing = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *[0] * 6)
+    if libc.capset(header, nothing) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+async def main(what: str, word: str) -> None:
+    agent = endless if what == "endless" else shell
+    text = {"bomb": bomb(word), "shed": f"ulimit -x unlimited; env -i setsid sleep {word} &", "endless": word}[what]
+    lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    async with holdfast.Host(agent, store="memory://", settings=holdfast.Settings(drain_s=0.2)) as host:
+        session = host.session("one")
+        await session.send(text)
+        await asyncio.to_thread(await_condition, lambda: begun(word), "it runs")
+        print("up", flush=True)
+        if await lines.readline():
+            receipt = await session.interrupt(grace_s=0.2)
+            print(receipt.outcome, left(word), flush=True)
+            await lines.readline()
+    print("closed", left(word), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "user":
+        drop_capabilities()
+    asyncio.run(main(sys.argv[1], os.environ["HOSTILE"]))
