@@ -79,9 +79,8 @@ class StopReceipt:
         forced: names of the members that ended only after the grace was over.
         abandoned: tasks and threads that are left, with their stacks.
         survivors: pids that still ran when the time of the stop was over (expected to be empty).
-        unattributed: ``<pid> <command>`` of processes that may belong to the scope, but could not be attributed; they
-            were left alone. Where nobody could tell what became of a tree, a name and why, as ``sh (it was being
-            started)``.
+        unattributed: where nobody could tell what became of a tree, a name and why, as ``sh (it was being started)``.
+            A process that may be another scope's is not named: that there is one is said, once.
         elapsed_s: from the call of stop to this receipt, in seconds.
     """
 

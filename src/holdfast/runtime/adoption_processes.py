@@ -45,6 +45,7 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
+from holdfast.logs import redact
 from holdfast.runtime import foreign, procfs
 from holdfast.runtime.once import Once
 from holdfast.runtime.passes import KillPasses
@@ -54,7 +55,6 @@ from holdfast.runtime.seal import current as current_seal
 from holdfast.runtime.starting import host_marker
 from holdfast.runtime.trees import KILL_BOUND_S, TreeResult
 from holdfast.runtime.zygote_link import supported
-from holdfast.telemetry import redact
 
 __all__ = [
     "ForeignProcess",
