@@ -161,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 128_000_000
     principal_memory_bytes: Annotated[
         int, Meta(ge=1_000_000, description="the share of one principal in memory_limit_bytes")
-    ] = 64_000_000
+    ] = 32_000_000
     body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
 
     import_limit_bytes: Annotated[

@@ -76,7 +76,7 @@ def test_an_attachment_belongs_to_its_principal() -> None:
 def test_large_bodies_under_way_are_bounded_in_bytes_and_others_have_their_own() -> None:
     async def scenario(server: Live) -> None:
         go_on = asyncio.Event()
-        large = b"x" * 400_000
+        large = b"x" * 200_000
 
         async def slow(first: bytes) -> AsyncIterator[bytes]:
             yield first
@@ -90,7 +90,7 @@ def test_large_bodies_under_way_are_bounded_in_bytes_and_others_have_their_own()
                 group.create_task(server.http.post("/v1/attachments", content=slow(bytes([n])), headers=headers))
                 for n in range(2)
             ]
-            while memory.held("local") < 2 * len(large):
+            while memory.held("local") < 4 * len(large):
                 await asyncio.sleep(0.01)
             answer = await server.http.post("/v1/attachments", content=large, headers={"content-type": "a/b"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (429, "budget_exceeded")

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -308,18 +308,17 @@ async def _server(target: Target) -> list[Check]:
             )
         )
     statistics_ = view["statistics"]
+    agents = f"agents {', '.join(view['agents'])}"
     if statistics_ is None:
-        found = f"{address} answers; its figures need an admin key"
-        return [*checks, Check(name="server", state="ok", found=found)]
-    state = "draining" if statistics_["draining"] else "ready"
-    checks.append(
-        Check(
-            name="server",
-            state="ok",
-            found=f"{address} is {state}: pid {statistics_['pid']}, {statistics_['running']} runs, "
-            f"{statistics_['sessions_live']} sessions in memory, agents {', '.join(view['agents'])}",
+        found = f"{address} answers: {agents} (an admin key shows more)"
+    else:
+        state = "draining" if statistics_["draining"] else "ready"
+        found = (
+            f"{address} is {state}: pid {statistics_['pid']}, {statistics_['running']} runs, "
+            f"{statistics_['sessions_live']} sessions in memory, {agents}"
         )
-    )
+    checks.append(Check(name="server", state="ok", found=found))
+    checks += [_budget(name, usage) for name, usage in view["budgets"].items() if usage["principals"]]
     if view["version"] != __version__:
         checks.append(
             Check(
@@ -329,7 +328,8 @@ async def _server(target: Target) -> list[Check]:
                 advice="start the server again with this version",
             )
         )
-    broken = [f"{number} {count['name']}" for number, count in statistics_["promises"].items() if count["broken"]]
+    promises = statistics_["promises"] if statistics_ is not None else {}
+    broken = [f"{number} {count['name']}" for number, count in promises.items() if count["broken"]]
     if broken:
         checks.append(
             Check(
@@ -344,6 +344,25 @@ async def _server(target: Target) -> list[Check]:
         for incident in view["incidents"][-5:]
     ]
     return checks
+
+
+def _budget(name: str, usage: Mapping[str, Any]) -> Check:
+    """Who uses most of a budget."""
+    share = usage["share"]
+    most = [
+        f"{principal or 'without a key'} {amount:,.4g}" for principal, amount in list(usage["principals"].items())[:3]
+    ]
+    full = any(amount >= share for amount in usage["principals"].values()) and name not in _COUNTED
+    return Check(
+        name=f"budget {name}",
+        state="advice" if full else "ok",
+        found=f"{', '.join(most)}; share {share:,.4g}, refused {usage['refused']}",
+        advice="a principal is at its share: ask it to read its answers, or revoke its key" if full else "",
+    )
+
+
+_COUNTED = ("loop_time", "listings")
+"""Budgets that are full for a moment in ordinary work."""
 
 
 def _port(address: str) -> Check:

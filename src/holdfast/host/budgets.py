@@ -108,13 +108,15 @@ class Budget:
         hint: what a caller at its share can do.
     """
 
-    __slots__ = ("_held", "_hint", "_lined_up", "_refused", "_used", "limit", "name", "share")
+    __slots__ = ("_held", "_hint", "_lined_up", "_refused", "_used", "limit", "name", "on_refused", "share")
 
     def __init__(self, name: str, *, limit: int, share: int, hint: str) -> None:
         self.name = name
         self.limit = limit
         self.share = min(share, limit)
         self._hint = hint
+        self.on_refused: Callable[[str, str], None] | None = None
+        """Called with who was refused, and why."""
         self._held: dict[str, int] = {}
         self._used = 0
         self._refused = 0
@@ -218,7 +220,10 @@ class Budget:
         held = self._held.get(principal, 0)
         whose = principal or "connections without a key"
         if held + amount > self.share:
-            raise BudgetExceeded(f"{whose}: {held:,} of {self.share:,} {self.name} in use", hint=self._hint)
+            text = f"{whose}: {held:,} of {self.share:,} {self.name} in use"
+            if self.on_refused is not None:
+                self.on_refused(principal, text)
+            raise BudgetExceeded(text, hint=self._hint)
         raise HostBusy(f"the host has {self._used:,} of {self.limit:,} {self.name} in use")
 
     def _admit(self) -> None:
@@ -348,7 +353,10 @@ class LoopTime:
 _BURST_S = 0.02
 """Time of the loop that a principal may take before it has to wait."""
 _LOOP_SHARE = 0.25
+_COPIES = 3
+"""A page is in memory as it was read, as events or entries, and encoded."""
 _LISTINGS = 8
+_TELL_EVERY_S = 60.0
 _STOPS = 10_000
 _PRINCIPAL_STOPS = 1_000
 
@@ -359,6 +367,7 @@ class Budgets:
     Parameters:
         settings: the limits and shares.
         clock: where the time comes from.
+        report: called with a line for people when a principal is refused at its share, once a minute for each.
         memory: bytes of bodies and answers under way, in and out.
         connections: open connections, `UNKNOWN` ones included; the server sets the bounds when it has seen its
             descriptors.
@@ -370,7 +379,9 @@ class Budgets:
         fires: schedules that fire.
     """
 
-    def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, settings: Settings, clock: Clock = system_clock, report: Callable[[str], None] = lambda text: None
+    ) -> None:
         self.memory = Budget(
             "bytes under way",
             limit=settings.memory_limit_bytes,
@@ -390,6 +401,11 @@ class Budgets:
         self.loop_time = LoopTime(_LOOP_SHARE, clock)
         self.fires = Rate("fires of schedules", settings.principal_fires_per_s, clock)
         self._wait_s = settings.stream_stall_s
+        self._clock = clock
+        self._report = report
+        self._told: dict[str, float] = {}
+        for budget in (self.memory, self.streams, self.stops):
+            budget.on_refused = self._tell
 
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
@@ -401,12 +417,12 @@ class Budgets:
         Raises:
             BudgetExceeded, HostBusy: there is no room in time.
         """
-        amount = 2 * PAGE_BYTES  # as it was read, and encoded
+        amount = _COPIES * PAGE_BYTES
         while True:
             charge = await self.memory.wait_for(principal, amount, within_s=self._wait_s)
             try:
                 page = await read()
-                weight = min(2 * weigh(page), self.memory.share)
+                weight = min(_COPIES * weigh(page), self.memory.share)
             except BaseException:
                 charge.release()
                 raise
@@ -416,6 +432,14 @@ class Budgets:
             charge.release()
             amount = weight
             del page
+
+    def _tell(self, principal: str, text: str) -> None:
+        now = self._clock.monotonic()
+        if now - self._told.get(principal, -_TELL_EVERY_S) >= _TELL_EVERY_S:
+            if len(self._told) > _SWEEP_AT:
+                self._told.clear()
+            self._told[principal] = now
+            self._report(text)
 
     def usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
         """Every budget by its name; with the given principal's use only, or everybody's."""

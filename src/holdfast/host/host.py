@@ -97,7 +97,7 @@ class Host:
         self.node_id = ids.node_id()
         self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
         self.incidents = Incidents()
-        self.budgets = Budgets(self.settings, clock)
+        self.budgets = Budgets(self.settings, clock, self._tell_refused)
         self.settlements = Settlements()
         self.actors: dict[int, SessionActor] = {}
         self.live: dict[str, ActiveRun] = {}
@@ -512,6 +512,10 @@ class Host:
         if actor is not None:
             actor.publish(committed.events)
         self.settlements.settle(committed.settled)
+
+    def _tell_refused(self, text: str) -> None:
+        self.incidents.kept["P14"] += 1
+        self.incidents.report(Incident(at=self.now(), kind="budget", text=text))
 
     async def catch_up(self, actor: SessionActor) -> None:
         """Show readers what was written while the store's answers were lost. Raises `StorageError`."""

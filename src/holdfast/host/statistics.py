@@ -21,6 +21,7 @@ IncidentKind = Literal[
     "toolset",
     "schedule",
     "connections",
+    "budget",
 ]
 
 PROMISES: dict[str, tuple[str, str, str]] = {

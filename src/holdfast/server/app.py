@@ -225,10 +225,14 @@ class App:
             log_failure(_log, f"{scope['method']} {scope['path']} failed", error)
             answer = error_answer(InternalError())
         self.answers[answer.status] += 1
-        if answer.status == 413:
-            await send_refusal(receive, send, answer, extra=extra)
-        else:
-            await send_answer(send, answer, extra=extra)
+        try:
+            async with asyncio.timeout(self.host.settings.stream_stall_s):
+                if answer.status == 413:
+                    await send_refusal(receive, send, answer, extra=extra)
+                else:
+                    await send_answer(send, answer, extra=extra)
+        except TimeoutError:
+            cut_connection(scope)
 
     async def _end_unauthorized(self, scope: Scope, send: Send, use: CredentialUse) -> None:
         """The credential ended while the request was under way: say so, or cut the connection in mid-answer."""
@@ -373,7 +377,10 @@ class App:
         """The host's figures as Prometheus text. Admin only."""
         if self._caller(request.scope, request.scope["holdfast.headers"]).role != "admin":
             raise Forbidden(_ADMIN_NEEDED, hint=_ADMIN_HINT)
-        text = metrics.render(self.host.statistics(), streams=self.native.streams.open, answers=self.answers)
+        budgets = self.host.budgets.usage()
+        text = metrics.render(
+            self.host.statistics(), streams=self.native.streams.open, answers=self.answers, budgets=budgets
+        )
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     @SHELL.enter("GET", "/openapi.json", answers={200: "application/json"}, public=True)

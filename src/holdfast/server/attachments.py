@@ -40,7 +40,8 @@ async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
 async def get_attachment(native: Native, exchange: Exchange) -> None:
     """The bytes of an attachment, with the type and name that they were stored with. Browsers save it, not show it."""
     owner = _owner(native, exchange)
-    await exchange.charge_memory((await owner.attachment_about(exchange.path["digest"])).size_bytes)
+    about = await owner.attachment_about(exchange.path["digest"])
+    await exchange.charge_memory(2 * about.size_bytes)  # in the store's hands, and in ours
     attachment, body = await owner.attachment(exchange.path["digest"])
     await _give(exchange, attachment, body)
 

@@ -225,8 +225,17 @@ class Exchange(Delivery):
         """Write a whole response; a large one is charged and goes in pieces. Raises as `Delivery.put`."""
         if len(answer.body) > FREE_BYTES:
             await self.charge_memory(len(answer.body))
-            self.started = True
-        await send_answer(self.send, answer, extra=self.extra)
+            await self.begin(answer.status, _headers(answer, self.extra))
+            await self.write(answer.body)
+            await self.end()
+            return
+        self.started = True
+        try:
+            async with asyncio.timeout(self.settings.stream_stall_s):  # answers before it may be unread still
+                await send_answer(self.send, answer, extra=self.extra)
+        except TimeoutError:
+            cut_connection(self.scope)
+            raise
 
     async def begin_json(self) -> None:
         """Write the head of a successful JSON answer whose size is not known yet. Raises as `Delivery.put`."""
@@ -242,7 +251,7 @@ class Exchange(Delivery):
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
             raise BodyTooLarge(too_large, hint=hint)
-        charge = await self.charge_memory(int(length)) if int(length) > FREE_BYTES else None
+        charge = await self.charge_memory(2 * int(length)) if int(length) > FREE_BYTES else None
         try:
             async with asyncio.timeout(within_s):
                 message = await self.receive()
@@ -257,7 +266,8 @@ class Exchange(Delivery):
                         raise BodyTooLarge(too_large, hint=hint)
                     if len(whole) > FREE_BYTES and (charge is None or len(whole) > charge.amount):
                         charge = charge or await self.charge_memory(FREE_BYTES)  # it came without a length
-                        charge.grow(len(whole) - charge.amount + FREE_BYTES)
+                        room = self.budgets.memory.share - charge.amount
+                        charge.grow(min(room, len(whole) - charge.amount + FREE_BYTES))
                     message = await self.receive()
                     whole += message.get("body", b"")
         except TimeoutError:

@@ -93,7 +93,7 @@ async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int
 
 async def _give_base64(exchange: Exchange, session: Session, digest: str) -> None:
     attachment = await session.attachment_about(digest)
-    charge = await exchange.charge_memory(attachment.size_bytes)
+    charge = await exchange.charge_memory(2 * attachment.size_bytes)  # in SQLite's hands, and in ours
     try:
         _, body = await session.attachment(digest)
         view = memoryview(body)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from holdfast.host import PROMISES, HostStatistics
+from holdfast.host.budgets import BudgetUsage
 
 __all__ = ["render"]
 
 
-def render(statistics: HostStatistics, *, streams: int, answers: Mapping[int, int]) -> str:
+def render(
+    statistics: HostStatistics,
+    *,
+    streams: int,
+    answers: Mapping[int, int],
+    budgets: Mapping[str, BudgetUsage] = MappingProxyType({}),
+) -> str:
     """Prometheus text, format 0.0.4.
 
     Parameters:
         statistics: of the host.
         streams: open event streams of the server.
         answers: how many HTTP answers it gave, by status.
+        budgets: what is used of each; an operator sees by whom.
     """
     families: list[tuple[str, str, str, Iterable[tuple[str, float]]]] = [
         ("holdfast_draining", "gauge", "1 while no new work is taken", [("", int(statistics.draining))]),
@@ -30,6 +39,28 @@ def render(statistics: HostStatistics, *, streams: int, answers: Mapping[int, in
             "counter",
             "HTTP answers by status",
             [(f'{{status="{status}"}}', count) for status, count in sorted(answers.items())],
+        ),
+        (
+            "holdfast_budget_used",
+            "gauge",
+            "what is used of each budget: bytes, connections, seconds",
+            [(f'{{budget="{name}"}}', usage.used) for name, usage in budgets.items()],
+        ),
+        (
+            "holdfast_budget_used_by_principal",
+            "gauge",
+            "what the principals that use most of a budget use",
+            [
+                (f'{{budget="{name}",principal="{_escape(principal)}"}}', amount)
+                for name, usage in budgets.items()
+                for principal, amount in usage.principals.items()
+            ],
+        ),
+        (
+            "holdfast_budget_refused_total",
+            "counter",
+            "charges that were refused because a budget or a share was used up",
+            [(f'{{budget="{name}"}}', usage.refused) for name, usage in budgets.items()],
         ),
         (
             "holdfast_events_total",

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from holdfast import errors
 from holdfast.host import DrainReport, Host, HostStatistics, Incident, Session
+from holdfast.host.budgets import BudgetUsage
 from holdfast.protocol.messages import (
     Attachment,
     Entry,
@@ -197,8 +198,9 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     """The server: its version, kind of store, and the agents that the caller may name.
 
-    ``approval_key_required``: programs of its agents run without a wall, so approvals need a person. For admin keys,
-    the store's file, the host's figures and the newest incidents, too.
+    ``approval_key_required``: programs of its agents run without a wall, so approvals need a person. ``budgets``: who
+    uses how much of what is scarce; other keys than admin ones see their own principal only. For admin keys, the
+    store's file, the host's figures and the newest incidents, too.
     """
 
     version: str
@@ -208,6 +210,7 @@ class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     approval_key_required: bool
     statistics: HostStatistics | None
     incidents: list[Incident]
+    budgets: dict[str, BudgetUsage]
 
 
 _send_body = msgspec.json.Decoder(SendBody)
@@ -534,8 +537,19 @@ class Native:
             approval_key_required=self.approval_key_required,
             statistics=host.statistics() if admin else None,
             incidents=list(host.incidents.newest) if admin else [],
+            budgets=await self._budgets(None if admin else exchange.caller.principal),
         )
         return Answer(200, encode(view))
+
+    async def _budgets(self, principal: str | None) -> dict[str, BudgetUsage]:
+        """What is used of each budget, stored bytes included, by everybody or by one principal."""
+        store, limit = self.host.store, self.settings.principal_stored_bytes
+        if principal is None:
+            stored: dict[str, float] = dict(await store.most_stored(limit=20))
+        else:
+            stored = {principal: await store.stored_bytes(principal)}
+        usage = BudgetUsage(used=sum(stored.values()), limit=limit, share=limit, refused=0, principals=stored)
+        return self.host.budgets.usage(principal) | {"stored": usage}
 
     @TABLE.enter("POST", "/v1/drain", body=DrainBody, optional_body=True, answers={200: DrainReport}, admin=True)
     async def drain(self, exchange: Exchange) -> Answer:
