@@ -30,10 +30,13 @@ from holdfast.testing.history import (
     Record,
     SendAcknowledged,
     SendAttempted,
+    StreamRevoked,
     read_history,
     write_history,
 )
+from holdfast.testing.storm.bounds import HOSTILE
 from holdfast.testing.storm.conduct import conduct_kills, conduct_remote
+from holdfast.testing.storm.hostile import ACTS
 from holdfast.testing.storm.recorder import Recorder
 from holdfast.testing.storm.server import OwnServer, free_port
 from holdfast.testing.storm.stamps import MARKER
@@ -141,6 +144,23 @@ def test_kills_at_failpoints_and_at_random_lose_nothing() -> None:
     assert [j.promise for j in report.judgements if j.verdict != "kept"] == []
 
 
+def test_a_hostile_principal_is_felt_and_every_promise_is_kept_for_the_others() -> None:
+    recorder = Recorder()
+    with nothing_left():
+        run(
+            conduct_kills(
+                recorder, sessions=4, seconds=1.0, kill_every_s=0.5, seed=5, points=(), progress=quietly, hostile=True
+            )
+        )
+    report = judge(recorder.records)
+    assert [one for one in told(report) if "memory" not in str(one)] == []  # judged at night, on an idle machine
+    assert [act for act in report.hostile if not act.felt] == []
+    assert {act.name for act in report.hostile} == set(ACTS)
+    assert any(isinstance(record, StreamRevoked) and record.ended for record in recorder.records)
+    own = [record for record in recorder.records if isinstance(record, SendAttempted) and record.principal == HOSTILE]
+    assert own
+
+
 def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(tmp_path: Path) -> None:
     settings = Settings(port=free_port(), store=f"sqlite:///{tmp_path / 'own.db'}")
 
@@ -207,6 +227,9 @@ def test_options_that_exclude_each_other_are_a_usage_error(capsys: pytest.Captur
     assert storm(Storm(url="http://127.0.0.1:1", kill_every_s=1.0)) == Exit.USAGE
     assert storm(Storm(check="x", kill_every_s=1.0)) == Exit.USAGE
     assert storm(Storm(check="does-not-exist")) == Exit.USAGE
+    for other in (Storm(hostile=True, url="http://127.0.0.1:1"), Storm(hostile=True, nemesis="all")):
+        assert storm(other) == Exit.USAGE
+    assert "--hostile" in capsys.readouterr().err
 
 
 def test_the_command_has_its_options() -> None:
@@ -218,7 +241,17 @@ def test_the_command_has_its_options() -> None:
         check=True,
         env={**os.environ, "COLUMNS": "200"},
     )
-    for option in ("--sessions", "--seconds", "--kill-every", "--url", "--seed", "--history", "--check", "--json"):
+    for option in (
+        "--sessions",
+        "--seconds",
+        "--kill-every",
+        "--url",
+        "--seed",
+        "--history",
+        "--check",
+        "--hostile",
+        "--json",
+    ):
         assert option in done.stdout
 
 
@@ -235,9 +268,14 @@ def test_every_failpoint_hit_is_one_that_was_registered() -> None:
 def test_the_storm_of_the_readme_keeps_every_promise(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "holdfast"), "storm", "--sessions", "200", "--seconds", "60"]
     done = subprocess.run(
-        [*command, "--kill-every", "5", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=1700
+        [*command, "--kill-every", "5", "--hostile", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=1700,
     )
     report = msgspec.json.decode(done.stdout)
     assert done.returncode == Exit.OK, report
     assert report["passed"]
     assert len(report["promises"]) == 14
+    assert {act["name"] for act in report["hostile"]} == set(ACTS)

@@ -29,10 +29,14 @@ from holdfast.testing.history import (
     Drained,
     DrainRequested,
     HostExited,
+    HostileAct,
+    HostileActed,
     HostKilled,
     HostReady,
     LogRead,
     Lost,
+    Opened,
+    PeakRead,
     ProcessesListed,
     ProcessSeen,
     ReaderClosed,
@@ -52,9 +56,12 @@ from holdfast.testing.history import (
     StatisticsRead,
     StopAnswered,
     StopRequested,
+    StreamRevoked,
     TranscriptRead,
     WithdrawAnswered,
 )
+from holdfast.testing.storm.bounds import HOSTILE
+from holdfast.testing.storm.hostile import ACTS
 from tests.testing.history_model import LIMITS, World, good_day
 
 A, B, C = ("ann", "a"), ("bob", "b"), ("ann", "c")
@@ -1076,6 +1083,59 @@ def a_principal_exceeds_its_cap(tale: Tale) -> None:
     tale.change(read, running_of=(("ann", LIMITS.principal_runs + 1),))
 
 
+# a hostile principal ------------------------------------------------------------------------------------------------
+
+
+def _besieged(tale: Tale, *records: Record) -> None:
+    tale.change(tale.first(Opened), hostile=HOSTILE)
+    acts = tuple(HostileAct(name=name, did=3, felt=2, refused=1) for name in ACTS)
+    for record in (PeakRead(at=2.0, incarnation=1, before=True, memory=60_000_000, descriptors=90), *records):
+        tale.add(record)
+    tale.add(HostileActed(at=tale.records[-1].at + 1.0, acts=acts))
+
+
+@breaks("P9", "memory grew by 250,000,000 bytes")
+def a_hostile_principal_fills_the_memory(tale: Tale) -> None:
+    _besieged(tale, PeakRead(at=3.0, incarnation=1, memory=310_000_000, descriptors=95))
+
+
+@breaks("P9", "holds 1001 descriptors")
+def a_hostile_principal_takes_the_descriptors(tale: Tale) -> None:
+    _besieged(tale, PeakRead(at=3.0, incarnation=1, memory=61_000_000, descriptors=1001))
+
+
+@breaks("P14", "kept another one out")
+def a_hostile_principal_keeps_a_sender_out(tale: Tale) -> None:
+    _besieged(tale)
+    answer = tale.first(SendAcknowledged)
+    tale.drop(answer)
+    tale.add(Refused(at=answer.at, token=answer.token, code="host_busy"))
+
+
+@breaks("P14", "kept another one out")
+def a_hostile_principal_keeps_a_stop_out(tale: Tale) -> None:
+    _besieged(tale)
+    answer = tale.first(StopAnswered)
+    tale.drop(answer)
+    tale.add(Refused(at=answer.at, token=answer.token, code="rate_limited"))
+
+
+@breaks("P14", "got bytes 2.5 s after its key was revoked")
+def a_revoked_stream_goes_on(tale: Tale) -> None:
+    _besieged(tale, StreamRevoked(at=9.0, key_id="k_1", late_s=2.5, ended=True))
+
+
+@breaks("P14", "was not ended")
+def a_revoked_stream_stays_open(tale: Tale) -> None:
+    _besieged(tale, StreamRevoked(at=9.0, key_id="k_1", late_s=0.1, ended=False))
+
+
+@breaks("P5", "")
+def an_accepted_message_of_a_hostile_principal_is_lost(tale: Tale) -> None:
+    tale.change(tale.first(Opened), hostile="ann")
+    tale.drop_event(A, tale.event(A, MessageSettled, 0))
+
+
 @pytest.mark.parametrize(("promise", "why", "edit"), CASES, ids=[f"{p}-{e.__name__}" for p, _, e in CASES])
 def test_a_history_that_breaks_a_promise_is_rejected(promise: str, why: str, edit: Callable[[Tale], None]) -> None:
     tale = Tale()
@@ -1093,6 +1153,35 @@ def test_each_promise_has_at_least_five_histories_that_break_it() -> None:
     assert len(set(names)) == len(names)
     for number in range(1, 15):
         assert sum(1 for promise, _, _ in CASES if promise == f"P{number}") >= 5
+
+
+def test_a_hostile_principal_within_all_bounds_keeps_the_report_good() -> None:
+    tale = Tale()
+    _besieged(
+        tale,
+        PeakRead(at=3.0, incarnation=1, memory=200_000_000, descriptors=900),
+        StreamRevoked(at=9.0, key_id="k_1", late_s=0.9, ended=True),
+    )
+    report = judge(tale.records)
+    assert report.passed
+    assert [act.name for act in report.hostile] == list(ACTS)
+
+
+@pytest.mark.parametrize("missed", ["did", "felt"])
+def test_an_act_of_a_hostile_principal_that_was_not_felt_fails_the_report(missed: str) -> None:
+    tale = Tale()
+    _besieged(tale)
+    done = tale.first(HostileActed)
+    tale.change(done, acts=(replace(done.acts[0], did=3 * (missed == "felt"), felt=0), *done.acts[1:]))
+    report = judge(tale.records)
+    assert all(judgement.passed for judgement in report.judgements)
+    assert not report.passed
+
+
+def test_a_hostile_principal_that_did_nothing_at_all_fails_the_report() -> None:
+    tale = Tale()
+    tale.change(tale.first(Opened), hostile=HOSTILE)
+    assert not judge(tale.records).passed
 
 
 def test_a_failpoint_that_was_not_hit_fails_the_report() -> None:

@@ -509,6 +509,10 @@ def storm(
     write_docs: Annotated[
         bool, typer.Option("--write-docs", help="With --nemesis: write docs/measured/nemesis.md from here.")
     ] = False,
+    hostile: Annotated[
+        bool,
+        typer.Option("--hostile", help="Add a hostile user who floods, does not read, and streams under revoked keys."),
+    ] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="Of all choices; a new one by default.")] = None,
     rate: Annotated[float | None, typer.Option("--rate", help="Actions per second over all sessions.", min=0.1)] = None,
     history: Annotated[str | None, typer.Option("--history", help="Keep the history in this file.")] = None,
@@ -531,6 +535,7 @@ def storm(
                 seed=seed,
                 rate=rate,
                 history=history,
+                hostile=hostile,
                 check=check,
                 nemesis=nemesis,
                 agents=tuple(agents or ()),

@@ -40,6 +40,7 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
         seed: of all choices; None takes a new one.
         rate: actions per second; None for as much as a small machine bears.
         history: where to keep the history.
+        hostile: one more principal does its worst at a server of the storm's own.
         check: judge this kept history and do nothing else.
         nemesis: inject these faults into servers of its own; None for none.
         agents: with `nemesis`, the agents that those serve, as ``module:name``; none for the storm's.
@@ -57,6 +58,7 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     rate: float | None = None
     history: str | None = None
+    hostile: bool = False
     check: str | None = None
     nemesis: str | None = None
     agents: tuple[str, ...] = ()
@@ -141,6 +143,10 @@ def _judged(records: Sequence[Record]) -> Report:
 def _check(asked: Storm) -> None:
     if asked.check is not None and (asked.kill_every_s is not None or asked.url is not None):
         raise ConfigurationError("--check judges a kept history", hint="leave --url and --kill-every out")
+    if asked.hostile and (asked.url is not None or asked.check is not None or asked.nemesis is not None):
+        raise ConfigurationError(
+            "--hostile attacks a server of the storm's own", hint="leave --url, --check and --nemesis out"
+        )
     if asked.nemesis is not None and (asked.kill_every_s is not None or asked.url or asked.check is not None):
         raise ConfigurationError(
             "--nemesis torments servers of its own", hint="leave --url, --check and --kill-every out"
@@ -209,6 +215,7 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Corou
             progress=progress,
             rate=asked.rate,
             folder=folder,
+            hostile=asked.hostile,
         )
     return conduct.conduct_embedded(
         recorder,
@@ -218,6 +225,7 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Corou
         progress=progress,
         rate=asked.rate,
         folder=folder,
+        hostile=asked.hostile,
     )
 
 
@@ -260,6 +268,7 @@ def _figures(report: Report, *, seed: int | None, seconds: float) -> dict[str, o
             "hit": sum(report.failpoints.values()),
             "missed": sorted(name for name, hit in report.failpoints.items() if not hit),
         },
+        "hostile": list(report.hostile),
     }
 
 
@@ -287,4 +296,13 @@ def _say_report(report: Report) -> None:
         say(f"\nfailpoints: {len(report.failpoints) - len(missed)} of {len(report.failpoints)} were hit")
         for name in missed:
             say(f"    NOT HIT {name}")
+    if report.hostile:
+        say("\nthe hostile principal")
+        say_table(
+            ("act", "done", "felt", "refused"),
+            (
+                (act.name, f"{act.did:,}", f"{act.felt:,}" if act.felt else "NOT FELT", f"{act.refused:,}")
+                for act in report.hostile
+            ),
+        )
     say("\nevery promise was kept" if report.passed else "\nnot every promise was kept")

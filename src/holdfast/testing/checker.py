@@ -21,7 +21,7 @@ from holdfast.testing.checks.recovery import clean_shutdown, crash_safe
 from holdfast.testing.checks.sessions import atomic_state, no_message_lost, one_run, valid_transcript
 from holdfast.testing.checks.stopping import broadcast, isolation, no_leaks, stopped_means_stopped
 from holdfast.testing.checks.streams import honest_streams
-from holdfast.testing.history import Record, Source
+from holdfast.testing.history import HostileAct, Record, Source
 
 __all__ = ["PROMISES", "Judgement", "Promise", "Report", "Violation", "judge"]
 
@@ -87,16 +87,22 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         judgements: one for each promise, in order.
         records: how many records were judged.
         failpoints: those that were to be hit, with whether they were.
+        hostile: what the hostile principal did, if there was one.
     """
 
     judgements: tuple[Judgement, ...]
     records: int
     failpoints: Mapping[str, bool]
+    hostile: tuple[HostileAct, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Every promise passed, and every failpoint was hit."""
-        return all(judgement.passed for judgement in self.judgements) and all(self.failpoints.values())
+        """Every promise passed, every failpoint was hit, and each act of a hostile principal was felt."""
+        return (
+            all(judgement.passed for judgement in self.judgements)
+            and all(self.failpoints.values())
+            and all(act.felt for act in self.hostile)
+        )
 
     def of(self, promise: str) -> Judgement:
         """The judgement of the promise with that number, such as ``P5``. Raises `KeyError`."""
@@ -129,4 +135,5 @@ def judge(records: Iterable[Record]) -> Report:
         judgements=tuple(judgements),
         records=len(facts.records),
         failpoints={name: name in facts.hits for name in facts.opened.failpoints},
+        hostile=tuple(facts.hostile_acts) or ((HostileAct(name="any act"),) if facts.opened.hostile else ()),
     )

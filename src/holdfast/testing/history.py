@@ -35,10 +35,13 @@ __all__ = [
     "HostKilled",
     "HostReady",
     "HostStarted",
+    "HostileAct",
+    "HostileActed",
     "Limits",
     "LogRead",
     "Lost",
     "Opened",
+    "PeakRead",
     "PeopleSettled",
     "ProcessSeen",
     "ProcessesListed",
@@ -60,6 +63,7 @@ __all__ = [
     "StatisticsRead",
     "StopAnswered",
     "StopRequested",
+    "StreamRevoked",
     "TranscriptRead",
     "WithdrawAnswered",
     "WithdrawRequested",
@@ -89,6 +93,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         principal_runs: runs that one principal may have at once; 0 for no cap.
         share_factor: a backlogged consumer gets at least its even share divided by this, and at most times this.
         thread_slack, descriptor_slack: how many idle threads and descriptors a quiet host may hold beyond its baseline.
+        revoked_s: how long after a key's revocation the last byte may come on its streams; one second is promised.
+        peak_memory, descriptors: how many bytes a server's memory may grow, and how many descriptors it may hold,
+            beside a hostile principal.
     """
 
     answer_s: float = 30.0
@@ -103,6 +110,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     share_factor: float = 4.0
     thread_slack: int = 0
     descriptor_slack: int = 0
+    revoked_s: float = 2.0
+    peak_memory: int = 200_000_000
+    descriptors: int = 1000
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
@@ -114,7 +124,8 @@ class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
     """The first record: what kind of storm this is, what it could see, and the bounds that hold.
 
-    ``failpoints`` are those that must have been hit; empty when none was to be armed.
+    ``failpoints`` are those that must have been hit; empty when none was to be armed. ``hostile`` is the principal that
+    did its worst; empty when there was none.
     """
 
     seed: int
@@ -122,6 +133,7 @@ class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
     sees: tuple[Source, ...]
     limits: Limits = Limits()
     failpoints: tuple[str, ...] = ()
+    hostile: str = ""
 
 
 class HostStarted(RecordBase, frozen=True, kw_only=True, tag="host.started"):
@@ -458,6 +470,41 @@ class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled")
     wrong: tuple[str, ...] = ()
 
 
+class HostileAct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kind of act of the hostile principal: how often it was done, felt by the server, and refused."""
+
+    name: str
+    did: int = 0
+    felt: int = 0
+    refused: int = 0
+
+
+class HostileActed(RecordBase, frozen=True, kw_only=True, tag="hostile.acted"):
+    """Everything that the hostile principal did in the storm."""
+
+    acts: tuple[HostileAct, ...]
+
+
+class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked"):
+    """A stream was open when its key was revoked.
+
+    ``late_s``: seconds from the answer of the revocation to the last byte; ``ended``: the server closed the stream.
+    """
+
+    key_id: str
+    late_s: float
+    ended: bool
+
+
+class PeakRead(RecordBase, frozen=True, kw_only=True, tag="peak.read"):
+    """What the server's process holds, its connections included; ``before``: the hostile principal began."""
+
+    incarnation: int
+    before: bool = False
+    memory: int
+    descriptors: int
+
+
 Record = (
     Opened
     | HostStarted
@@ -490,6 +537,9 @@ Record = (
     | SharesCounted
     | StatisticsRead
     | PeopleSettled
+    | HostileActed
+    | StreamRevoked
+    | PeakRead
 )
 
 _encoder = msgspec.json.Encoder()

@@ -10,6 +10,7 @@ from holdfast.testing.history import Lost, Refused, SendAttempted, StopAnswered,
 __all__ = ["bounded", "fair", "private"]
 
 _HIDDEN = frozenset(("not_found", "unknown_session", "unknown_message", "unknown_run", "forbidden", "unauthenticated"))
+_AT_A_LIMIT = frozenset(("rate_limited", "host_busy", "budget_exceeded", "quota_exceeded", "limit_exceeded"))
 
 
 def bounded(facts: Facts, ledger: Ledger) -> None:
@@ -20,6 +21,10 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
     killed; a receipt that says so of itself; more messages waiting than the mailbox may hold; a message refused as
     ``mailbox_full`` in a session whose mailbox never was; more restarts of a run than allowed without a call that came
     to a result between them; a call that got no answer though its host was ready before and lived on.
+
+    The calls of a hostile principal need no answer in time. With one, each reading of the server's memory and
+    descriptors is an observation, and a violation when it grew by more than ``peak_memory`` bytes, or to more than
+    ``descriptors``.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -37,7 +42,10 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
                 elif isinstance(event, ToolFinished) and event.status != "interrupted":
                     in_vain = 0
     end = facts.records[-1].at
+    _judge_peaks(facts, ledger)
     for call in facts.calls.values():
+        if call.request.principal == facts.opened.hostile:
+            continue
         ledger.saw()
         request, answer = call.request, call.answer
         bound = limits.stop_s if isinstance(request, StopRequested) else limits.answer_s
@@ -59,6 +67,17 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
                 ledger.broken(
                     f"refused as full, but at most {most} of {limits.mailbox} places were ever used", request, answer
                 )
+
+
+def _judge_peaks(facts: Facts, ledger: Ledger) -> None:
+    before = max((peak.memory for peak in facts.peaks if peak.before), default=0)
+    for peak in facts.peaks:
+        ledger.saw()
+        grown = peak.memory - before
+        if before and grown > facts.limits.peak_memory:
+            ledger.broken(f"the server's memory grew by {grown:,} bytes beside a hostile principal", peak)
+        if peak.descriptors > facts.limits.descriptors:
+            ledger.broken(f"the server holds {peak.descriptors} descriptors beside a hostile principal", peak)
 
 
 def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:
@@ -115,7 +134,9 @@ def private(facts: Facts, ledger: Ledger) -> None:
     principal's runs. *Violations*: such a try is answered as anything but not found or forbidden; an owner is told
     that its own session does not exist; a list names another principal's session; a message stands in the log of a
     session though another principal sent it; a session's run is stopped for a reason that another principal gave; a
-    principal has more runs than its cap.
+    principal has more runs than its cap. With a hostile principal: a send or a stop of another one is refused because
+    the host or the caller is at a limit; a stream gets a byte more than ``revoked_s`` after its key was revoked, or is
+    not ended.
     """
     senders: dict[str, set[str]] = {}
     for attempt, _ in facts.sends():
@@ -144,6 +165,8 @@ def private(facts: Facts, ledger: Ledger) -> None:
                 request = stoppers.get(event.cause.reason) if event.cause.reason else None
                 if request is not None and request.principal != log.where[0]:
                     ledger.broken("another principal stopped this run", log.where, event, request)
+    if facts.opened.hostile:
+        _judge_hostile(facts, ledger)
     cap = facts.limits.principal_runs
     if cap:
         for read in facts.statistics:
@@ -151,3 +174,20 @@ def private(facts: Facts, ledger: Ledger) -> None:
                 ledger.saw()
                 if running > cap:
                     ledger.broken(f"{principal} has {running} runs, its cap is {cap}", read)
+
+
+def _judge_hostile(facts: Facts, ledger: Ledger) -> None:
+    for call in facts.calls.values():
+        if call.request.principal == facts.opened.hostile or not isinstance(
+            call.request, SendAttempted | StopRequested
+        ):
+            continue
+        ledger.saw()
+        if isinstance(call.answer, Refused) and call.answer.code in _AT_A_LIMIT:
+            ledger.broken("a hostile principal kept another one out", call.request, call.answer)
+    for stream in facts.revoked:
+        ledger.saw()
+        if stream.late_s > facts.limits.revoked_s:
+            ledger.broken(f"a stream got bytes {stream.late_s:.1f} s after its key was revoked", stream)
+        elif not stream.ended:
+            ledger.broken("a stream was not ended after its key was revoked", stream)

@@ -15,6 +15,8 @@ from holdfast.testing.history import (
     DrainRequested,
     FailpointHit,
     HostExited,
+    HostileAct,
+    HostileActed,
     HostKilled,
     HostReady,
     HostStarted,
@@ -22,6 +24,7 @@ from holdfast.testing.history import (
     LogRead,
     Lost,
     Opened,
+    PeakRead,
     PeopleSettled,
     ProcessesListed,
     ProcessSeen,
@@ -41,6 +44,7 @@ from holdfast.testing.history import (
     StatisticsRead,
     StopAnswered,
     StopRequested,
+    StreamRevoked,
     TranscriptRead,
     WithdrawAnswered,
     WithdrawRequested,
@@ -199,6 +203,9 @@ class Facts:
         self.shares: list[SharesCounted] = []
         self.statistics: list[StatisticsRead] = []
         self.people: list[PeopleSettled] = []
+        self.hostile_acts: list[HostileAct] = []
+        self.revoked: list[StreamRevoked] = []
+        self.peaks: list[PeakRead] = []
         for record in self.records:
             self._take(record)
         self.run_logs: dict[str, LogRun] = {}
@@ -276,6 +283,12 @@ class Facts:
                 self.statistics.append(record)
             case PeopleSettled():
                 self.people.append(record)
+            case HostileActed():
+                self.hostile_acts.extend(record.acts)
+            case StreamRevoked():
+                self.revoked.append(record)
+            case PeakRead():
+                self.peaks.append(record)
             case Opened():
                 pass
 

@@ -66,10 +66,13 @@ class RemoteAccess:
         url: its address.
         keys: the API key of each principal; None for a server without keys.
         acting: each key acts for its principal, who need not be its own.
+        up: shared with another access to the same server; by default its own.
     """
 
-    def __init__(self, url: str, keys: Mapping[str, str | None], *, acting: bool = False) -> None:
-        self.up = asyncio.Event()
+    def __init__(
+        self, url: str, keys: Mapping[str, str | None], *, acting: bool = False, up: asyncio.Event | None = None
+    ) -> None:
+        self.up = up or asyncio.Event()
         self.url = url
         self.principals = tuple(keys)
         self._keys = keys
@@ -97,6 +100,10 @@ class RemoteAccess:
     def session(self, principal: str, key: str) -> SessionLike:
         """See `Access`."""
         return self._clients[principal].session(key)
+
+    def client(self, principal: str) -> Client:
+        """The principal's client."""
+        return self._clients[principal]
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
         """See `Access`."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.settings import Settings
 from holdfast.testing.history import Limits
 
-__all__ = ["LIMITS", "PRINCIPALS", "SETTINGS"]
+__all__ = ["HOSTILE", "HOSTILE_BOUNDS", "LIMITS", "LIMITS_WITH_HOSTILE", "PRINCIPALS", "SETTINGS"]
 
 PRINCIPALS = ("ann", "bob", "eve", "dan")
+HOSTILE = "mallory"
+"""The hostile principal of a storm that has one."""
 
 SETTINGS = Settings(
     grace_s=0.4,
@@ -31,3 +35,8 @@ LIMITS = Limits(
     thread_slack=SETTINGS.principal_threads * len(PRINCIPALS),
     descriptor_slack=64,
 )
+
+HOSTILE_BOUNDS = {"principal_rate_per_s": 200.0, "principal_streams": 200}
+"""Settings that a server with a hostile principal has besides, so that it meets them."""
+
+LIMITS_WITH_HOSTILE = msgspec.structs.replace(LIMITS, thread_slack=SETTINGS.principal_threads * (len(PRINCIPALS) + 1))

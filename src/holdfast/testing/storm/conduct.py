@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.testing.history import Opened, Source
 from holdfast.testing.storm.access import Progress
-from holdfast.testing.storm.bounds import LIMITS
+from holdfast.testing.storm.bounds import HOSTILE, LIMITS, LIMITS_WITH_HOSTILE
 from holdfast.testing.storm.embedded import embedded_storm
 from holdfast.testing.storm.killing import kill_storm, registered_failpoints
 from holdfast.testing.storm.recorder import Recorder
@@ -42,6 +42,7 @@ async def conduct_embedded(
     progress: Progress,
     rate: float | None = None,
     folder: Path | None = None,
+    hostile: bool = False,
 ) -> None:
     """A host in this process; as that cannot be killed, a small server of its own is killed a few times afterwards.
 
@@ -50,8 +51,12 @@ async def conduct_embedded(
         sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
         progress: told what goes on.
         folder: keeps the stores and what belongs to them; by default they go when it is over.
+        hostile: one more principal does its worst at the small server.
     """
-    recorder.note(Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=LIMITS)
+    limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
+    recorder.note(
+        Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=limits, hostile=HOSTILE if hostile else ""
+    )
     with _a_folder(folder and folder / "embedded") as own:
         await embedded_storm(
             recorder, folder=own, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate
@@ -70,6 +75,7 @@ async def conduct_embedded(
             prefix="k",
             first=3,
             contention=False,
+            hostile=hostile,
         )
 
 
@@ -84,17 +90,27 @@ async def conduct_kills(
     rate: float | None = None,
     points: tuple[str, ...] | None = None,
     folder: Path | None = None,
+    hostile: bool = False,
 ) -> None:
     """A server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
 
     Parameters:
         folder: keeps the store and what belongs to it; by default they go when it is over.
+        hostile: one more principal does its worst.
 
     Raises:
         ServerUnreachable: the server cannot be started.
     """
     names = registered_failpoints() if points is None else points
-    recorder.note(Opened, seed=seed, mode="kill", sees=_EVERYTHING, limits=LIMITS, failpoints=names)
+    recorder.note(
+        Opened,
+        seed=seed,
+        mode="kill",
+        sees=_EVERYTHING,
+        limits=LIMITS_WITH_HOSTILE if hostile else LIMITS,
+        failpoints=names,
+        hostile=HOSTILE if hostile else "",
+    )
     with _a_folder(folder) as own:
         await kill_storm(
             recorder,
@@ -106,6 +122,7 @@ async def conduct_kills(
             points=names,
             progress=progress,
             rate=rate,
+            hostile=hostile,
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +20,7 @@ from holdfast.server.auth import make_key
 from holdfast.storage import open_store
 from holdfast.testing.history import PeopleSettled, StatisticsRead
 from holdfast.testing.storm.access import Progress, RemoteAccess
-from holdfast.testing.storm.bounds import LIMITS, PRINCIPALS, SETTINGS
+from holdfast.testing.storm.bounds import HOSTILE, HOSTILE_BOUNDS, LIMITS, PRINCIPALS, SETTINGS
 from holdfast.testing.storm.contention import contend
 from holdfast.testing.storm.load import Load
 from holdfast.testing.storm.people import People
@@ -30,12 +31,21 @@ from holdfast.testing.storm.timed import Timed
 from holdfast.testing.storm.upkeep import Upkeep
 from holdfast.testing.storm.watch import in_tree, note_processes, process_figures, until_gone
 
+if TYPE_CHECKING:
+    from holdfast.testing.storm.hostile import Hostile
+
 __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
 
 _HIT_S = 60.0
 _OF_STOPS = ("interrupt", "stop_session")
 """Verbs of the store that are to meet a run that is on."""
 
+_ALONE_S = 2.0
+"""How long the load runs alone before that: what it takes is no fault of the hostile principal."""
+_BESIEGED_S = 8.0
+"""How long a hostile principal acts before the first kill, at least."""
+_BESIEGED_LONGEST_S = 60.0
+_HOSTILE_SESSIONS, _HOSTILE_RATE = 3, 10.0
 _AT_START = ("restart", "rescue")
 """Verbs of the store that a start calls for what a kill has left."""
 
@@ -62,6 +72,7 @@ class _KillStorm:
         self.upkeep = Upkeep(admin)
         self.storm = server.storm
         self.chance = chance
+        self.hostile: Hostile | None = None
 
     async def start(self, failpoint: str | None = None) -> bool:
         ready = await self.server.start(failpoint)
@@ -83,7 +94,22 @@ class _KillStorm:
             await contend(self.load, places=SETTINGS.max_runs, greedy=60, polite=15, span_s=2.0)
         self.load.start()
         await self.watch(0.5)
+        if self.hostile is not None:
+            await self.besiege(self.hostile, progress)
         await self.kill()
+
+    async def besiege(self, hostile: Hostile, progress: Progress) -> None:
+        """Let a hostile principal act beside the load, until each of its acts was felt; it stays for the kills."""
+        progress("a hostile principal beside the others")
+        await self.watch(_ALONE_S)
+        hostile.read_peak(before=True)
+        await hostile.prepare()
+        hostile.begin()
+        began = system_clock.monotonic()
+        while (spent_s := system_clock.monotonic() - began) < _BESIEGED_LONGEST_S:
+            if spent_s >= _BESIEGED_S and not hostile.unfelt():
+                break
+            await self.watch(0.5)
 
     async def kill_at_failpoints(self, names: Sequence[str], progress: Progress) -> None:
         """Once at each; those that were not reached are tried once more."""
@@ -122,10 +148,14 @@ class _KillStorm:
         self.access.up.clear()
         await self.start()
         await self.watch(0.5)
+        if self.hostile is not None:
+            await self.hostile.end()
         await self.load.stop()
         await self.load.complete()
         progress("coming to rest")
         await self.load.rest()
+        if self.hostile is not None:
+            await self.hostile.load.rest()
         looked_after = (self.people, self.timed, self.upkeep)
         wrong = [problem for one in looked_after for problem in await one.settle()]
         checked = sum(one.checked for one in looked_after)
@@ -134,6 +164,8 @@ class _KillStorm:
         await self.figures("quiet")
         progress("reading everything back")
         await self.load.read_back()
+        if self.hostile is not None:
+            await self.hostile.load.read_back()
         await self.server.end()
         await until_gone(self.recorder, self.storm, LIMITS.death_s)
 
@@ -190,12 +222,15 @@ class _KillStorm:
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.5, left))
             await note_processes(self.recorder, self.storm)
+            if self.hostile is not None:
+                self.hostile.read_peak()
             self.raise_broken()
 
     def raise_broken(self) -> None:
         """Raise what broke in the load: the storm itself is at fault then."""
-        if self.load.broken is not None:
-            raise self.load.broken
+        broken = self.load.broken or (None if self.hostile is None else self.hostile.broken)
+        if broken is not None:
+            raise broken
 
     async def figures(self, moment: str) -> None:
         tree = await self.admin.tree(everybody=True)
@@ -231,6 +266,7 @@ async def kill_storm(
     prefix: str = "s",
     first: int = 1,
     contention: bool = True,
+    hostile: bool = False,
 ) -> None:
     """Run a storm over a server of its own.
 
@@ -247,6 +283,7 @@ async def kill_storm(
         prefix: begins all names, where the history has another part too.
         first: the number of the first incarnation.
         contention: also see whose turn it is when all places are taken.
+        hostile: one more principal does its worst, from the beginning of the load until the last kill.
 
     Raises:
         ServerUnreachable: the server cannot be started.
@@ -255,6 +292,8 @@ async def kill_storm(
         settings = msgspec.structs.replace(
             SETTINGS, port=free_port(), store=f"sqlite:///{folder / 'storm.db'}", principal_rate_per_s=0.0
         )
+        if hostile:
+            settings = msgspec.structs.replace(settings, **HOSTILE_BOUNDS)
         keys = await make_keys(settings.store)
         server = OwnServer(folder, recorder, LIMITS, ids.node_id(), settings, first=first)
         access = await stack.enter_async_context(RemoteAccess(server.url, {name: keys[name] for name in PRINCIPALS}))
@@ -269,18 +308,44 @@ async def kill_storm(
             prefix=prefix,
         )
         own = _KillStorm(recorder, server, access, load, admin, random.Random(seed))
+        if hostile:
+            from holdfast.testing.storm.hostile import Hostile  # it uses the nemesis, which uses this module
+
+            enemy = RemoteAccess(server.url, {HOSTILE: keys[HOSTILE]}, up=access.up)
+            own.hostile = Hostile(
+                recorder,
+                server,
+                await stack.enter_async_context(enemy),
+                admin,
+                key=keys[HOSTILE],
+                port=settings.port,
+                streams=settings.principal_streams,
+                load=Load(
+                    enemy,
+                    recorder,
+                    LIMITS,
+                    sessions=_HOSTILE_SESSIONS,
+                    rate=_HOSTILE_RATE,
+                    seed=seed,
+                    prefix=f"{prefix}-{HOSTILE}-",
+                    limited=True,
+                ),
+                seed=seed,
+            )
         try:
             await own.begin(progress, contention=contention)
             await own.kill_at_failpoints(points, progress)
             await own.kill_at_random(seconds, kill_every_s, progress)
             await own.finish(progress)
         finally:
+            if own.hostile is not None:
+                await own.hostile.abandon()
             await load.abandon()
             if server.alive:
                 await server.kill()
             if server.stamps.exists():
                 stamps = read_stamps(server.stamps)
-                recorder.records.extend(stamp for stamp in stamps if stamp.principal in PRINCIPALS)
+                recorder.records.extend(stamp for stamp in stamps if stamp.principal in (*PRINCIPALS, HOSTILE))
 
 
 async def make_keys(store_url: str) -> dict[str, str]:
@@ -290,7 +355,7 @@ async def make_keys(store_url: str) -> dict[str, str]:
     await store.open(node_id=ids.node_id(), at=at)
     secrets: dict[str, str] = {}
     try:
-        for principal in (*PRINCIPALS, "admin"):
+        for principal in (*PRINCIPALS, HOSTILE, "admin"):
             record, secret = make_key(
                 principal=principal, role="admin" if principal == "admin" else "user", label="storm", at=at
             )

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from holdfast.errors import Draining, HoldfastError, ServerUnreachable, StorageError
+from holdfast.errors import Draining, HoldfastError, HostBusy, LimitExceeded, ServerUnreachable, StorageError
 from holdfast.protocol.messages import Policy
 from holdfast.testing.history import (
     Limits,
@@ -51,6 +52,7 @@ class Load:
         prefix: begins the keys of the sessions and the names of the messages.
         agents: the sessions' agents, in turn; None for the host's default, of which nothing is known.
         content: how a plan is said to the agents.
+        limited: its principals may be refused at a limit, also when they read.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Load:
         span_s: float = 0.05,
         agents: tuple[str | None, ...] = (REPLAYABLE, PLAIN),
         content: Callable[[Plan], str] = encode_plan,
+        limited: bool = False,
     ) -> None:
         self.access = access
         self.recorder = recorder
@@ -78,7 +81,10 @@ class Load:
         self.chance = random.Random(seed)
         self._names = 0
         self._cuts = 0
+        self._outages = (ServerUnreachable, StorageError, *((LimitExceeded, HostBusy) if limited else ()))
         self.calm = False
+        self.refused: Counter[str] = Counter()
+        """How many messages were refused, by the code of the error."""
         self.sessions: list[StormSession] = []
         self.others: list[StormSession] = []
         for number in range(sessions):
@@ -259,6 +265,7 @@ class Load:
                 continue
             except HoldfastError as error:
                 self.recorder.note(Refused, token=token, code=error.code)
+                self.refused[error.code] += 1
                 if not isinstance(error, (Draining, StorageError)):
                     return False
                 await self._outage()
@@ -339,6 +346,10 @@ class Load:
         else:
             await self._interrupt(session)
 
+    async def flood(self) -> None:
+        """Send more to one session than its mailbox holds, then stop it."""
+        await self._flood(self.chance.choice(self.sessions))
+
     async def _flood(self, session: StormSession) -> None:
         """Send more than the mailbox holds while a run is on, then stop the session."""
         plan = Plan(name=self._name(), pieces=("nap",), span_s=20 * self._span_s)
@@ -416,7 +427,7 @@ class Load:
     async def _read(self, session: StormSession) -> None:
         try:
             await self.reading.read(session)
-        except (ServerUnreachable, StorageError):
+        except self._outages:
             await self._outage()
 
     async def _settlement(self, session: StormSession) -> None:
@@ -425,7 +436,7 @@ class Load:
         message = session.chance.choice(session.sent)
         try:
             await self.reading.settlement(session, message.message_id or "")
-        except (ServerUnreachable, StorageError):
+        except self._outages:
             await self._outage()
 
     async def _pry(self, session: StormSession) -> None:
@@ -433,5 +444,5 @@ class Load:
         principal = session.chance.choice(self.access.principals)
         try:
             await pry(self.access, self.recorder, session, principal)
-        except (ServerUnreachable, StorageError):
+        except self._outages:
             await self._outage()
