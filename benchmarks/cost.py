@@ -1,7 +1,7 @@
 """CPU time of a durable run over HTTP and of a stop, this tree against another checkout of Holdfast.
 
-``python -m benchmarks.cost /path/to/other`` starts a server of each tree, lets them take turns, and prints the median of
-the ratios with its interval. The other checkout needs an environment of its own in ``.venv``, or what it needs is
+``python -m benchmarks.cost /path/to/other`` starts a server of each tree, lets them take turns, and prints the median
+of the ratios with its interval. The other checkout needs an environment of its own in ``.venv``, or what it needs is
 installed here. CPU time is that of the server's process, in user and system mode.
 """
 
@@ -78,7 +78,7 @@ def _served(tree: Path, folder: Path) -> Iterator[_Server]:
         "PYTHONPATH": os.pathsep.join((str(tree / "src"), str(agents))),
     }
     made = subprocess.run(
-        [python, "-c", _MAIN, "keys", "create", "bench", "--json"],
+        [python, "-c", _MAIN, "keys", "create", "bench", "--role", "admin", "--json"],
         cwd=home,
         env=environment,
         stdout=subprocess.PIPE,

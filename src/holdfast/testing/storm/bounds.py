@@ -23,6 +23,7 @@ SETTINGS = Settings(
     mailbox_limit=12,
     restart_limit=3,
     evict_after_s=2.0,
+    public_agents=("*",),
 )
 """Short times and tight bounds, so that the storm meets them."""
 

@@ -116,7 +116,9 @@ class OwnServer:
         }
         for field, value in msgspec.structs.asdict(settings).items():
             if value != getattr(Settings(), field):
-                self._environment[f"HOLDFAST_{field.upper()}"] = str(value)
+                self._environment[f"HOLDFAST_{field.upper()}"] = (
+                    ",".join(value) if isinstance(value, tuple) else str(value)
+                )
         if agents:
             known = os.environ.get("PYTHONPATH", "")
             self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), known)))
