@@ -96,7 +96,8 @@ def test_a_question_that_took_the_place_of_another_is_not_approved_by_its_hash()
         [question] = await session.questions()
         assert question.arguments == {"name": "b"}
 
-    served(scenario, echo, Agent(name="eraser", model=ScriptedModel([CALL_A, CALL_B, "done"]), tools=[erase]))
+    calls = iter((CALL_A, CALL_B))
+    served(scenario, echo, Agent(name="eraser", model=ScriptedModel(lambda request: next(calls)), tools=[erase]))
 
 
 def test_python_takes_the_question_itself_here_and_over_http() -> None:
