@@ -162,6 +162,7 @@ def test_a_branch_of_a_branch_has_the_state_of_its_place() -> None:
 @asynccontextmanager
 async def opened(session: Session) -> AsyncIterator[LogReader]:
     log = await session.open_log(keepalive_s=5)
+    assert isinstance(log, LogReader)
     try:
         yield log
     finally:

@@ -209,6 +209,18 @@ def test_stopping_answers_with_receipts() -> None:
     both(scenario)
 
 
+def test_events_wait_for_a_session_here_and_there() -> None:
+    async def scenario(session_of: Callable[[str], SessionLike]) -> None:
+        session = session_of("alice")
+        reading = asyncio.ensure_future(anext(aiter(session.events())))
+        await session_of("bob").ask("another session wakes nobody")
+        assert not reading.done()
+        await session.ask("hello")
+        assert (await reading).kind == "message.accepted"
+
+    both(scenario)
+
+
 def test_refusals_are_the_same_errors_here_and_there() -> None:
     async def scenario(session_of: Callable[[str], SessionLike]) -> None:
         session = session_of("alice")
@@ -223,7 +235,7 @@ def test_refusals_are_the_same_errors_here_and_there() -> None:
             with pytest.raises(UnknownSession):
                 await refused()
         with pytest.raises(UnknownSession):
-            await anext(aiter(session.events()))
+            await anext(aiter(session.events(follow="m_none")))
         message_id = (await session.send("x", idempotency_key="k")).message_id
         await session.wait(message_id)
         with pytest.raises(IdempotencyMismatch):

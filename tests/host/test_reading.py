@@ -129,7 +129,7 @@ def test_unknown_sessions_messages_and_policies_are_named() -> None:
             with pytest.raises(UnknownSession):
                 await refused
         with pytest.raises(UnknownSession):
-            await anext(aiter(session.events()))
+            await anext(aiter(session.events(follow="m_none")))
         await session.ask("1")
         with pytest.raises(UnknownMessage):
             await anext(aiter(session.events(follow="m_x")))

@@ -203,7 +203,8 @@ def test_an_unknown_thing_of_a_known_session_is_named() -> None:
 
 def test_an_unknown_session_is_named_everywhere() -> None:
     async def scenario(server: Live) -> None:
-        for path in ("", "/transcript", "/mailbox", "/tree", "/runs", "/runs/r_x", "/messages/m_x", "/events"):
+        runs = ("/runs", "/runs/r_x")
+        for path in ("", "/transcript", "/mailbox", "/tree", *runs, "/messages/m_x", "/events?after=0-1"):
             refused(await server.http.get(f"/v1/sessions/nobody{path}"), 404, "unknown_session")
         for path in ("interrupt", "stop"):
             refused(await server.http.post(f"/v1/sessions/nobody/{path}", json={}), 404, "unknown_session")

@@ -73,6 +73,21 @@ def test_a_revoked_key_ends_its_stream_with_unauthorized_and_nothing_follows() -
     served(scenario)
 
 
+def test_a_revoked_key_ends_its_wait_for_a_session() -> None:
+    async def scenario(server: Live) -> None:
+        ops, alice, key_id = await two_keys(server)
+        reading = asyncio.create_task(frames_of(server, "/v1/sessions/s/events", alice, asyncio.Event()))
+        while not server.host.readers:
+            await asyncio.sleep(0.01)
+        assert (await server.http.delete(f"/v1/keys/{key_id}", headers=ops)).status_code == 200
+        await server.host.session("s", principal="alice").ask("a message that comes too late for it")
+        got = await reading
+        assert (last_frame(got)[0], last_frame(got)[1]["reason"]) == ("closed", "unauthorized")
+        assert "too late" not in "".join(piece for _, piece in got)
+
+    served(scenario)
+
+
 def test_an_expired_token_ends_its_stream() -> None:
     async def scenario(server: Live) -> None:
         exp = time.time() + 1.5

@@ -159,7 +159,7 @@ def test_a_principal_reaches_only_its_own_sessions() -> None:
             ("GET", f"/runs/{receipt['run_id']}"),
             ("GET", f"/messages/{receipt['message_id']}"),
             ("DELETE", f"/messages/{receipt['message_id']}"),
-            ("GET", "/events"),
+            ("GET", f"/events?follow={receipt['message_id']}"),
             ("GET", f"/events?after={receipt['cursor']}"),
             ("POST", "/interrupt"),
             ("POST", "/stop"),

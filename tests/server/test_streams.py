@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
 
 from holdfast import Run
 from holdfast.protocol.sse import Frame, FrameDecoder
@@ -200,5 +203,73 @@ def test_an_upgrade_to_a_protocol_that_is_not_spoken_here_is_ignored() -> None:
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         answer = await server.http.post("/v1/sessions/alice/messages", json={"content": "hi"}, headers=upgrade)
         assert (answer.status_code, answer.json()["error"]["hint"]) == (422, "leave the header Upgrade out")
+
+    served(scenario)
+
+
+# ── Before the first message ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def has_readers(server: Live, count: int) -> None:
+    """Return once so many readers are there."""
+    while server.host.readers < count:
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("query", ["", "?after=0"])
+@pytest.mark.parametrize("store", ["memory://", "sqlite://"])
+def test_a_stream_waits_for_the_first_message_of_its_session(query: str, store: str, tmp_path: Path) -> None:
+    async def scenario(server: Live) -> None:
+        stream = frames(server, f"/v1/sessions/alice/events{query}")
+        first = asyncio.ensure_future(anext(stream))
+        await has_readers(server, 1)
+        assert (await server.http.get("/v1/sessions")).json() == {"sessions": []}, "reading makes no rows"
+        refused = await server.http.get("/v1/sessions/alice/events?after=0-1")
+        assert refused.status_code == 404, "a cursor names a session, and there is none"
+        receipt = (await server.post("alice", query="?wait=10")).json()["receipt"]
+        assert (await first).id == "1-1"
+        while (frame := await anext(stream)).event != "message.settled":
+            pass
+        assert json.loads(frame.data)["message_id"] == receipt["message_id"]
+        await stream.aclose()  # type: ignore[attr-defined]
+        while server.host.readers:
+            await asyncio.sleep(0.01)
+
+    served(scenario, store=store if store == "memory://" else f"sqlite:///{tmp_path}/store.db")
+
+
+def test_a_stream_that_waits_is_kept_alive_and_told_of_the_shutdown() -> None:
+    async def scenario(server: Live) -> None:
+        async with server.http.stream("GET", "/v1/sessions/alice/events") as stream:
+            pieces = stream.aiter_text()
+            assert "keep-alive" in (await anext(pieces)) + (await anext(pieces))
+            ending = asyncio.create_task(server.end())
+            rest = "".join([piece async for piece in pieces])
+        await ending
+        last = list(FrameDecoder().feed(rest.encode()))[-1]
+        assert (last.event, last.id, json.loads(last.data)["reason"]) == ("closed", "0", "shutdown")
+
+    served(scenario, keepalive_s=0.1)
+
+
+def test_streams_that_wait_count_as_streams() -> None:
+    async def scenario(server: Live) -> None:
+        async with server.http.stream("GET", "/v1/sessions/one/events") as first:
+            assert first.status_code == 200
+            assert (await server.http.get("/v1/sessions/two/events")).status_code == 429
+        while server.app.native.streams.open:
+            await asyncio.sleep(0.01)
+        assert not server.host.awaited, "nothing is kept of a reader that went"
+        async with server.http.stream("GET", "/v1/sessions/two/events") as again:
+            assert again.status_code == 200
+
+    served(scenario, principal_streams=1)
+
+
+def test_a_browser_that_waited_comes_back_with_the_cursor_it_was_given() -> None:
+    async def scenario(server: Live) -> None:
+        await server.post("alice", query="?wait=10")
+        first = await anext(frames(server, "/v1/sessions/alice/events", **{"last-event-id": "0"}))
+        assert first.id == "1-1"
 
     served(scenario)

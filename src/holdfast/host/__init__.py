@@ -1,7 +1,7 @@
 """The host: sessions, runs and what keeps them under control."""
 
 from holdfast.host.host import Host
-from holdfast.host.readers import LogReader
+from holdfast.host.readers import LogReader, SessionLog
 from holdfast.host.schedules import Schedule
 from holdfast.host.session import Answerer, Session
 from holdfast.host.statistics import COUNTS, PROMISES, DrainReport, HostStatistics, Incident, PromiseCount, Recovery
@@ -19,4 +19,5 @@ __all__ = [
     "Recovery",
     "Schedule",
     "Session",
+    "SessionLog",
 ]

@@ -74,6 +74,7 @@ class Dispatch:
                 host.incidents.kept["P9"] += 1
             return
         result = done.result()
+        host.awaited.made(principal, request.key)
         host.incidents.counts[f"sends_{result.disposition}"] += 1
         if result.claim is None:
             actor = host.actors.get(result.session)
@@ -132,6 +133,8 @@ class Dispatch:
                     break
                 await asyncio.sleep(delay_s)
         number, view = found or (0, None)
+        if found is not None:
+            host.awaited.made(request.principal, request.key)
         if view is not None and view.run_id is not None and view.run_id == request.run_id:
             self._claim(request.principal, number, view.run_id, tries=1)
             return

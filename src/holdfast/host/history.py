@@ -67,6 +67,7 @@ async def edit(
     )
 
     def edited(done: asyncio.Future[Edited]) -> None:
+        host.awaited.made(principal, key)  # also if the answer was lost: it may be there
         error = done.exception()
         if isinstance(error, LimitExceeded):
             host.incidents.kept["P9"] += 1

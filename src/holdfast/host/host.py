@@ -19,6 +19,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitExceeded, StorageError, UnknownAgent
 from holdfast.host.active import ActiveRun, nothing_to_stop
 from holdfast.host.actor import SessionActor
+from holdfast.host.awaited import AwaitedSessions
 from holdfast.host.budgets import Budgets
 from holdfast.host.dispatch import Dispatch
 from holdfast.host.patience import patiently
@@ -99,6 +100,7 @@ class Host:
         self.incidents = Incidents()
         self.budgets = Budgets(self.settings, clock, self._tell_refused)
         self.settlements = Settlements()
+        self.awaited = AwaitedSessions()
         self.actors: dict[int, SessionActor] = {}
         self.live: dict[str, ActiveRun] = {}
         self.readers = 0
@@ -272,6 +274,7 @@ class Host:
             tell()
         for actor in self.actors.values():
             actor.log.close()
+        self.awaited.close()
 
     async def _draining(self, deadline_s: float) -> DrainReport:
         began = self.loop.time()

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.errors import InvalidCursor, SessionDeleted, UnknownMessage, UnknownSession
 from holdfast.host.budgets import PAGE_BYTES
-from holdfast.protocol.events import Gap, Stored, parse_cursor, shown
+from holdfast.protocol.events import START, Gap, Stored, format_cursor, parse_cursor, shown
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
     from holdfast.protocol.messages import SessionView
 
-__all__ = ["LogReader", "open_log"]
+__all__ = ["AwaitedLog", "LogReader", "SessionLog", "open_log"]
 
 PAGE = 1024
 """Events that are taken at a time."""
@@ -88,6 +89,11 @@ class LogReader:
         self._closed = False
         actor.readers += 1
         host.readers += 1
+
+    @property
+    def position(self) -> str:
+        """The cursor to resume from."""
+        return format_cursor(self.cursor, self.number)
 
     def __aiter__(self) -> LogReader:
         return self
@@ -176,14 +182,108 @@ def _weight(page: Sequence[Stored]) -> int:
     return sum(len(event.body) for event in page)
 
 
+class AwaitedLog:
+    """The log of a session that does not exist yet: it waits for the session, and is then read as by a `LogReader`.
+
+    Made by `open_log`, used by one task, and to be closed. It begins with the first event. While it waits, iterating
+    gives None after each `keepalive_s`, and ends when the host closes its streams; nothing is stored for it.
+    """
+
+    __slots__ = ("_closed", "_host", "_keepalive_s", "_key", "_log", "_made", "_principal")
+
+    def __init__(self, host: Host, principal: str, key: str, *, keepalive_s: float) -> None:
+        self._host = host
+        self._principal = principal
+        self._key = key
+        self._keepalive_s = keepalive_s
+        self._log: LogReader | None = None
+        self._closed = False
+        self._made = host.awaited.expect(principal, key)
+        host.readers += 1
+
+    @property
+    def number(self) -> int:
+        """The session's public number; 0 before it exists."""
+        return self._log.number if self._log is not None else 0
+
+    @property
+    def position(self) -> str:
+        """The cursor to resume from."""
+        return self._log.position if self._log is not None else START
+
+    def __aiter__(self) -> AwaitedLog:
+        return self
+
+    async def __anext__(self) -> Sequence[Stored] | Gap | None:
+        while self._log is None:
+            await asyncio.wait((self._made,), timeout=self._keepalive_s)
+            if self._closed:
+                raise StopAsyncIteration
+            if not self._made.done():
+                return None
+            try:
+                there = await self.look()
+            except SessionDeleted:  # it came and went meanwhile
+                raise StopAsyncIteration from None
+            if not there and self._host.awaited.closed:
+                raise StopAsyncIteration
+        return await anext(self._log)
+
+    async def look(self) -> bool:
+        """Begin to read if the session is there now; whether it is. Raises `SessionDeleted`, `StorageError`."""
+        if self._made.done():  # expect anew, and look after that: nothing is missed between
+            self._made = self._host.awaited.expect(self._principal, self._key)
+        with suppress(UnknownSession):
+            self._log = await _open(
+                self._host, self._principal, self._key, after=None, follow=None, keepalive_s=self._keepalive_s
+            )
+            self._wait_no_more()
+        return self._log is not None
+
+    async def aclose(self) -> None:
+        """Give the place up. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            if self._log is None:
+                self._wait_no_more()
+            else:
+                await self._log.aclose()
+
+    def _wait_no_more(self) -> None:
+        self._host.readers -= 1
+        self._host.awaited.forget(self._principal, self._key, self._made)
+
+
+SessionLog = LogReader | AwaitedLog
+"""A session's log, whether the session exists or not."""
+
+
 async def open_log(
     host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
-) -> LogReader:
-    """A reader behind the cursor `after`; None begins with the first event.
+) -> SessionLog:
+    """A reader behind the cursor `after`; None begins with the first event, and waits for it if there is no session.
 
     Raises:
-        UnknownSession, SessionDeleted, UnknownMessage, InvalidCursor.
+        UnknownSession: there is none, and it cannot be waited for: a cursor or a message of it was named.
+        SessionDeleted, UnknownMessage, InvalidCursor.
     """
+    try:
+        return await _open(host, principal, key, after=after, follow=follow, keepalive_s=keepalive_s)
+    except UnknownSession:
+        if follow is not None or after not in (None, START):
+            raise
+    log = AwaitedLog(host, principal, key, keepalive_s=keepalive_s)
+    try:
+        await log.look()
+    except BaseException:
+        await log.aclose()
+        raise
+    return log
+
+
+async def _open(
+    host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
+) -> LogReader:
     session, view = await _found(host, principal, key)
     cursor = 0 if after is None else parse_cursor(after, view.number)
     actor = host.actor(session=session, number=view.number, principal=principal, key=key, seq=view.seq)

@@ -26,7 +26,7 @@ from holdfast.errors import (
 from holdfast.host import attaching, history
 from holdfast.host.budgets import PAGE_BYTES, Charge
 from holdfast.host.dispatch import receipt_of
-from holdfast.host.readers import LogReader, open_log
+from holdfast.host.readers import SessionLog, open_log
 from holdfast.host.schedules import Schedule
 from holdfast.protocol.call_hash import hash_call, hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, Stored, decode_event
@@ -511,7 +511,7 @@ class Session:
 
     async def open_log(
         self, *, after: str | None = None, follow: str | None = None, keepalive_s: float | None = None
-    ) -> LogReader:
+    ) -> SessionLog:
         """The log in batches of stored rows, for servers; None after each `keepalive_s` seconds without an event.
 
         Raises what `events` raises, before the first batch. The reader must be closed.

@@ -17,6 +17,7 @@ from holdfast.protocol.stopping import Cause, StopReceipt
 
 __all__ = [
     "EVENT_KINDS",
+    "START",
     "ChildFinished",
     "ChildStarted",
     "Event",
@@ -374,6 +375,10 @@ def decode_event(stored: Stored) -> Event:
     return _decoder.decode(wire(stored))
 
 
+START = "0"
+"""The cursor before the first event of any session, also of one that has no number yet."""
+
+
 def format_cursor(seq: int, number: int) -> str:
     """The reader's position after ``seq`` in the session with that number."""
     return f"{seq}-{number}"
@@ -381,6 +386,8 @@ def format_cursor(seq: int, number: int) -> str:
 
 def parse_cursor(cursor: str, number: int) -> int:
     """The seq of a cursor of the session ``number``. Raises `InvalidCursor` for any other."""
+    if cursor == START:
+        return 0
     seq, dash, owner = cursor.partition("-")
     if not (dash and seq.isascii() and seq.isdigit() and owner.isascii() and owner.isdigit() and len(seq) < 19):
         raise InvalidCursor(f"{cursor[:50]!r} is not a cursor")

@@ -140,12 +140,15 @@ class SessionLike(Protocol):
         """The session's events in order, each once, or a `Gap` for what was missed.
 
         Parameters:
-            after: a cursor, such as a receipt's; None starts at the beginning.
+            after: a cursor, such as a receipt's; None or ``"0"`` starts at the beginning, and waits for it if the
+                session does not exist yet.
             follow: a message id: the stream ends after the event that settles it.
 
         Raises:
             InvalidCursor: not a cursor of this session.
-            UnknownSession, UnknownMessage: there is none.
+            UnknownSession: there is none, and `after` or `follow` name something in it.
+            UnknownMessage: there is none.
+            SessionDeleted: it was deleted.
         """
         ...
 

@@ -108,7 +108,12 @@ async def branch_session(native: Native, exchange: Exchange) -> Answer:
     return Answer(201, encode(await native.session(exchange).branch(body.key, through_n=body.through_n)))
 
 
-@TABLE.enter("GET", "/v1/sessions/{key}/export", answers={200: SessionExport}, errors=(errors.UnknownSession,))
+@TABLE.enter(
+    "GET",
+    "/v1/sessions/{key}/export",
+    answers={200: SessionExport},
+    errors=(errors.UnknownSession, errors.SessionDeleted),
+)
 async def export_session(native: Native, exchange: Exchange) -> None:
     """The transcript and the bytes of its attachments, for an import there or elsewhere."""
     await give_export(exchange, native.session(exchange), at=native.host.now())

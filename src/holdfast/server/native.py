@@ -328,7 +328,7 @@ class Native:
         "/v1/sessions/{key}/messages/{message_id}",
         query=(_WAIT,),
         answers={200: Settlement},
-        errors=(errors.UnknownSession, errors.UnknownMessage),
+        errors=(errors.UnknownSession, errors.UnknownMessage, errors.SessionDeleted),
     )
     async def get_message(self, exchange: Exchange) -> Answer:
         """What became of a message; `state` is `accepted` or `taken` while it is open."""
@@ -379,14 +379,20 @@ class Native:
         "GET",
         "/v1/sessions/{key}/events",
         query=(
-            Query("after", "string", "A cursor: only what comes after it. `Last-Event-ID` goes before."),
+            Query(
+                "after",
+                "string",
+                "A cursor: only what comes after it, `0`: all. `Last-Event-ID` goes before.",
+            ),
             Query("follow", "string", "A message id: the stream ends after the event that settles it."),
         ),
         answers={200: "text/event-stream"},
-        errors=(errors.UnknownSession, errors.UnknownMessage, errors.InvalidCursor),
+        errors=(errors.UnknownSession, errors.UnknownMessage, errors.InvalidCursor, errors.SessionDeleted),
     )
     async def stream_events(self, exchange: Exchange) -> None:
         """The session's events as Server-Sent Events, from the beginning or after a cursor; then it follows.
+
+        Without a cursor, or after `0`, the stream of a session that does not exist yet waits for its first message.
 
         A frame is `id: <cursor>`, `event: <kind>`, `data: <the event as JSON>`. A `gap` frame tells what was missed, a
         `closed` frame is the last one when the server shuts down.
@@ -461,7 +467,9 @@ class Native:
         found = await self.host.sessions(principal=self.whose(exchange), limit=limit)
         return Answer(200, encode(SessionList(sessions=list(found))))
 
-    @TABLE.enter("GET", "/v1/sessions/{key}", answers={200: SessionView}, errors=(errors.UnknownSession,))
+    @TABLE.enter(
+        "GET", "/v1/sessions/{key}", answers={200: SessionView}, errors=(errors.UnknownSession, errors.SessionDeleted)
+    )
     async def get_session(self, exchange: Exchange) -> Answer:
         """The session as it stands."""
         return Answer(200, encode(await self.session(exchange).info()))
@@ -477,7 +485,11 @@ class Native:
         return await self._stopped(exchange, self.session(exchange).delete)
 
     @TABLE.enter(
-        "GET", "/v1/sessions/{key}/transcript", query=_PAGE, answers={200: Transcript}, errors=(errors.UnknownSession,)
+        "GET",
+        "/v1/sessions/{key}/transcript",
+        query=_PAGE,
+        answers={200: Transcript},
+        errors=(errors.UnknownSession, errors.SessionDeleted),
     )
     async def get_transcript(self, exchange: Exchange) -> Answer | None:
         """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
@@ -485,19 +497,28 @@ class Native:
         limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or LIST_LIMIT
         return await give_transcript(exchange, self.session(exchange), after=after, limit=limit)
 
-    @TABLE.enter("GET", "/v1/sessions/{key}/mailbox", answers={200: Mailbox}, errors=(errors.UnknownSession,))
+    @TABLE.enter(
+        "GET",
+        "/v1/sessions/{key}/mailbox",
+        answers={200: Mailbox},
+        errors=(errors.UnknownSession, errors.SessionDeleted),
+    )
     async def get_mailbox(self, exchange: Exchange) -> Answer:
         """The messages that wait, in order."""
         await exchange.take_turn()
         return Answer(200, encode(Mailbox(items=await self.session(exchange).mailbox())))
 
-    @TABLE.enter("GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession,))
+    @TABLE.enter(
+        "GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession, errors.SessionDeleted)
+    )
     async def get_session_tree(self, exchange: Exchange) -> Answer:
         """The tasks, threads and processes that are alive for the session."""
         await exchange.take_turn()
         return Answer(200, encode(await self.session(exchange).tree()))
 
-    @TABLE.enter("GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession,))
+    @TABLE.enter(
+        "GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession, errors.SessionDeleted)
+    )
     async def list_runs(self, exchange: Exchange) -> Answer:
         """The session's newest runs, the newest first."""
         await exchange.take_turn()
@@ -507,7 +528,7 @@ class Native:
         "GET",
         "/v1/sessions/{key}/runs/{run_id}",
         answers={200: RunView},
-        errors=(errors.UnknownSession, errors.UnknownRun),
+        errors=(errors.UnknownSession, errors.UnknownRun, errors.SessionDeleted),
     )
     async def get_run(self, exchange: Exchange) -> Answer:
         """A run, with its answer, cause, error and the receipt of its stop."""

@@ -66,7 +66,12 @@ async def decide(
     return await session.decide(question_id, decision, body.text, call_hash=body.call_hash, answerer=who)
 
 
-@TABLE.enter("GET", "/v1/sessions/{key}/approvals", answers={200: QuestionList}, errors=(errors.UnknownSession,))
+@TABLE.enter(
+    "GET",
+    "/v1/sessions/{key}/approvals",
+    answers={200: QuestionList},
+    errors=(errors.UnknownSession, errors.SessionDeleted),
+)
 async def list_questions(native: Native, exchange: Exchange) -> Answer:
     """What the session's suspended run asks: approvals of calls and questions, oldest first."""
     await exchange.take_turn()

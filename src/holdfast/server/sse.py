@@ -17,9 +17,9 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Literal, NamedTuple
 
 from holdfast.errors import HoldfastError
-from holdfast.host import LogReader, Session
+from holdfast.host import Session, SessionLog
 from holdfast.host.budgets import Budgets
-from holdfast.protocol.events import Gap, Stored, format_cursor
+from holdfast.protocol.events import Gap, Stored
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
 from holdfast.server.exchange import Exchange, Receive
 
@@ -91,15 +91,14 @@ class Streams:
         """Answer with the session's events until they end or the reader goes."""
         send = exchange.send
         async with self._opened(exchange, session) as log:
-            number = log.number
 
             async def write(batch: Batch) -> None:
                 if batch is None:
                     data = KEEP_ALIVE
                 elif isinstance(batch, Gap):
-                    data = encode_gap(batch, number)
+                    data = encode_gap(batch, log.number)
                 else:
-                    data = encode_events(batch, number)
+                    data = encode_events(batch, log.number)
                 await exchange.write(data)
 
             await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *exchange.extra]})
@@ -114,7 +113,7 @@ class Streams:
                 await send({"type": "http.response.body", "body": last, "more_body": False})
 
     @asynccontextmanager
-    async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[LogReader]:
+    async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[SessionLog]:
         """The log behind the reader's cursor. Raises what `Session.open_log` does, and `LimitExceeded`."""
         last_id = exchange.headers.get(b"last-event-id")
         after = last_id.decode("latin-1") if last_id else exchange.query("after")
@@ -123,7 +122,7 @@ class Streams:
                 exchange.started = True
                 yield log
 
-    async def _pump(self, exchange: Exchange, log: LogReader, write: Write) -> _End | None:
+    async def _pump(self, exchange: Exchange, log: SessionLog, write: Write) -> _End | None:
         """Write what the source has until it ends; None when the reader went, stalled or was cut."""
         task = asyncio.current_task()
         assert task is not None
@@ -137,7 +136,7 @@ class Streams:
                     written = False
                     await write(batch)
                     written = True
-                end = _End(format_cursor(log.cursor, log.number), "shutdown" if self._closing else None)
+                end = _End(log.position, "shutdown" if self._closing else None)
                 watcher.cancel()
         except* (_Gone, OSError):
             end = None
@@ -146,7 +145,7 @@ class Streams:
         except* asyncio.CancelledError:
             if exchange.use.ended is not None and written:  # else its reader stalls, and the connection is cut
                 exchange.use.absorb()
-                end = _End(format_cursor(log.cursor, log.number), "unauthorized")
+                end = _End(log.position, "unauthorized")
             elif not self._cut:
                 raise
         finally:

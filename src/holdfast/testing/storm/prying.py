@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 from holdfast.errors import Draining, HoldfastError, RateLimited, ServerUnreachable, StorageError
-from holdfast.protocol.events import Event, Gap
+from holdfast.protocol.events import Event, Gap, format_cursor
 from holdfast.protocol.interface import SessionLike
 from holdfast.testing.history import AccessTried, SessionsListed
 from holdfast.testing.storm.access import Access
@@ -23,13 +23,15 @@ async def pry(access: Access, recorder: Recorder, session: StormSession, princip
         ServerUnreachable, StorageError: there was no host to answer.
     """
     handle = access.session(principal, session.key)
+    # Without a cursor, a stranger would wait for a session of its own.
+    after = None if principal == session.principal else format_cursor(0, session.number)
     verbs: dict[str, Callable[[], Awaitable[object]]] = {
         "info": handle.info,
         "transcript": handle.transcript,
         "mailbox": handle.mailbox,
         "runs": handle.runs,
         "tree": handle.tree,
-        "events": lambda: _first_event(handle),
+        "events": lambda: _first_event(handle, after),
     }
     if principal != session.principal:
         verbs["interrupt"] = lambda: handle.interrupt(f"{principal} pries")
@@ -57,6 +59,6 @@ async def pry(access: Access, recorder: Recorder, session: StormSession, princip
         recorder.note(SessionsListed, principal=principal, seen=tuple((view.principal, view.key) for view in seen))
 
 
-async def _first_event(handle: SessionLike) -> Event | Gap:
-    async with aclosing(handle.events()) as events:  # type: ignore[type-var]
+async def _first_event(handle: SessionLike, after: str | None) -> Event | Gap:
+    async with aclosing(handle.events(after=after)) as events:  # type: ignore[type-var]
         return await anext(events)
