@@ -135,11 +135,11 @@ MUTANTS = (
         breaks="a reader that comes after the end of a session's streams gets nothing of what is stored",
         file="host/readers.py",
         old="""
-            if self.cursor < self._stored:
+            elif self.cursor < self._stored:
                 batch
 """,
         new="""
-            if self.cursor < self._stored and not self._ended:
+            elif self.cursor < self._stored and not self._ended:
                 batch
 """,
         tests=("tests/host/test_reading.py", "tests/server/test_streams.py"),
@@ -150,12 +150,12 @@ MUTANTS = (
         breaks="a reader of old events is not told that some are gone",
         file="host/readers.py",
         old="""
-    if page and page[0].seq == cursor + 1:
-        return shown(page)
+        if page and page[0].seq == cursor + 1:
+            return shown(page)
 """,
         new="""
-    if page:
-        return shown(page)
+        if page:
+            return shown(page)
 """,
         tests=("tests/host/test_reading.py",),
     ),
@@ -246,5 +246,59 @@ MUTANTS = (
         old="    trusted = {0, os.geteuid()}",
         new="    return\n    trusted = {0, os.geteuid()}",
         tests=("tests/server/test_token.py",),
+    ),
+    Mutant(
+        name="an interrupted request looks like a new one",
+        of="P1",
+        breaks="a model carries out what its user stopped",
+        file="protocol/model.py",
+        old="        if entry.ended_by is not None:\n            note",
+        new="        if entry.ended_by is not None and answered_run:\n            note",
+        tests=("tests/host/test_interrupted_requests.py::test_a_failure_is_told",),
+    ),
+    Mutant(
+        name="a deleted session can be read",
+        of="P2",
+        breaks="what a user deleted is still shown",
+        file="host/session.py",
+        old='        if found[1].state == "deleted":\n            raise',
+        new="        if not found:\n            raise",
+        tests=("tests/host/test_deleted_sessions.py::test_nothing_of_a_deleted_session_can_be_read",),
+    ),
+    Mutant(
+        name="a failure is told twice",
+        of="P11",
+        breaks="a log tells of two failures where there is one",
+        file="logs.py",
+        old="    if isinstance(error, Interrupted) or is_logged(error):",
+        new="    if isinstance(error, Interrupted):",
+        tests=("tests/host/test_failures_told.py::test_an_agents_exception_is_told_once",),
+    ),
+    Mutant(
+        name="a failure is not told",
+        of="P11",
+        breaks="an agent fails and its operator finds nothing",
+        file="logs.py",
+        old="    logger.handle(record)",
+        new="    del record",
+        tests=("tests/host/test_failures_told.py::test_the_run_of_a_schedule_that_fails_is_told",),
+    ),
+    Mutant(
+        name="a traceback with its secrets",
+        of="P2",
+        breaks="a secret in an error's text is in the log",
+        file="logs.py",
+        old="visible(redact(_traceback_of(error)))",
+        new="visible(_traceback_of(error))",
+        tests=("tests/host/test_failures_told.py::test_secrets_and_forged_lines_reach_neither_log_nor_clients",),
+    ),
+    Mutant(
+        name="a message wakes nobody who waits for the session",
+        of="P7",
+        breaks="a reader that came first sees nothing",
+        file="host/dispatch.py",
+        old="        host.awaited.made(principal, request.key)",
+        new="        host.awaited.closed",
+        tests=("tests/host/test_awaited_sessions.py::test_what_makes_a_session_wakes_its_readers[memory-sent]",),
     ),
 )
