@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import adoption_processes, foreign, processes, procfs, seal
+from holdfast.runtime import adoption_processes, foreign, processes, procfs, seal, zygote
 from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
 from holdfast.runtime.processes import Killer, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
@@ -721,3 +721,16 @@ def test_who_was_struck_but_is_still_dying_is_not_called_gone(
     assert survivors == []
     assert set(killed) == {parent.pid, child}
     assert living(token) == []
+
+
+def test_what_a_host_leaves_is_killed_where_no_process_can_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused() -> int:
+        raise BlockingIOError("no room for a process")
+
+    ended: list[tuple[int, int, float]] = []
+    monkeypatch.setattr(foreign, "end_host", lambda *told: ended.append(told))
+    monkeypatch.setattr(os, "fork", refused)
+    alone: zygote.Zygote = object.__new__(zygote.Zygote)  # without the signal handlers of a process of its own
+    alone._identity = (5, 6)
+    alone._clear_up()
+    assert ended == [(5, 6, zygote._CLEAR_UP_S)]

@@ -81,7 +81,8 @@ _STRUCK_S = 1.0
 """How long a program that nobody takes any more may need to die of its signal."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
-_SHARED = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+_SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkserver"})
+"""Modules whose helper processes are shared. Who starts a program says so, never what its command line says."""
 
 
 class Owner(Protocol):
@@ -202,7 +203,7 @@ class _Adoption:
         self._by_tag: dict[int, _Family] = {}
         self._number = _first_number()
         self._known: dict[int, ForeignProcess] = {}
-        self._outside: set[int] = set()
+        self._outside = {pid for pid in procfs.children(self.pid) if not self._is_adopted(pid)}
         self._starting = 0
         self._tick_at = 0.0
         self._burying = threading.Lock()
@@ -404,6 +405,14 @@ class _Adoption:
             if self._tag_of(pid) == tag and not self._enter(owner, pid, name, tag, orphan=True, unnamed=True):
                 self._enter_strays(self._family(owner, tag))
 
+    def _is_adopted(self, pid: int) -> bool:
+        """Whether a child that is older than this was left by a scope of an earlier installation; else its starter
+        waits for it."""
+        tag = self._carried_tag(pid)
+        if tag is None or foreign.scope_of_tag(tag) == foreign.OUTSIDE:
+            return False
+        return foreign.host_of_tag(tag) == foreign.host_of_tag(self.own_tag)
+
     def note_outside(self, pid: int) -> None:
         """A program was started outside of any scope."""
         self._outside.add(pid)
@@ -510,7 +519,7 @@ class _Adoption:
             self._outside -= outside - children
             for pid in ended:
                 if pid not in children:
-                    del self._known[pid]
+                    self._known.pop(pid, None)
         nobodys = (foreign.UNCLAIMED, foreign.OUTSIDE)
         if (
             self.bury(lambda tag: tag is not None and foreign.scope_of_tag(tag) not in nobodys)
@@ -909,7 +918,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             owner = adoption.owner()
             words = arguments[0]
             with adoption.start():
-                if owner is None or any(shared in os.fsdecode(word) for word in words for shared in _SHARED):
+                if owner is None or _starts_what_is_shared():
                     with adoption.bequeath(None):
                         pid = plain(*arguments)
                     adoption.note_outside(pid)
@@ -1040,6 +1049,14 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
             setattr(place, name, plain)
 
     return restore
+
+
+def _starts_what_is_shared() -> bool:
+    """Whether ``multiprocessing`` is starting a helper of its own here."""
+    frame = sys._getframe(2)  # who called the wrapper
+    if frame.f_globals.get("__name__") == "multiprocessing.util" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals.get("__name__") in _SHARED
 
 
 def _start_method(process: Any) -> str | None:

@@ -6,8 +6,8 @@ tag holds the host and the number of the scope. Where it is not sealed, the envi
 what has lost it, and nothing is proven by finding nobody.
 
 Two looks at all processes, one after the other, that find nobody with a tag prove that nobody has it: pids are given
-out in rising order and looked at in one order, so whoever is missed by one look was started during it, by somebody
-whom the other sees, unless all numbers of the machine were given out meanwhile.
+out in rising order and looked at in one order, with those that are given out meanwhile. So whoever is missed by one
+look was started during it, by somebody whom the other sees, unless all numbers of the machine were given out meanwhile.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _PAUSE_LIMIT_S = 0.02
 _CLEAN = 2
 _HUNT_S = 0.003
 _HUNT_PIDS = 32
+_CATCH_UPS = 100
+"""How often a look goes on to what was started during it: many processors start faster than one can look."""
 
 
 def make_tag(host: int, started: int, scope: int) -> int:
@@ -101,10 +103,25 @@ def marked_tag_of(pid: int) -> int | None:
 
 def _look_at_all(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
     """Who carries a wanted tag; parents before their children, so that none goes on when its child is dead."""
-    for pid in sorted(procfs.all_pids()):
+    for pid in _every_pid():
         tag = tag_of(pid, carrier)
         if tag is not None and wanted(tag):
             yield pid, tag
+
+
+def _every_pid() -> Iterator[int]:
+    """All pids in rising order, and those given out meanwhile, until no more are: who lives at the end was given."""
+    newest = _newest_pid()
+    yield from sorted(procfs.all_pids())
+    for _ in range(_CATCH_UPS):
+        now = _newest_pid()
+        if now == newest:
+            return
+        if now > newest:
+            yield from range(newest + 1, now + 1)
+        else:  # the numbers began anew
+            yield from sorted(procfs.all_pids())
+        newest = now
 
 
 def _look_at_newest(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
@@ -295,11 +312,13 @@ def end_host(host: int, started: int, bound_s: float) -> tuple[list[int], list[i
         return scope_of_tag(tag) != OUTSIDE and host_of_tag(tag) == gone
 
     def carried(pid: int, tag: int) -> bool:
+        if any(map(ours, tags_of(pid))):  # first: it is quick, and who is hunted is so too
+            return True
         marked = marked_tag_of(pid)
-        return any(map(ours, tags_of(pid))) or (marked is not None and ours(marked))
+        return marked is not None and ours(marked)
 
     def look() -> _Look:
-        return ((pid, 0) for pid in sorted(procfs.all_pids()) if carried(pid, 0))
+        return ((pid, 0) for pid in _every_pid() if carried(pid, 0))
 
     def hunt() -> _Look:
         newest = _newest_pid()

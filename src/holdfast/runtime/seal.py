@@ -134,10 +134,11 @@ def _seal() -> Seal:
         return Seal(carrier, 0, sealed=False, gave_up_privileges=False)
     cookie = int.from_bytes(os.urandom(4), "little") | 1
     program = _program(carrier, cookie, architecture[2])
-    if _install(architecture[1], program):
-        return Seal(carrier, cookie, sealed=True, gave_up_privileges=False)
-    gave_up = _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-    done = gave_up and _install(architecture[1], program)
+    done = _install(architecture[1], program)
+    gave_up = False
+    if not done and ctypes.get_errno() == errno.EACCES:  # any other refusal would stand without privileges too
+        gave_up = _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+        done = gave_up and _install(architecture[1], program)
     return Seal(carrier, cookie if done else 0, sealed=done, gave_up_privileges=gave_up)
 
 
@@ -156,7 +157,8 @@ def _is_free(carrier: int) -> bool:
 
 
 def _install(number: int, program: bytes) -> bool:
-    """Filter all threads of this process; False when the kernel refuses."""
+    """Filter all threads of this process; False when the kernel refuses, with the reason in ctypes' errno."""
+    ctypes.set_errno(0)  # a thread with a filter of its own is a refusal without a reason
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     return int(_libc().syscall(number, _SECCOMP_SET_MODE_FILTER, _TSYNC_AND_SPEC_ALLOW, header)) == 0

@@ -121,8 +121,13 @@ class Zygote:
                 return
 
     def _clear_up(self) -> None:
-        """The host has ended: end what foreign code started in it; in a fork, so that strays are not kept waiting."""
-        pid = os.fork()
+        """The host has ended: end what foreign code started in it; in a fork, so that strays are not kept waiting.
+        Where a fork bomb has left no place for one, it is done here, and they wait."""
+        try:
+            pid = os.fork()
+        except OSError:
+            foreign.end_host(*self._identity, _CLEAR_UP_S)
+            return
         if pid == 0:
             try:
                 foreign.end_host(*self._identity, _CLEAR_UP_S)

@@ -39,17 +39,18 @@ def endless(run: Run) -> None:
 
 def left(word: str) -> int:
     """How much of it goes on: the bomb's lives are too short to be seen, and leave a trace in a file."""
-    before = _beats(word)
+    before = lives(word)
     time.sleep(0.05)
-    return _beats(word) - before + len(living(word))
+    return lives(word) - before + len(living(word))
 
 
 def begun(word: str) -> bool:
     """Whether the program runs."""
-    return _beats(word) > 0 or living(word) != []
+    return lives(word) > 0 or living(word) != []
 
 
-def _beats(word: str) -> int:
+def lives(word: str) -> int:
+    """How many lives the bomb has had."""
     try:
         return os.stat(word).st_size
     except FileNotFoundError:
@@ -74,7 +75,12 @@ def drop_capabilities() -> None:
 
 async def main(what: str, word: str) -> None:
     agent = endless if what == "endless" else shell
-    text = {"bomb": bomb(word), "shed": f"ulimit -x unlimited; env -i setsid sleep {word} &", "endless": word}[what]
+    text = {
+        "bomb": bomb(word),
+        "quick": bomb(word, 0.0003, 1, 0),
+        "shed": f"ulimit -x unlimited; env -i setsid sleep {word} &",
+        "endless": word,
+    }[what]
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

@@ -22,7 +22,7 @@ from holdfast.agents.run import Run
 from holdfast.runtime import procfs
 from holdfast.runtime.processes import process_host
 from tests.runtime.processes_zoo import await_condition, living
-from tests.system.attacks.hostile_host import begun, bomb, endless, left, shell
+from tests.system.attacks.hostile_host import begun, bomb, endless, left, lives, shell
 
 pytestmark = [
     pytest.mark.skipif(not procfs.supported(), reason="process trees are proven only on Linux"),
@@ -66,6 +66,8 @@ _SHED = (
     "[call(302, 0, limit, free, None) for limit in (5, 10, 15)]; "
 )
 SHEDDING = {
+    "word of the fork server": "setsid sleep {} & # multiprocessing.forkserver",
+    "word of the tracker": "setsid sleep {} & # multiprocessing.resource_tracker",
     "su": "su - nobody -s /bin/sh -c 'setsid sleep {} &'",
     "runuser": "runuser -l nobody -s /bin/sh -c 'setsid sleep {} &'",
     "ulimit": "ulimit -x unlimited; ulimit -m unlimited; env -i setsid sleep {} & sleep 0.1",
@@ -265,6 +267,18 @@ def test_nothing_outlives_a_host_that_is_killed(hostile: tuple[str, str], user: 
         started.wait()
         await_condition(lambda: left(hostile[1]) == 0, "nothing is left")
     assert left(hostile[1]) == 0
+
+
+@pytest.mark.parametrize("user", ["root", "user"])
+def test_no_quick_bomb_outlives_a_host_that_is_killed(tmp_path: Path, user: str) -> None:
+    trace = str(tmp_path / "lives")
+    with hostile_host("quick", user, trace) as started:
+        assert said(started) == "up"
+        await_condition(lambda: lives(trace) > 300, "the dead are many, and make each look long")
+        started.send_signal(signal.SIGKILL)
+        started.wait()
+        await_condition(lambda: left(trace) == 0, "nothing is left")
+    assert left(trace) == 0
 
 
 def test_nothing_outlives_a_host_that_closes(hostile: tuple[str, str]) -> None:
