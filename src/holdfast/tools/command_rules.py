@@ -6,6 +6,8 @@ current folder only. A word that is known only at run time fails every rule but 
 
 from __future__ import annotations
 
+import fnmatch
+import os.path
 import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -18,17 +20,22 @@ __all__ = [
     "awk",
     "changes_modes_inside",
     "copies_inside",
+    "dumps_hex",
     "fetches_url",
     "has_glob",
+    "has_no_subscript",
     "is_inside",
     "is_secret",
     "lacks",
     "links_inside",
+    "lists_processes",
     "makes",
     "moves_inside",
+    "moves_into",
     "nothing",
     "only",
     "reaches_no_outside",
+    "reads_public",
     "removes_named_files",
     "runs_script",
     "sed",
@@ -45,7 +52,7 @@ Rule = Callable[[Sequence[Word]], bool]
 _SECRET = re.compile(
     r"(^|[/=:@])\.?("
     r"ssh|aws|gnupg|kube|azure|docker/config|netrc|pgpass|git-credentials|npmrc|pypirc|env(\.[\w-]+)?|"
-    r"(bash|zsh|python|psql|mysql)_history|holdfast(/|\.toml|\.db|$)|config/gcloud|config/gh|"
+    r"(bash|zsh|python|psql|mysql)_history|holdfast(\.toml|\.db[\w-]*)?|config/gcloud|config/gh|"
     r"shadow|gshadow|sudoers|master\.passwd|credentials(\.\w+)?|secrets?(\.\w+)?"
     r")(/|$)|id_(rsa|ecdsa|ed25519|dsa)|\.(pem|key|p12|pfx|jks|keystore|kdbx)$|-token$|"
     r"/proc/[^/]+/(environ|mem|maps|root|fd|cwd)|/dev/(tcp|udp|mem|kmem|port|sd|nvme|vd)",
@@ -54,9 +61,31 @@ _SECRET = re.compile(
 _PUBLIC_EXAMPLE = re.compile(r"\.env\.(example|sample|template|dist)$")
 
 
+_SECRET_NAMES = (".env", ".ssh", ".aws", ".gnupg", ".kube", ".netrc", ".holdfast", "holdfast.toml", "holdfast.db")
+
+
 def is_secret(word: Word) -> bool:
     """Return whether a word names a place where credentials, another process or a device are found."""
-    return word.text is not None and bool(_SECRET.search(word.text)) and not _PUBLIC_EXAMPLE.search(word.text)
+    text = word.known if word.text is None else word.text
+    if word.has_glob and any(map(_may_be_secret, text.split("/"))):
+        return True
+    return bool(_SECRET.search(text)) and not _PUBLIC_EXAMPLE.search(text)
+
+
+def _may_be_secret(part: str) -> bool:
+    """Return whether a wildcard was written so that it finds a secret; one that finds everything was not."""
+    if not re.search(r"[*?\[{]", part) or not part.startswith((".", "h")):
+        return False
+    return "{" in part or any(fnmatch.fnmatchcase(name, part) for name in _SECRET_NAMES)
+
+
+_HOMES = re.compile(r"~|/+(root|home|Users|var/lib)(/|$)|/+$|/+\*|\.\./\.\.(/|$)")
+
+
+def reads_public(words: Sequence[Word]) -> bool:
+    """Take words that name nothing in the home of a user or far above, and not the whole machine."""
+    named = [word.known if word.text is None else word.text for word in words]
+    return not any(_HOMES.match(text if text.endswith("/") else os.path.normpath(text)) for text in named if text)
 
 
 def is_inside(word: Word) -> bool:
@@ -120,7 +149,8 @@ def only(pattern: str) -> Rule:
 
 
 _OUTSIDE_OPTION = re.compile(
-    r"(--?(o|out|output|outfile|exec|config|rootdir|prefix|destdir|install)\w*=?|DESTDIR=)(/|~|\.\.)|--pdbcls|--exec"
+    r"--?(o|out|output|outfile|exec|config|rootdir|prefix|destdir|install)\w*(/|~|\.\.)|"
+    r"-{0,2}\w[\w.-]*[=:](/|~|\.\./|\.\.$)|--pdbcls|--exec"
 )
 
 
@@ -186,7 +216,7 @@ def _names_target_folder(words: Sequence[Word]) -> bool:
 def copies_inside(words: Sequence[Word]) -> bool:
     """Take files from anywhere that are copied to below the current folder."""
     operands = operands_of(words)
-    literal = is_literal(words) and not _names_target_folder(words)
+    literal = is_literal(words) and not _names_target_folder(words) and reads_public(operands)
     return literal and len(operands) >= 2 and (is_inside(operands[-1]) or operands[-1].text == ".")
 
 
@@ -198,7 +228,8 @@ def moves_inside(words: Sequence[Word]) -> bool:
 
 def removes_named_files(words: Sequence[Word]) -> bool:
     """Take single files below the current folder, each by its name."""
-    return writes_inside(words) and not has_glob(words) and all(flag in ("-v", "-i", "--") for flag in flags_of(words))
+    plain = all(flag in ("-f", "-v", "-i", "--") for flag in flags_of(words))
+    return plain and writes_inside(words) and not has_glob(words)
 
 
 def links_inside(words: Sequence[Word]) -> bool:
@@ -255,6 +286,28 @@ def awk(words: Sequence[Word]) -> bool:
 
 
 _TAR_FLAG = re.compile(r"-[ctxzjJvfrauk]+|--(exclude|strip-components)=\S+|-C")
+
+
+def moves_into(words: Sequence[Word]) -> bool:
+    """Take a folder below the current one to go to."""
+    return len(words) == 1 and (words[0].text == "." or is_inside(words[0])) and not words[0].has_glob
+
+
+def has_no_subscript(words: Sequence[Word]) -> bool:
+    """Take words that name no element of an array: the shell runs the commands in its number."""
+    return not any(re.search(r"\w\[", word.text or word.known) for word in words)
+
+
+def dumps_hex(words: Sequence[Word]) -> bool:
+    """Take files of which the second, which is written, is below the current folder."""
+    written = operands_of(words)[1:]
+    return is_literal(words) and all(map(is_inside, written))
+
+
+def lists_processes(words: Sequence[Word]) -> bool:
+    """Take options that do not show environments."""
+    first = words[0].text or "" if words else ""
+    return re.fullmatch(r"[a-z]*e[a-z]*", first) is None and lacks(r".*environ", "e+w*$")(words)
 
 
 def tar(words: Sequence[Word]) -> bool:

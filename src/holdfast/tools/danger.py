@@ -24,9 +24,17 @@ _OUTPUTS = re.compile(r"/dev/(null|stdout|stderr|tty)|/tmp/[\w.-]+|\d+|-")
 _CONTROLLING = re.compile(
     r"(LD|DYLD|GIT|GCC|PYTHON|PERL|RUBY|NODE|NPM|JAVA|MAVEN|CARGO|RUSTC|MAKE|SSH|BASH|ZSH)(_\w+|[A-Z]*)|"
     r"PATH|ENV|IFS|SHELL|SHELLOPTS|\w*PAGER|\w*EDITOR|VISUAL|BROWSER|PROMPT_COMMAND|PS[0-4]|HOME|CC|CXX|CFLAGS|LDFLAGS|"
-    r"\w*_?(proxy|PROXY)|GOFLAGS|GOPATH|TAR_OPTIONS|LESS\w*|RIPGREP_CONFIG_PATH|CURL_HOME|WGETRC"
+    r"CDPATH|HISTFILE|POSIXLY_CORRECT|\w*_?(proxy|PROXY)|GOFLAGS|GOPATH|TAR_OPTIONS|LESS\w*|RIPGREP_CONFIG_PATH|CURL_HOME|WGETRC"
 )
 """Variables that make harmless programs run others, or read other settings."""
+_ASSIGN = frozenset(
+    ("read", "printf", "let", "wait", "unset", "export", "local", "readonly", "declare", "typeset", "mapfile")
+)
+"""Builtins whose arguments are names of variables."""
+_SUBSCRIPT = re.compile(r"'[^']*\w\[[^]']*(\$\(|`)")
+"""A quoted element of an array: where the shell takes it for a number, it runs the command in it."""
+_RETURN = re.compile(r"\s*(;|&&)\s*cd (\.\.|-)\s*$")
+"""It goes back in the end, where nothing follows."""
 _UNCONTROLLING = frozenset(
     ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "NODE_ENV", "CARGO_TERM_COLOR")
 )
@@ -46,13 +54,18 @@ def is_dangerous(command: str | Sequence[str]) -> bool:
         return not words or not readable or not is_harmless(SimpleCommand(words[0], tuple(words[1:])))
     if len(command) > _READABLE:
         return True
-    line = parse(command)
+    line = parse(_RETURN.sub("", command))
     return (
         not line.is_understood
         or not all(map(_is_harmless, line.commands))
         or not all(map(_is_harmless_redirect, line.redirects))
-        or any(_CONTROLLING.fullmatch(name) and name not in _UNCONTROLLING for name in line.variables)
+        or any(map(_is_controlling, line.variables))
+        or _SUBSCRIPT.search(command) is not None
     )
+
+
+def _is_controlling(name: str) -> bool:
+    return _CONTROLLING.fullmatch(name) is not None and name not in _UNCONTROLLING
 
 
 def is_dangerous_call(arguments: dict[str, Any]) -> bool:
@@ -82,6 +95,8 @@ def _is_harmless(command: SimpleCommand) -> bool:
         if options and re.fullmatch(r"-[a-z]*c", options[-1].text or "") and line.text is not None:
             plain = all(re.fullmatch(r"-[eux]+", option.text or "") for option in options[:-1])
             return plain and not is_dangerous(line.text)
+    if command.name.text in _ASSIGN and any(_is_controlling(word.text or "") for word in command.arguments):
+        return False
     return is_harmless(command)
 
 

@@ -16,6 +16,9 @@ __all__ = ["is_harmless"]
 
 _UNKNOWN = Word(None)
 _WRAPPER_LIMIT = 5
+_INSTALLED = frozenset((".venv", "venv", ".bin", ".tox", ".nox"))
+"""Folders of programs that are not the project's own."""
+_PROJECT_SCRIPTS = {"gradlew": "gradle", "mvnw": "mvn"}
 _SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/usr/local/bin")
 
 
@@ -31,6 +34,9 @@ def is_harmless(command: SimpleCommand, wrappers: int = 0) -> bool:
         return False
     if name == "find":
         return _find(command.arguments, wrappers)
+    if name in _RUNNERS and len(command.arguments) > 1 and command.arguments[0].text == "run":
+        _, program, *rest = command.arguments
+        return is_harmless(SimpleCommand(program, tuple(rest)), wrappers + 1)
     wrapper = _WRAPPERS.get(name)
     if wrapper is not None and command.arguments:
         inner = wrapper(command.arguments)
@@ -46,7 +52,10 @@ def _program(name: str) -> str | None:
         return base
     if not is_inside(Word(name)):
         return None
-    return base if base in _RULES or base in _WRAPPERS else "./"
+    if base in _PROJECT_SCRIPTS:
+        return _PROJECT_SCRIPTS[base]
+    installed = _INSTALLED.intersection(folder.split("/")) or base == "holdfast"
+    return base if base in _RULES or base in _WRAPPERS or installed else "./"
 
 
 # ── Programs that run the program named in their arguments ───────────────────────────────────────────────────────────
@@ -89,6 +98,8 @@ def _xargs(words: Sequence[Word]) -> list[Word]:
     return [*inner, _UNKNOWN] if inner else []
 
 
+_RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch")
+"""They run a program in the project's environment."""
 _WRAPPERS: dict[str, Unwrap] = {
     "env": _env,
     "time": _behind("-p|-v"),
@@ -130,28 +141,46 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 _VERSION = "--version|-V|-v|version|--help|-h|help"
 _PYTHONS = "python python3 pypy3 python3.10 python3.11 python3.12 python3.13 python3.14"
 _PYTHON_MODULES = """
-    pytest unittest mypy ruff black isort json.tool compileall py_compile timeit doctest venv build coverage flake8
+    pytest unittest mypy ruff black isort json.tool compileall py_compile doctest venv build coverage flake8
     pylint tokenize ast dis calendar pyright
 """
 
 _READS = """
     ls dir cat head tail wc grep egrep fgrep zgrep cut tr paste column nl rev tac fold fmt expand unexpand diff cmp
-    comm join stat du df pwd echo printf true false test [ date cal whoami id groups uname arch nproc uptime free ps
-    pgrep tty which whereis type basename dirname realpath readlink expr bc factor md5sum sha1sum sha224sum
-    sha256sum sha384sum sha512sum b2sum cksum sum base64 base32 xxd od hexdump strings jq zcat bzcat xzcat wait read
-    cd pushd popd dirs let : exit return break continue shift seq sleep yes getconf locale lscpu lsblk tree numfmt
-    shuf cloc tokei unset export local readonly declare set jobs hash getopts colordiff file tput clear nm size
-    objdump readelf vmstat iostat lsmod more
+    comm join stat du df md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum sum base64 base32 od hexdump
+    strings jq zcat bzcat xzcat cloc tokei colordiff more
 """
+_TELLS = """
+    pwd echo true false cal whoami id groups uname arch nproc uptime free pgrep tty which whereis type basename dirname
+    realpath readlink expr bc factor dirs popd : exit return break continue shift seq sleep getconf locale lscpu lsblk
+    numfmt set tput clear vmstat iostat lsmod
+"""
+_NAMES_VARIABLES = "test [ let read printf wait unset export local readonly declare typeset"
 _CHECKS_AND_BUILDS = """
-    ./ java pytest py.test mypy ruff black isort flake8 pylint pyright basedpyright coverage eslint prettier tsc
-    jest vitest mocha stylelint rubocop rspec gofmt rustfmt shellcheck shfmt yamllint markdownlint hadolint ninja
-    gcc g++ cc c++ clang clang++ ld ar javac rustc ghc ctest clang-format clang-tidy hugo sphinx-build mkdocs
-    phpunit lint-imports vulture bandit radon pydocstyle codespell
+    ./ java mypy ruff black isort flake8 pylint pyright basedpyright coverage eslint prettier tsc
+    jest vitest mocha stylelint rubocop rspec gofmt rustfmt shellcheck shfmt yamllint markdownlint hadolint
+    gcc g++ cc c++ clang clang++ ld ar javac rustc ghc ctest clang-format clang-tidy sphinx-build
+    lint-imports vulture bandit radon pydocstyle codespell phpunit
 """
 
+_ENDLESS = re.compile(r"/dev/(zero|u?random|full)$")
+
 _RULES: dict[str, Rule] = {
-    **_each(_READS, rules.anything),
+    **_each(_READS, rules.reads_public),
+    **_each(_TELLS, rules.anything),
+    **_each(_NAMES_VARIABLES, rules.has_no_subscript),
+    **_each("cd pushd", rules.moves_into),
+    "cat": lambda words: rules.reads_public(words) and not any(_ENDLESS.match(word.text or "") for word in words),
+    "ps": rules.lists_processes,
+    "xxd": rules.dumps_hex,
+    "jobs": lambda words: not any((word.text or "-x") == "-x" for word in words),
+    "date": rules.lacks("-s", "--set", "-f", "--file"),
+    "tree": lambda words: rules.reads_public(words) and rules.lacks("-o", "-R")(words),
+    "file": rules.lacks("-C", "--compile", "-m", "--magic-file"),
+    "shuf": rules.sorts_inside,
+    **_each("nm size objdump readelf", rules.lacks("--plugin")),
+    **_each("pytest py.test", lambda words: rules.reaches_no_outside(words) and rules.lacks("--basetemp")(words)),
+    **_each("ninja mkdocs hugo", lambda words: rules.makes(words) and rules.lacks("-t", "gh-deploy")(words)),
     **_each("hostname env", rules.nothing),
     "trap": lambda words: bool(words) and words[0].text in ("", "-"),  # no command of its own
     "rg": rules.lacks("--pre", "--hostname-bin"),
@@ -188,30 +217,33 @@ _RULES: dict[str, Rule] = {
     **_each("bash sh dash zsh ksh", rules.runs_script("-[eux]+|-n|--posix")),
     **_each("source .", lambda words: bool(words) and is_inside(words[0])),
     "make": rules.makes,
-    "cmake": lambda words: rules.reaches_no_outside(words) and rules.lacks("--install", "-E", "-P")(words),
+    "cmake": lambda words: rules.makes(words) and rules.lacks("--install", "-E", "-P")(words),
     "git": rules.uses_git,
     # packages, services and containers: what they show
-    **_each("pip pip3", rules.subcommand(f"list|show|freeze|check|index|{_VERSION}")),
+    **_each("pip pip3", rules.subcommand(f"list|show|freeze|check|index|{_VERSION}", "-i$|--(extra-)?index-url|--log")),
     "uv": rules.subcommand(f"tree|{_VERSION}"),
     **_each(
         "npm pnpm yarn",
         rules.subcommand(
             f"test|t|run|run-script|ls|list|view|outdated|audit|why|{_VERSION}",
-            "fix$|(pre|post)?publish|deploy|release",
+            "fix$|(pre|post)?publish|deploy|release|--prefix|--script-shell",
         ),
     ),
     "cargo": rules.subcommand(
         f"build|b|check|c|test|t|run|r|clippy|fmt|tree|doc|bench|metadata|{_VERSION}", "--config"
     ),
     "go": rules.subcommand(f"build|test|vet|fmt|list|env|doc|run|{_VERSION}", r"-w$|-exec|-toolexec|-u$|[\w.-]+\.\w+/"),
-    "mvn": rules.subcommand(f"test|compile|package|verify|validate|{_VERSION}", "deploy|install|-s"),
+    "mvn": rules.subcommand(f"test|compile|package|verify|validate|{_VERSION}", "deploy|install|-s|-Dexec"),
     "gradle": rules.subcommand(f"test|build|check|tasks|assemble|{_VERSION}", "publish|-I|--init"),
     "dotnet": rules.subcommand(f"build|test|run|--info|{_VERSION}"),
     "bundle": rules.subcommand(f"list|show|check|{_VERSION}"),
     "gem": rules.subcommand(f"list|search|{_VERSION}"),
-    **_each("apt apt-get apt-cache dpkg brew", rules.subcommand(f"list|show|search|policy|-l|-L|-s|-S|{_VERSION}")),
-    **_each("docker podman", rules.subcommand(f"ps|images|logs|inspect|info|stats|top|port|{_VERSION}")),
-    "kubectl": rules.subcommand(f"get|describe|logs|top|explain|{_VERSION}", "secret"),
+    **_each(
+        "apt apt-get apt-cache dpkg brew",
+        rules.subcommand(f"list|show|search|policy|-l|-L|-s|-S|{_VERSION}", "-o|-c|--option"),
+    ),
+    **_each("docker podman", rules.subcommand(f"ps|images|logs|info|stats|top|port|{_VERSION}")),
+    "kubectl": rules.subcommand(f"get|describe|logs|top|explain|{_VERSION}", ".*secret"),
     "systemctl": rules.subcommand(f"status|is-active|is-enabled|list-units|{_VERSION}"),
     "curl": rules.fetches_url,
     "wget": rules.wget,

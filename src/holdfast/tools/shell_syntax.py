@@ -19,6 +19,7 @@ __all__ = ["CommandLine", "Redirect", "SimpleCommand", "Word", "parse"]
 
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _GLOB = re.compile(r"[*?\[{]")
+_ASSIGNING = frozenset(("variable_assignment", "for_statement"))
 _NOT_WORDS = frozenset(("file_redirect", "herestring_redirect", "heredoc_redirect", "variable_assignment", "comment"))
 
 
@@ -29,10 +30,12 @@ class Word:
     Parameters:
         text: its value after quotes were removed; None if that is known only when the command runs.
         has_glob: whether it has unquoted wildcards or braces, so that it can become several words.
+        known: what is known of it, for a word without text: each part that is not has a ``?`` in its place.
     """
 
     text: str | None
     has_glob: bool = False
+    known: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,11 @@ def parse(text: str) -> CommandLine:
         match node.type:
             case "command":
                 commands.append(_read_command(node))
+            case "declaration_command" | "unset_command":
+                commands.append(_read_declaration(node))
             case "file_redirect":
                 redirects.append(_read_redirect(node))
-            case "variable_name" if node.parent is not None and node.parent.type == "variable_assignment":
+            case "variable_name" if node.parent is not None and node.parent.type in _ASSIGNING:
                 variables.add(_text(node))
             case "function_definition":
                 is_understood = False
@@ -120,6 +125,16 @@ def _read_command(node: Node) -> SimpleCommand:
     return SimpleCommand(name, tuple(arguments))
 
 
+def _read_declaration(node: Node) -> SimpleCommand:
+    """Of ``export``, ``declare``, ``unset`` and the like; what they assign is found with the other variables."""
+    keyword, *others = node.children
+    words = [child for child in others if child.is_named and child.type not in _NOT_WORDS]
+    return SimpleCommand(
+        Word(_text(keyword)),
+        tuple(Word(_text(word)) if word.type == "variable_name" else _read_word(word) for word in words),
+    )
+
+
 def _read_redirect(node: Node) -> Redirect:
     operator = next((_text(child) for child in node.children if not child.is_named), "")
     target = node.child_by_field_name("destination")
@@ -136,20 +151,31 @@ def _read_word(node: Node) -> Word:
         case "string":
             if all(child.type in ("string_content", '"') for child in node.children):
                 return Word(_ESCAPE.sub(r"\1", _text(node)[1:-1]))
-            return Word(None)
+            parts = [_read_word(child) for child in node.children if child.type != '"']
+            return Word(None, known="".join(map(_known, parts)))
+        case "string_content":
+            return Word(_ESCAPE.sub(r"\1", _text(node)))
         case "concatenation":
             parts = [_read_word(child) for child in node.children]
             texts = [part.text for part in parts]
             has_glob = any(part.has_glob for part in parts) or "brace_expression" in {c.type for c in node.children}
-            return Word(None if None in texts else "".join(text or "" for text in texts), has_glob)
+            if None in texts:
+                return Word(None, has_glob, "".join(map(_known, parts)))
+            return Word("".join(text or "" for text in texts), has_glob)
         case "{" | "}" | "[" | "]" | "," | ".." | "=" | ":":
             return Word(_text(node), has_glob=node.type in "{[")
         case "brace_expression" | "extglob_pattern" | "regex":
             return Word(_text(node), has_glob=True)
         case "arithmetic_expansion":  # a number, whatever it is
             return Word("0")
+        case "simple_expansion" | "expansion" if _text(node) in ("$HOME", "${HOME}"):
+            return Word(None, known="~")
         case _:
             return Word(None)
+
+
+def _known(part: Word) -> str:
+    return (part.known or "?") if part.text is None else part.text
 
 
 def _text(node: Node) -> str:
