@@ -157,3 +157,40 @@ async def _open(path: Path) -> None:
         await store.open(node_id="n_1", at=0.0)
     finally:
         await store.close()
+
+
+SIDES = ["-wal", "-shm"]
+
+
+def closed_store(folder: Path) -> Path:
+    folder.mkdir(mode=0o777)
+    opened(folder / "named.db")
+    return folder / "named.db"
+
+
+@pytest.mark.parametrize("suffix", SIDES)
+def test_a_log_that_is_a_link_is_refused_and_nothing_is_written_through_it(tmp_path: Path, suffix: str) -> None:
+    store = closed_store(tmp_path / "shared")
+    target = tmp_path / "target"
+    Path(f"{store}{suffix}").symlink_to(target)
+    assert f"{store}{suffix} is not a regular file" in refused(store).message
+    assert not target.exists()
+
+
+@as_root
+@pytest.mark.parametrize("suffix", ["", *SIDES])
+def test_a_file_that_another_user_put_in_a_shared_folder_is_refused(tmp_path: Path, suffix: str) -> None:
+    store = closed_store(tmp_path / "shared")
+    forged = Path(f"{store}{suffix}")
+    forged.touch()
+    os.chown(forged, 65534, 65534)
+    error = refused(store)
+    assert f"{forged} belongs to" in error.message and error.hint
+
+
+@as_root
+def test_root_may_open_the_store_of_the_folder_s_owner(tmp_path: Path) -> None:
+    store = closed_store(tmp_path / "theirs")
+    os.chown(store.parent, 65534, 65534)
+    os.chown(store, 65534, 65534)
+    assert opened(store)

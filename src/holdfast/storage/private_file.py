@@ -4,6 +4,7 @@
   the mode of the database.
 - A rollback journal beside a database is played back by SQLite before it looks for the WAL: whoever can write one there
   decides what the store says. A store is in WAL mode from its first page on, so a journal is never its own.
+- A log (``-wal``) is played back too. One that another user put into a folder open to all is refused, as is a database.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import stat
 from holdfast.errors import ConfigurationError, StoreCorrupt, StoreReadOnly
 from holdfast.settings import DATA_FOLDER
 
-__all__ = ["create_private_file", "prepare_folder", "set_journal_aside", "store_path", "wider_mode"]
+__all__ = [
+    "create_private_file",
+    "prepare_folder",
+    "refuse_foreign_files",
+    "set_journal_aside",
+    "store_path",
+    "wider_mode",
+]
 
 _log = logging.getLogger("holdfast.storage")
 _WAL_VERSIONS = b"\x02\x02"
@@ -82,27 +90,43 @@ def _make_folder(folder: str) -> None:
 
 
 def create_private_file(path: str) -> None:
-    """Make an empty file that only this user can read, where there is none.
+    """Make an empty file for a database that only this user can read, where there is none.
 
     Raises:
-        ConfigurationError: in Holdfast's own folder, a file that is a link or another user's.
+        ConfigurationError: it, or a log beside it, was put there by another user, or is a link.
         StoreReadOnly: it cannot be made.
     """
+    refuse_foreign_files(path)
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        _check_file(path)
+        refuse_foreign_files(path)
     except OSError as error:
         raise StoreReadOnly(f"cannot make {path}: {os.strerror(error.errno or 0)}") from error
 
 
+def refuse_foreign_files(path: str) -> None:
+    """Check who made the database `path` and the log beside it, where there are any.
+
+    Raises:
+        ConfigurationError: another user did, or it is a link.
+    """
+    for file in (path, f"{path}-wal", f"{path}-shm"):
+        if os.path.lexists(file):
+            _check_file(file)
+
+
 def _check_file(path: str) -> None:
-    if os.path.basename(os.path.dirname(path)) != DATA_FOLDER:
-        return
+    """Refuse a link, and a file that neither this user nor root nor the owner of its folder made."""
+    folder = os.path.dirname(path)
+    trusted = {os.geteuid()}
+    if os.path.basename(folder) != DATA_FOLDER:
+        trusted |= {0, os.stat(folder).st_uid}
     status = os.lstat(path)
-    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-        what = "is not a regular file" if status.st_uid == os.geteuid() else f"belongs to {_user(status.st_uid)}"
-        raise ConfigurationError(f"{path} {what}", hint="move it away, or name another file with --store")
+    if stat.S_ISREG(status.st_mode) and status.st_uid in trusted:
+        return
+    what = "is not a regular file" if status.st_uid in trusted else f"belongs to {_user(status.st_uid)}"
+    raise ConfigurationError(f"{path} {what}", hint="move it away, or name another file with --store")
 
 
 def set_journal_aside(path: str) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 from holdfast import failpoints
 from holdfast.errors import ConfigurationError, StorageError, StoreCorrupt, StoreLocked, StoreReadOnly
 from holdfast.storage.filelock import FileLock
-from holdfast.storage.private_file import prepare_folder, set_journal_aside, store_path
+from holdfast.storage.private_file import prepare_folder, refuse_foreign_files, set_journal_aside, store_path
 
 __all__ = ["relocate_store"]
 
@@ -67,6 +67,7 @@ def _relocate(old: str, new: str) -> bool:
             f"{old} and {new} both exist", hint="move the one that you do not need to another folder"
         )
     if moves:
+        refuse_foreign_files(old)
         set_journal_aside(old)
         _write_back(old)
         failpoints.hit(_STEPS["written_back"])
