@@ -1,7 +1,9 @@
-"""The system calls that a confined program is refused: those that leave behind a file with more rights than its user.
+"""The system calls that a confined program is refused: those that leave something behind or lead out of its walls.
 
 A set-uid file made inside a sandbox is real outside of it: whoever runs it there acts as its owner, the server's user.
 So no mode with the set-uid or set-gid bit, and no extended attribute (file capabilities are one), can be written.
+Namespaces do not hold for sockets to the machine's host (``AF_VSOCK``) and the kernel's keyrings, which all scripts of
+a server would share: sockets are Unix, internet and netlink ones, and there are no keys.
 
 - The filter looks at numbers and plain arguments; a call whose mode lies in memory (``openat2``, ``io_uring``) is
   answered as if the kernel did not have it, and C libraries then take the plain one.
@@ -19,7 +21,21 @@ __all__ = ["system_call_filter"]
 _SPECIAL_MODE = 0o6000
 _CREATES = 0o100 | 0o20000000  # O_CREAT, __O_TMPFILE
 _X32 = 0x40000000
-_GENERIC = {"fchmod": 52, "fchmodat": 53, "openat": 56, "mknodat": 33, "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7}
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_GENERIC = {
+    "fchmod": 52,
+    "fchmodat": 53,
+    "openat": 56,
+    "mknodat": 33,
+    "setxattr": 5,
+    "lsetxattr": 6,
+    "fsetxattr": 7,
+    "socket": 198,
+    "add_key": 217,
+    "request_key": 218,
+    "keyctl": 219,
+    "userfaultfd": 282,
+}
 _NEWER = {"fchmodat2": 452, "openat2": 437, "io_uring_setup": 425, "setxattrat": 463}
 _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -34,6 +50,11 @@ _NUMBERS: dict[str, dict[str, int]] = {
         "setxattr": 188,
         "lsetxattr": 189,
         "fsetxattr": 190,
+        "socket": 41,
+        "add_key": 248,
+        "request_key": 249,
+        "keyctl": 250,
+        "userfaultfd": 323,
         **_NEWER,
     },
     "aarch64": _GENERIC | _NEWER,
@@ -47,6 +68,10 @@ _REFUSED = {
     "lsetxattr": errno.ENOTSUP,
     "fsetxattr": errno.ENOTSUP,
     "setxattrat": errno.ENOTSUP,
+    "add_key": errno.ENOSYS,
+    "request_key": errno.ENOSYS,
+    "keyctl": errno.ENOSYS,
+    "userfaultfd": errno.ENOSYS,
 }
 _MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 _FLAGS_AND_MODE_AT = {"open": (1, 2), "openat": (2, 3)}
@@ -88,11 +113,20 @@ def _judge(name: str) -> list[_Step]:
     """Return the steps for one call, the last of which is a verdict."""
     if name in _REFUSED:
         return [_verdict(_REFUSED[name])]
+    if name == "socket":
+        return _judge_family()
     if name in _MODE_AT:
         return _judge_mode(_MODE_AT[name])
     flags, mode = _FLAGS_AND_MODE_AT[name]
     judged = _judge_mode(mode)
     return [_load_argument(flags), (_IF_BITS, 0, len(judged) - 1, _CREATES), *judged]
+
+
+def _judge_family() -> list[_Step]:
+    steps = [_load_argument(0)]
+    for family in (_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK):
+        steps += [(_IF_EQUAL, 0, 1, family), _verdict(0)]
+    return [*steps, _verdict(errno.EAFNOSUPPORT)]
 
 
 def _judge_mode(argument: int) -> list[_Step]:
