@@ -344,3 +344,11 @@ def test_a_walk_follows_no_link_and_shows_names_that_can_be_shown(inside: Path) 
     assert "sub/bad\ufffdname" in found and "sub/\ufffd" in found
     assert found["file"] == "file  6 bytes" and found["sub"] == "sub/"
     assert [entry.path for entry in Workspace(inside).walk("sub", depth=1) if entry.name == "file"] == ["sub/file"]
+
+
+def test_a_workspace_named_below_the_data_folder_leaves_that_folder_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Workspace(".holdfast/workspaces")
+    assert stat.S_IMODE((tmp_path / ".holdfast").stat().st_mode) == 0o700

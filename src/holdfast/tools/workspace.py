@@ -124,6 +124,9 @@ class Workspace:
             return
         try:
             check_folder(root)
+            for folder in Path(os.path.realpath(root)).parents:
+                if folder.name == DATA_FOLDER:
+                    prepare_folder(os.fspath(folder))
             os.makedirs(root, exist_ok=True)
             self.root = Path(root).resolve(strict=True)
         except (OSError, ValueError) as error:
