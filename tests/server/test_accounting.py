@@ -12,7 +12,6 @@ FOLDER = Path(holdfast.server.__file__).parent
 
 RAW = {
     ("delivery.py", "put"),
-    ("delivery.py", "send"),
     ("exchange.py", "_read"),
     ("exchange.py", "send_answer"),
     ("exchange.py", "send_refusal"),

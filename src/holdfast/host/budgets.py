@@ -356,6 +356,8 @@ _LOOP_SHARE = 0.25
 _COPIES = 3
 """A page is in memory as it was read, as events or entries, and encoded."""
 _LISTINGS = 8
+_EDITS = 64
+_PRINCIPAL_EDITS = 4
 _TELL_EVERY_S = 60.0
 _STOPS = 10_000
 _PRINCIPAL_STOPS = 1_000
@@ -375,6 +377,8 @@ class Budgets:
         streams: open event streams.
         stops: stops under way.
         listings: lists that are read whole, from the read until the answer is taken.
+        edits: undo, compact and branch, each of which reads a transcript whole; a model may be at work meanwhile.
+        reads: pages of transcripts that are read just now: how large one is shows only then.
         loop_time: seconds that large answers take of the loop.
         fires: schedules that fire.
     """
@@ -398,6 +402,10 @@ class Budgets:
         )
         self.stops = Budget("stops under way", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
         self.listings = Budget("lists under way", limit=_LISTINGS, share=1, hint="ask for one list at a time")
+        self.edits = Budget(
+            "edits of histories under way", limit=_EDITS, share=_PRINCIPAL_EDITS, hint="wait for some of them"
+        )
+        self.reads = Budget("transcript pages being read", limit=2**31, share=1, hint="read one transcript at a time")
         self.loop_time = LoopTime(_LOOP_SHARE, clock)
         self.fires = Rate("fires of schedules", settings.principal_fires_per_s, clock)
         self._wait_s = settings.stream_stall_s
@@ -450,5 +458,6 @@ class Budgets:
             "streams": self.streams.usage(principal),
             "stops": self.stops.usage(principal),
             "listings": self.listings.usage(principal),
+            "edits": self.edits.usage(principal),
             "loop_time": self.loop_time.usage(principal),
         }

@@ -549,13 +549,16 @@ class Session:
         """
         row = await self._row()
 
+        budgets, within_s = self._host.budgets, self._host.settings.stream_stall_s
+
         async def read() -> list[Entry]:
-            found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
+            with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
+                found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
             if not found:
                 await self._row()  # deleted meanwhile, perhaps
             return history.shown(found)
 
-        return await self._host.budgets.read_page(self.principal, read, history.weight)
+        return await budgets.read_page(self.principal, read, history.weight)
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""

@@ -73,6 +73,10 @@ class Delivery:
         """Wait for the principal's turn to read a list whole, and hold it. Raises `BudgetExceeded`, `HostBusy`."""
         self.hold(await self.budgets.listings.wait_for(self.principal, 1, within_s=WAIT_S))
 
+    def take_edit(self) -> None:
+        """Hold one of the principal's edits of histories until the request has ended. Raises `BudgetExceeded`."""
+        self.hold(self.budgets.edits.charge(self.principal))
+
     async def work(self, encode: Callable[[], bytes]) -> bytes:
         """Encode a piece on the loop at the expense of the principal, and give the others their turn."""
         return await self.budgets.loop_time.run(self.principal, encode)
@@ -99,7 +103,7 @@ class Delivery:
         """Write one ASGI message of the response; a large body is charged and goes in pieces. Raises as `put`."""
         body = message.get("body", b"")
         if len(body) <= FREE_BYTES:
-            await self._send(message)
+            await self.put(message)  # answers before it may be unread still
             return
         await self.charge_memory(len(body))
         await self.write(body)

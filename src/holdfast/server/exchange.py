@@ -17,7 +17,13 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
 
-from holdfast.errors import BodyTooLarge, HoldfastError, InvalidRequest, MalformedBody, UnsupportedMediaType
+from holdfast.errors import (
+    BodyTooLarge,
+    HoldfastError,
+    InvalidRequest,
+    MalformedBody,
+    UnsupportedMediaType,
+)
 from holdfast.host.budgets import FREE_BYTES, Budgets
 from holdfast.server.credentials import CredentialUse
 from holdfast.server.delivery import Delivery, Receive, Scope, Send, cut_connection
@@ -45,6 +51,9 @@ encode = msgspec.json.Encoder().encode
 """A value as JSON."""
 
 _LINGER_S = 1.0
+_PLAIN_BYTES = 1_000_000
+_MOST_OPENED = 100_000
+_MOST_COMMAS = 1_000_000
 _NUMBER = re.compile(r"([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
@@ -196,10 +205,13 @@ class Exchange(Delivery):
         Raises:
             UnsupportedMediaType: the content type is not JSON.
             BodyTooLarge: more bytes than the limit; found while they come in.
+            BodyTooLarge: a large body has so many values that they would take far more memory than it does.
             MalformedBody: not JSON.
             InvalidRequest: JSON of another shape, or the body did not come in time.
         """
         raw = await self._read(limit_bytes)
+        if len(raw) > _PLAIN_BYTES:
+            _check_values(raw)
         media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
             given = media_type.decode("latin-1") or "not given"
@@ -275,6 +287,18 @@ class Exchange(Delivery):
         if len(whole) > limit:
             raise BodyTooLarge(too_large, hint=hint)
         return whole
+
+
+def _check_values(raw: bytes | bytearray) -> None:
+    """Raise `BodyTooLarge` if a large body could be millions of small values; marks within texts count, too."""
+    for marks, most in (((b"{", b"["), _MOST_OPENED), ((b",",), _MOST_COMMAS)):
+        count = sum(raw.count(mark) for mark in marks)
+        if count > most:
+            told = " and ".join(mark.decode() for mark in marks)
+            raise BodyTooLarge(
+                f"the body has {count:,} of the characters {told}, and at most {most:,} are taken",
+                hint="divide what you send, as into several sessions",
+            )
 
 
 @lru_cache(maxsize=256)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import binascii
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import partial
+
+import msgspec
 
 from holdfast.errors import HistoryChanged
 from holdfast.host import Session
@@ -14,7 +16,7 @@ from holdfast.protocol.messages import Entry
 from holdfast.server.exchange import Answer, Exchange, encode
 from holdfast.storage.port import ALL_ENTRIES
 
-__all__ = ["give_export", "give_transcript"]
+__all__ = ["give_export", "give_list", "give_transcript"]
 
 _BASE64_BYTES = 196_608
 """Bytes that are encoded at a time; a multiple of three, so that the pieces join."""
@@ -31,16 +33,46 @@ async def give_transcript(exchange: Exchange, session: Session, *, after: int, l
         TimeoutError: as `Exchange.put`.
     """
     first, charge = await session.transcript_page(after=after, limit=limit)
-    with charge:
-        body = b",".join([encode(entry) for entry in first])
-        if len(body) < _SMALL_BYTES or len(first) >= limit:
+    with charge:  # until it is written: whoever waited for memory once more would hold what is not charged
+        body = await exchange.work(lambda: b",".join([encode(entry) for entry in first]))
+        if len(body) < _SMALL_BYTES:
             return Answer(200, b'{"entries":[%b]}' % body)
         await exchange.begin_json()
-        await exchange.write(b'{"entries":[' + body)
+        await exchange.write(b'{"entries":[')
+        await exchange.write(body)
+        del body
     async with aclosing(_pages(exchange, session, given=first[-1].n, limit=limit - len(first))) as pages:
         async for page in pages:
             for entry in page:
                 await exchange.write(b"," + await exchange.work(partial(encode, entry)))
+    await exchange.write(b"]}")
+    await exchange.end()
+    return None
+
+
+async def give_list(exchange: Exchange, name: str, items: Sequence[msgspec.Struct]) -> Answer | None:
+    """Answer ``{name: […]}`` with a list that was read whole: at once if it is small, else charged, item by item.
+
+    Raises:
+        BudgetExceeded, HostBusy: there is no memory for it in time.
+        TimeoutError: as `Exchange.put`.
+    """
+    begun: list[bytes] = []
+    size = 0
+    for item in items:
+        begun.append(await exchange.work(partial(encode, item)) if size else encode(item))
+        size += len(begun[-1])
+        if size > _SMALL_BYTES:
+            break
+    body = b'{"%b":[%b' % (name.encode(), b",".join(begun))
+    rest = items[len(begun) :]
+    if not rest and size <= _SMALL_BYTES:
+        return Answer(200, body + b"]}")
+    await exchange.charge_memory(2 * max(size, size * len(items) // len(begun)))
+    await exchange.begin_json()
+    await exchange.write(body)
+    for item in rest:
+        await exchange.write(b"," + await exchange.work(partial(encode, item)))
     await exchange.write(b"]}")
     await exchange.end()
     return None

@@ -10,7 +10,7 @@ from msgspec import Meta
 from holdfast import errors
 from holdfast.protocol.messages import Receipt, SessionExport, SessionView
 from holdfast.server.exchange import Answer, Exchange, encode
-from holdfast.server.exports import give_export
+from holdfast.server.exports import give_export, give_list
 from holdfast.server.native import Body, Name, Native, Transcript
 from holdfast.server.operations import Table
 
@@ -72,11 +72,11 @@ async def retry_run(native: Native, exchange: Exchange) -> Answer:
     answers={200: Transcript},
     errors=(*_GONE, errors.SessionBusy, errors.NothingToUndo),
 )
-async def undo_run(native: Native, exchange: Exchange) -> Answer:
+async def undo_run(native: Native, exchange: Exchange) -> Answer | None:
     """Take the last run's entries, or the last edit's, out of the transcript; the answer has what was taken out."""
-    await exchange.take_turn()
     await exchange.body(_nothing_body, optional=True)
-    return Answer(200, encode(Transcript(entries=await native.session(exchange).undo())))
+    exchange.take_edit()
+    return await give_list(exchange, "entries", await native.session(exchange).undo())
 
 
 @TABLE.enter(
@@ -87,11 +87,11 @@ async def undo_run(native: Native, exchange: Exchange) -> Answer:
     answers={200: Transcript},
     errors=(*_GONE, errors.SessionBusy, errors.HistoryChanged, errors.NotSupported, errors.ModelFailed),
 )
-async def compact_history(native: Native, exchange: Exchange) -> Answer:
+async def compact_history(native: Native, exchange: Exchange) -> Answer | None:
     """Let the agent's model sum up all but the newest messages; the answer is the new transcript, whole."""
-    await exchange.take_turn()
     body = await exchange.body(_compact_body, optional=True)
-    return Answer(200, encode(Transcript(entries=await native.session(exchange).compact(keep=body.keep))))
+    exchange.take_edit()
+    return await give_list(exchange, "entries", await native.session(exchange).compact(keep=body.keep))
 
 
 @TABLE.enter(
@@ -103,8 +103,8 @@ async def compact_history(native: Native, exchange: Exchange) -> Answer:
 )
 async def branch_session(native: Native, exchange: Exchange) -> Answer:
     """A new session with a copy of this one's transcript, up to an entry and the results that it needs."""
-    await exchange.take_turn()
     body = await exchange.body(_branch_body)
+    exchange.take_edit()
     return Answer(201, encode(await native.session(exchange).branch(body.key, through_n=body.through_n)))
 
 

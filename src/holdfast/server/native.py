@@ -34,7 +34,7 @@ from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.server.auth import KeyRing, KeyRole
 from holdfast.server.connections import CONNECTION
 from holdfast.server.exchange import Answer, Caller, Exchange, encode
-from holdfast.server.exports import give_transcript
+from holdfast.server.exports import give_list, give_transcript
 from holdfast.server.operations import Query, Table
 from holdfast.server.principal_work import Ended, find_work, stop_principal
 from holdfast.server.sse import Streams
@@ -503,10 +503,10 @@ class Native:
         answers={200: Mailbox},
         errors=(errors.UnknownSession, errors.SessionDeleted),
     )
-    async def get_mailbox(self, exchange: Exchange) -> Answer:
+    async def get_mailbox(self, exchange: Exchange) -> Answer | None:
         """The messages that wait, in order."""
         await exchange.take_turn()
-        return Answer(200, encode(Mailbox(items=await self.session(exchange).mailbox())))
+        return await give_list(exchange, "items", await self.session(exchange).mailbox())
 
     @TABLE.enter(
         "GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession, errors.SessionDeleted)
@@ -519,10 +519,10 @@ class Native:
     @TABLE.enter(
         "GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession, errors.SessionDeleted)
     )
-    async def list_runs(self, exchange: Exchange) -> Answer:
+    async def list_runs(self, exchange: Exchange) -> Answer | None:
         """The session's newest runs, the newest first."""
         await exchange.take_turn()
-        return Answer(200, encode(RunList(runs=await self.session(exchange).runs())))
+        return await give_list(exchange, "runs", await self.session(exchange).runs())
 
     @TABLE.enter(
         "GET",

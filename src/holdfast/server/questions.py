@@ -13,6 +13,7 @@ from holdfast.protocol import messages
 from holdfast.protocol.call_hash import hash_of
 from holdfast.protocol.messages import Question
 from holdfast.server.exchange import Answer, Caller, Exchange, encode
+from holdfast.server.exports import give_list
 from holdfast.server.native import Body, Native
 from holdfast.server.operations import Table
 
@@ -72,10 +73,10 @@ async def decide(
     answers={200: QuestionList},
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
-async def list_questions(native: Native, exchange: Exchange) -> Answer:
+async def list_questions(native: Native, exchange: Exchange) -> Answer | None:
     """What the session's suspended run asks: approvals of calls and questions, oldest first."""
     await exchange.take_turn()
-    return Answer(200, encode(QuestionList(questions=await native.session(exchange).questions())))
+    return await give_list(exchange, "questions", await native.session(exchange).questions())
 
 
 @TABLE.enter(

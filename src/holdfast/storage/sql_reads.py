@@ -135,7 +135,8 @@ class SqlReads:
         return tuple(views)
 
     def mailbox(self, session: int) -> tuple[Mail, ...]:
-        return tuple(mail_of(columns) for columns in self._query("waiting_messages", session))
+        with closing(self._database.rows("waiting_messages", session)) as rows:
+            return tuple(map(mail_of, rows))
 
     def settlement(self, session: int, message_id: str) -> Settlement | None:
         known = known_of(self._query("message_by_id", session, message_id))
@@ -164,7 +165,8 @@ class SqlReads:
 
     def runs(self, session: int, *, limit: int) -> tuple[RunView, ...]:
         live = self._live(session)
-        ended = [decode_run(body) for (body,) in self._query("ended_runs", session, session, limit, session)]
+        with closing(self._database.rows("ended_runs", session, session, limit, session)) as rows:
+            ended = [decode_run(body) for (body,) in rows]
         if live is not None and all(run.run_id != live[0].run_id for run in ended):
             ended.insert(0, live[0])
         return tuple(ended[:limit])

@@ -400,8 +400,12 @@ class _Readers:
                         break
                 else:
                     ending = True
-                if answers and not call_loop(self._loop, _answer, answers):
-                    ending = True
+                if answers:
+                    del read, future  # what was read is not kept until the next request comes
+                    if not call_loop(self._loop, _answer, answers):
+                        ending = True
+                request = None
+                del answers
         finally:
             if connection is not None:
                 connection.close()
