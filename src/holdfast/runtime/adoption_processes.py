@@ -301,6 +301,10 @@ class _Adoption:
                 if os.getpid() == self.pid:  # a forked child keeps it
                     self.seal.put(0, self.own_tag)
 
+    def unadopted(self) -> contextlib.AbstractContextManager[None]:
+        """Around a start when it is `off`: what is started after the end is nobody's, and does not end with us."""
+        return contextlib.nullcontext() if self.forked else self.bequeath(None)
+
     @contextlib.contextmanager
     def bequeath_by(self, pid: int, tag: int) -> Iterator[None]:
         """As `bequeath`, for what another process forks for us."""
@@ -914,7 +918,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
     def around_fork_exec(plain: Callable[..., int]) -> Callable[..., int]:
         def fork_exec(*arguments: Any) -> int:
             if adoption.off():
-                return plain(*arguments)
+                with adoption.unadopted():
+                    return plain(*arguments)
             owner = adoption.owner()
             words = arguments[0]
             with adoption.start():
@@ -939,7 +944,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
     def around_fork(plain: Callable[[], Any]) -> Callable[[], Any]:
         def fork() -> Any:
             if adoption.off():
-                return plain()
+                with adoption.unadopted():
+                    return plain()
             owner = adoption.owner()
             tag = None if owner is None else adoption.tag_for(owner)
             adoption.begin()
@@ -968,7 +974,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
     def around_posix_spawn(plain: Callable[..., int]) -> Callable[..., int]:
         def posix_spawn(path: Any, argv: Any, env: Any, /, *rest: Any, **options: Any) -> int:
             if adoption.off():
-                return plain(path, argv, env, *rest, **options)
+                with adoption.unadopted():
+                    return plain(path, argv, env, *rest, **options)
             owner = adoption.owner()
             with adoption.start():
                 if owner is None:
@@ -1002,7 +1009,8 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
     def around_loop_start(plain: Callable[..., Any]) -> Callable[..., Any]:
         async def start(self: Any, *arguments: Any, **options: Any) -> Any:
             if adoption.off():
-                return await plain(self, *arguments, **options)
+                begun = plain(self, *arguments, **options)
+                return await (begun if adoption.forked else _Bequeathing(adoption, None, begun))
             owner = adoption.owner()
             with adoption.start():
                 if owner is None:
@@ -1023,7 +1031,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_system(plain: Callable[[Any], int]) -> Callable[[Any], int]:
         def system(command: Any) -> int:
-            if adoption.off():
+            if adoption.off() and adoption.forked:
                 return plain(command)
             code = subprocess.call(command, shell=True, close_fds=False)
             return -code if code < 0 else code << 8
