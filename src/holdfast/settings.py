@@ -106,6 +106,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Mailbox and policies
     mailbox_limit: Annotated[int, Meta(ge=1, description="messages that may wait in one session")] = 100
+    mailbox_size: Annotated[
+        int, Meta(ge=1024, description="characters that the messages that wait in one session may have in all")
+    ] = 8_000_000
     quiet_s: Annotated[float, Meta(ge=0, description="`collect`: a batch is due when it was quiet for this long")] = 1.0
     max_wait_s: Annotated[
         float, Meta(ge=0, description="`collect`: a batch is due this long after its first message")

@@ -1,12 +1,14 @@
 """One host per file, and clear errors for files and disks that cannot work."""
 
 import asyncio
+import gc
 import os
 import pathlib
 import sqlite3
 import subprocess
 import sys
 import tempfile
+import weakref
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,11 +16,13 @@ import pytest
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
+    MailboxFull,
     StorageError,
     StoreCorrupt,
     StoreFull,
     StoreLocked,
 )
+from holdfast.protocol.messages import Attachment
 from holdfast.storage import SqliteStore, open_store
 from holdfast.storage.port import RunCommit, Send
 from holdfast.storage.sqlite import SCHEMA_VERSION
@@ -67,7 +71,7 @@ async def opened(path):
         await store.close()
 
 
-def message(n, *, key="k", content="hello"):
+def message(n, *, key="k", content="hello", mailbox_limit=100):
     return Send(
         principal="p",
         key=key,
@@ -78,6 +82,7 @@ def message(n, *, key="k", content="hello"):
         policy="queue",
         at=float(n),
         run_id=f"r{n}",
+        mailbox_limit=mailbox_limit,
     )
 
 
@@ -365,6 +370,72 @@ def test_the_kept_sessions_are_bounded(tmp_path, monkeypatch):
                 RunCommit(lease=claims[3].lease, status="completed", at=9.0, next_run_id="r_next")
             )
             assert done.claim.messages[0].message_id == "m99"
+
+    run(main())
+
+
+def test_contents_that_wait_are_not_kept_in_memory(tmp_path):
+    async def main():
+        async with opened(tmp_path / "store.db") as store:
+            for key in ("a", "b"):
+                for n in range(6):
+                    await store.send(message(n, key=key, content=str(n) * 3000))
+            kept = [mail for row in store._tables._rows.values() for mail in (*row.waiting, *row.taken)]
+            assert len(kept) == 12
+            assert sum(len(mail.message.content) for mail in kept) <= 2 * 4096
+            assert {mail.size for mail in kept} == {3000}
+
+    run(main())
+
+
+def test_kept_sessions_have_a_bounded_number_of_messages(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.storage.tables._KEPT_MAILS", 10)
+
+    async def main():
+        async with opened(tmp_path / "store.db") as store:
+            for n in range(8):
+                for key in ("a", "b", "c"):
+                    await store.send(message(n, key=key))
+                    rows = store._tables._rows.values()
+                    assert sum(len(row.waiting) + len(row.taken) for row in rows) <= 10
+
+    run(main())
+
+
+def test_statements_do_not_keep_what_they_wrote_and_nulls_write_nothing(tmp_path):
+    async def main():
+        async with opened(tmp_path / "store.db") as store:
+            sent = await store.send(message(1, content="x" * 1_000_000))
+            await store.append(sent.claim.lease, [("text.delta", b'"%b"' % (b"y" * 1_000_000))])
+            await store.add_attachment(
+                "p", Attachment(digest="d", media_type="a/b", size_bytes=10**6), bytes(10**6), at=1.0, limit_bytes=10**9
+            )
+        connection = sqlite3.connect(tmp_path / "store.db")
+        for table, rows in (("session", 1), ("message", 1), ("event", 3), ("attachment", 1)):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (rows,)
+        connection.close()
+
+    run(main())
+
+
+def test_a_refused_message_is_gone_without_the_collector(tmp_path):
+    class Weak(str):
+        pass
+
+    async def main():
+        async with opened(tmp_path / "store.db") as store:
+            content = Weak("x" * 1000)
+            gone = weakref.ref(content)
+            await store.send(message(1))
+            gc.disable()
+            try:
+                with pytest.raises(MailboxFull):
+                    await store.send(message(2, content=content, mailbox_limit=0))
+                del content
+                await store.send(message(3))  # the writer has another batch in its hands now
+                assert gone() is None
+            finally:
+                gc.enable()
 
     run(main())
 

@@ -55,6 +55,8 @@ async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name
     except LimitExceeded:
         host.incidents.kept["P14"] += 1
         raise
+    finally:
+        del done  # its error and this frame would hold each other, and the bytes
 
 
 async def about(host: Host, principal: str, digest: str) -> Attachment:

@@ -77,7 +77,10 @@ async def edit(
                 actor.publish(done.result().events)
 
     done.add_done_callback(edited, context=host.context)
-    return await asyncio.shield(done)
+    try:
+        return await asyncio.shield(done)
+    finally:
+        del done  # its error and this frame would hold each other, and the entries
 
 
 class LastRun(NamedTuple):

@@ -174,6 +174,7 @@ class Schedules:
                 quiet_s=settings.quiet_s,
                 max_wait_s=settings.max_wait_s,
                 mailbox_limit=settings.mailbox_limit,
+                mailbox_size=settings.mailbox_size,
                 session_limit=settings.principal_sessions,
                 stored_limit=settings.principal_stored_bytes,
             ),

@@ -167,6 +167,7 @@ class Session:
             quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
             max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
             mailbox_limit=settings.mailbox_limit,
+            mailbox_size=settings.mailbox_size,
             session_limit=settings.principal_sessions,
             stored_limit=settings.principal_stored_bytes,
             attachments=tuple(attachments),
@@ -175,7 +176,10 @@ class Session:
         )
         done = host.store.send(request)
         done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
-        result = await asyncio.shield(done)
+        try:
+            result = await asyncio.shield(done)
+        finally:
+            del done  # its error would hold this frame, and this frame the error: the message would stay in memory
         return receipt_of(self.key, result)
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:

@@ -217,6 +217,7 @@ class App:
                 cut_connection(scope)  # in mid-answer, no other sign is left
                 return
             answer = error_answer(error)
+            error.__traceback__ = None  # its frames hold the body, and some of them hold the error
         except Exception as error:
             if exchange is not None and exchange.started:
                 if isinstance(error, TimeoutError):

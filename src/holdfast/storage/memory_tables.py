@@ -213,6 +213,9 @@ class MemoryTables:
         if idempotency_key is not None:
             session.by_key[idempotency_key] = message.message_id
 
+    def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
+        return mails
+
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
         messages = self.sessions[row.session].messages
         for mail in mails:

@@ -131,6 +131,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         run_id: the id for the run if it starts at once; None when the host has no room.
         quiet_s, max_wait_s: for ``collect``.
         mailbox_limit: messages that may wait.
+        mailbox_size: characters that they may have in all; a single message may have more.
         session_limit: sessions that the principal may have.
         attachments: their bytes are in the store already.
         retry_of: the run that ended last, whose entries leave the transcript in the same transaction.
@@ -152,6 +153,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     quiet_s: float = 1.0
     max_wait_s: float = 10.0
     mailbox_limit: int = 100
+    mailbox_size: int = ALL_BYTES
     session_limit: int = 10_000
     attachments: tuple[Attachment, ...] = ()
     retry_of: str | None = None

@@ -69,12 +69,21 @@ NOBODY: Final = 0
 
 
 class Mail(NamedTuple):
-    """A message with what the choice of the next run needs: its batch, when it is due, the run it is aimed at."""
+    """A message with what the choice of the next run needs: its batch, when it is due, the run it is aimed at.
+
+    ``shelved`` characters of its content are in the store only; then ``content`` is empty (see `Tables.unshelve`).
+    """
 
     message: Message
     batch: int
     due_at: float = 0.0
     target_run_id: str | None = None
+    shelved: int = 0
+
+    @property
+    def size(self) -> int:
+        """Characters of its content."""
+        return self.shelved or len(self.message.content)
 
 
 @dataclass(slots=True)
@@ -282,6 +291,10 @@ class Tables(Protocol):
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         """Write a message that waits."""
+        ...
+
+    def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
+        """These messages of the session with their contents; rows that were handed out may lack large ones."""
         ...
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:

@@ -155,7 +155,7 @@ def _started(row: SessionRow) -> RunStarted:
     )
 
 
-def claim_of(row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool = False) -> Claim:
+def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool = False) -> Claim:
     """The claim of the run that is on."""
     assert row.run_id is not None
     return Claim(
@@ -165,7 +165,7 @@ def claim_of(row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool 
         key=row.key,
         agent=row.run_agent,
         attempt=row.attempt,
-        messages=tuple([mail.message for mail in row.taken]),
+        messages=tuple([mail.message for mail in tables.unshelve(row, row.taken)]),
         started_seq=row.started_seq,
         interrupt=row.cause,
         events=events,
@@ -174,12 +174,12 @@ def claim_of(row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool 
     )
 
 
-def claim_again(row: SessionRow) -> Claim:
+def claim_again(tables: Tables, row: SessionRow) -> Claim:
     """The answer to a claim that is repeated."""
     if row.resumed_as is not None:
-        return claim_of(row, resumed=True)
+        return claim_of(tables, row, resumed=True)
     kind, body = encode_event(_started(row))
-    return claim_of(row, (Stored(row.started_seq, kind, body),))
+    return claim_of(tables, row, (Stored(row.started_seq, kind, body),))
 
 
 def stop_run(row: SessionRow, log: Log, cause: Cause, at: float) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import msgspec
@@ -41,8 +42,13 @@ __all__ = [
     "row_of",
     "schedule_columns",
     "schedule_of",
+    "shelve",
     "state_columns",
 ]
+
+
+_SHORT = 80
+"""Characters of a content that stays in memory while it waits."""
 
 
 class Database(Protocol):
@@ -93,6 +99,16 @@ def mail_of(columns: tuple[Any, ...]) -> Mail:
     """A message from ``waiting_messages`` or ``taken_message``."""
     body, batch, due, target = columns
     return Mail(_decode_message(body), batch, due, target)
+
+
+def shelve(mails: Iterable[Mail]) -> tuple[Mail, ...]:
+    """The messages with short contents only: the others' are in their rows."""
+    return tuple([_shelved(mail) if len(mail.message.content) > _SHORT else mail for mail in mails])
+
+
+def _shelved(mail: Mail) -> Mail:
+    content = mail.message.content
+    return mail._replace(message=msgspec.structs.replace(mail.message, content=""), shelved=len(content))
 
 
 def known_of(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
@@ -177,11 +193,12 @@ def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
 
 
 def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
-    """A session with its messages."""
+    """A session with its messages; large ones are shelved."""
     row, waiting, taken = row_of(columns)
     if waiting:
-        row.waiting = tuple(mail_of(columns) for columns in database.query("waiting_messages", row.session))
-    row.taken = tuple(
+        with closing(database.rows("waiting_messages", row.session)) as rows:
+            row.waiting = shelve(mail_of(columns) for columns in rows)
+    row.taken = shelve(
         mail_of(columns) for message_id in taken for columns in database.query("taken_message", row.session, message_id)
     )
     return row

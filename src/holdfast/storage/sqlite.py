@@ -15,7 +15,7 @@ import resource
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
@@ -92,6 +92,8 @@ _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
 _READS_TOGETHER: Final = 32
 _ROWS_TOGETHER: Final = 64
+_LARGE_BYTES: Final = 65_536
+"""Bytes of rows that go into one statement, and that it may keep until the next time."""
 _TRIED_BYTES: Final = 65_536
 _STATEMENTS_KEPT: Final = 8 * _ROWS_TOGETHER
 
@@ -150,16 +152,47 @@ class _SqliteDatabase:
             cursor.close()
 
     def write(self, name: str, *parameters: object) -> int:
-        return self._connection.execute(sql.block(name), parameters).rowcount
+        written = self._connection.execute(sql.block(name), parameters).rowcount
+        if _size(parameters) > _LARGE_BYTES:
+            self._unbind(sql.block(name), len(parameters))
+        return written
 
     def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
         # One long statement instead of many short ones: each costs the thread the GIL.
         written = 0
-        for start in range(0, len(rows), _ROWS_TOGETHER):
-            some = rows[start : start + _ROWS_TOGETHER]
+        for some, size in _parts(rows):
+            text = sql.many(name, len(some))
             flat = tuple(chain.from_iterable(some))
-            written += self._connection.execute(sql.many(name, len(some)), flat).rowcount
+            written += self._connection.execute(text, flat).rowcount
+            if size > _LARGE_BYTES:
+                self._unbind(text, len(flat))
         return written
+
+    def _unbind(self, text: str, parameters: int) -> None:
+        """Free what a statement was given last: it is kept for the next time, and its copy of that with it.
+
+        There is no call for that, but nulls take the place of it; a row of nulls is refused, or matches no other.
+        """
+        with suppress(sqlite3.IntegrityError):
+            self._connection.execute(text, (None,) * parameters)
+
+
+def _size(values: Iterable[object]) -> int:
+    return sum([len(value) for value in values if isinstance(value, bytes | str)])
+
+
+def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[list[tuple[object, ...]], int]]:
+    """The rows in lists of limited length and size, each with its size."""
+    some: list[tuple[object, ...]] = []
+    size = 0
+    for row in rows:
+        some.append(row)
+        size += _size(row)
+        if len(some) == _ROWS_TOGETHER or size > _LARGE_BYTES:
+            yield some, size
+            some, size = [], 0
+    if some:
+        yield some, size
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -45,7 +45,8 @@ def steer(tables: Tables, lease: Lease, step: int, at: float) -> Steered:
     row.updated_at = at
     tables.save(row)
     tables.take(row, taken, lease.run_id)
-    return Steered(messages=tuple(mail.message for mail in taken), events=log.write(tables, lease.run_id, at))
+    messages = tuple(mail.message for mail in tables.unshelve(row, taken))
+    return Steered(messages=messages, events=log.write(tables, lease.run_id, at))
 
 
 def suspend(tables: Tables, lease: Lease, question: Question) -> Appended:
@@ -158,4 +159,4 @@ def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | N
     row.resumed_as = run_id
     row.updated_at = at
     tables.save(row)
-    return claim_of(row, resumed=True)
+    return claim_of(tables, row, resumed=True)

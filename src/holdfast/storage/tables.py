@@ -1,7 +1,8 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of `holdfast.storage.records` in SQL.
 
-Rows of sessions are kept from one transaction to the next, because only this object writes them; what is written is
+Rows of sessions are kept from one transaction to the next, because only this object writes them; contents of messages
+beyond a few thousand characters are read again when they are needed (`Mail.shelved`). What is written is
 collected and goes out with `flush`, many rows to a statement. A session is written only if its fence and its counter
 are still those that were read (`SessionChanged` otherwise), so that a kept row can never overwrite what it has not
 seen. After any error the transaction is rolled back and `forget` is called.
@@ -37,16 +38,20 @@ from holdfast.storage.sql_rows import (
     ended_of,
     known_of,
     load,
+    mail_of,
     piece_of,
     read_entries,
     schedule_columns,
     schedule_of,
+    shelve,
     state_columns,
 )
 
 __all__ = ["SessionChanged", "SqlTables"]
 
 _KEPT_SESSIONS = 2048
+_KEPT_MAILS = 20_000
+_KEPT_CHARACTERS = 4_096
 _PRUNED_TOGETHER = 1000
 _ALL = 2**62
 _CONTENTS = ("purge_withdrawn_messages", "purge_edits", "purge_kept")
@@ -78,6 +83,11 @@ class SqlTables:
         self._rows: dict[int, SessionRow] = {}
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
+        self._characters: Counter[int] = Counter()
+        """What came to a kept session since its contents were shelved."""
+        self._large: set[int] = set()
+        self._mails: dict[int, int] = {}
+        self._kept_mails = 0
         self._live: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._grown: Counter[str] = Counter()
@@ -96,6 +106,9 @@ class SqlTables:
         """Drop what was kept and collected; numbers that were given out stay used."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
+        for counted in (self._characters, self._large, self._mails):
+            counted.clear()
+        self._kept_mails = 0
         self._stored.clear()
         self._grown.clear()
         for collected in (
@@ -110,12 +123,17 @@ class SqlTables:
             collected.clear()
 
     def trim(self) -> None:
-        """Keep no more than a bounded number of sessions; call it after a commit."""
-        if len(self._rows) > _KEPT_SESSIONS:
-            for session in list(self._rows)[: _KEPT_SESSIONS // 2]:
-                row = self._rows.pop(session)
-                del self._names[row.principal, row.key]
-                del self._seen[session]
+        """Keep no more than a bounded number of sessions, messages and characters; call it after a commit."""
+        for session in self._large:
+            row = self._rows[session]
+            row.waiting, row.taken = shelve(row.waiting), shelve(row.taken)
+            del self._characters[session]
+        self._large.clear()
+        if len(self._rows) > _KEPT_SESSIONS or self._kept_mails > _KEPT_MAILS:
+            for row in list(self._rows.values()):
+                if len(self._rows) <= _KEPT_SESSIONS // 2 and self._kept_mails <= _KEPT_MAILS // 2:
+                    break
+                self._let_go(row)
         if len(self._live) > _KEPT_SESSIONS:
             self._live.clear()
         if len(self._stored) > _KEPT_SESSIONS:
@@ -139,6 +157,7 @@ class SqlTables:
             self._between()
             for session, row in (*self._new.items(), *changed.items()):
                 self._seen[session] = (row.fence, row.next_seq)
+                self._count(row)
             self._new.clear()
             changed.clear()
         if self._messages:
@@ -167,7 +186,20 @@ class SqlTables:
         self._rows[row.session] = row
         self._names[row.principal, row.key] = row
         self._seen[row.session] = (row.fence, row.next_seq)
+        self._count(row)
         return row
+
+    def _count(self, row: SessionRow) -> None:
+        mails = len(row.waiting) + len(row.taken)
+        self._kept_mails += mails - self._mails.get(row.session, 0)
+        self._mails[row.session] = mails
+
+    def _let_go(self, row: SessionRow) -> None:
+        session = row.session
+        del self._rows[session], self._names[row.principal, row.key], self._seen[session]
+        self._kept_mails -= self._mails.pop(session)
+        self._characters.pop(session, None)
+        self._large.discard(session)
 
     def _flush_for(self, row: SessionRow) -> None:
         if row.session in self._changed or row.session in self._new:
@@ -253,6 +285,9 @@ class SqlTables:
             self.flush()
         body = encode_json(message)
         self.grow(row.principal, len(body))
+        self._characters[row.session] += len(message.content)
+        if self._characters[row.session] > _KEPT_CHARACTERS:
+            self._large.add(row.session)
         self._messages[key] = [
             row.session,
             message.message_id,
@@ -267,6 +302,13 @@ class SqlTables:
             None,
             body,
         ]
+
+    def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
+        return tuple([self._unshelved(row, mail) if mail.shelved else mail for mail in mails])
+
+    def _unshelved(self, row: SessionRow, mail: Mail) -> Mail:
+        (columns,) = self._database.query("taken_message", row.session, mail.message.message_id)
+        return mail_of(columns)
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
         for mail in mails:
@@ -429,7 +471,7 @@ class SqlTables:
             for name in ("purge_attachment_uses", "purge_session"):
                 database.write(name, session)
             dropped += 1
-            del self._rows[session], self._names[row.principal, row.key], self._seen[session]
+            self._let_go(row)
         for (session,) in database.query("sessions_to_prune", after, upto, events_before):
             row = self.get(session)
             if row is None:

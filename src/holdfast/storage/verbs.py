@@ -130,6 +130,15 @@ def _check_agents(row: SessionRow | None, request: Send, allowed: frozenset[str]
         raise UnknownAgent(f"this host has no agent {name!r}", hint="name one that your key allows")
 
 
+def _check_mailbox_size(row: SessionRow, more: int, limit: int) -> None:
+    size = sum([mail.size for mail in row.waiting])
+    if size + more > limit:
+        raise MailboxFull(
+            f"messages of {size:,} characters wait in session {row.key!r}, and its limit is {limit:,}",
+            hint="send again when a run has taken some of them",
+        )
+
+
 def send(tables: Tables, request: Send) -> SendResult:
     """See `Store.send`."""
     row = tables.find(request.principal, request.key)
@@ -164,6 +173,8 @@ def send(tables: Tables, request: Send) -> SendResult:
         raise MailboxFull(
             f"{waiting} messages wait in session {request.key!r}, and its limit is {request.mailbox_limit}"
         )
+    if row is not None and row.waiting and not decision.start:
+        _check_mailbox_size(row, len(request.content), request.mailbox_size)
     check_quota(tables, request.principal, len(request.content), request.stored_limit)
     if request.retry_of is not None:
         check_retry(tables, row, request.retry_of)
@@ -244,7 +255,7 @@ def send(tables: Tables, request: Send) -> SendResult:
         seq=seq,
         disposition=decision.disposition,
         run_id=run_id,
-        claim=claim_of(row, events[-1:]) if decision.start else None,
+        claim=claim_of(tables, row, events[-1:]) if decision.start else None,
         interrupt=target if decision.interrupt else None,
         not_before=due_at(row) if decision.join else 0.0,
         events=events,
@@ -264,7 +275,7 @@ def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotRe
         raise UnknownSession(f"there is no session number {session}")
     if row.run_id is not None:
         if row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
-            return claim_again(row)
+            return claim_again(tables, row)
         return resume(tables, row, run_id, at) or NotReady(waiting=len(row.waiting), busy=True)
     taken, left = _choose(row, at)
     if not taken or tables.ended_run(row, run_id) is not None:
@@ -275,7 +286,7 @@ def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotRe
     start_run(tables, row, log, taken, run_id, at)
     tables.save(row)
     tables.take(row, taken, run_id)
-    return claim_of(row, log.write(tables, run_id, at))
+    return claim_of(tables, row, log.write(tables, run_id, at))
 
 
 def append(tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nth: int) -> Appended:
@@ -396,7 +407,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     if next_run_id is not None:
         tables.take(row, chosen, next_run_id)
         started = next_log.write(tables, next_run_id, at)
-        next_claim = claim_of(row, started)
+        next_claim = claim_of(tables, row, started)
         events += started
     return Committed(
         events=events,
@@ -416,7 +427,7 @@ def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed
     events = tables.events_between(row, ended.commit_seq, ended.end_seq)
     next_claim = None
     if ended.next_run_id is not None and row.run_id == ended.next_run_id and row.holder == tables.epoch:
-        next_claim = claim_again(row)
+        next_claim = claim_again(tables, row)
         events += next_claim.events
     return Committed(
         events=events,
@@ -503,6 +514,7 @@ def _stop(tables: Tables, row: SessionRow, log: Log, cause: Cause, at: float) ->
     for mail in withdrawn:
         log.add(MessageSettled(at=at, message_id=mail.message.message_id, state="withdrawn"))
     if withdrawn:
+        withdrawn = tables.unshelve(row, withdrawn)
         tables.withdraw(row, withdrawn, at)
     return tuple(mail.message for mail in withdrawn)
 
@@ -576,7 +588,7 @@ def rescue(tables: Tables, at: float) -> tuple[Claim, ...]:
         row.resumed_as = None
         row.updated_at = at
         tables.save(row)
-        claims.append(claim_of(row))
+        claims.append(claim_of(tables, row))
     return tuple(claims)
 
 

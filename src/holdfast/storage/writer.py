@@ -272,7 +272,8 @@ class Writer:
                     outcomes.append(_Outcome(write.action(tables), None))
                     counters.commits += 1
                 except HoldfastError as refusal:
-                    outcomes.append(_Outcome(None, refusal))
+                    # The frames it came through hold it, too: with them the whole batch would stay for the collector.
+                    outcomes.append(_Outcome(None, refusal.with_traceback(None)))
             tables.flush()
             connection.passing("before_commit", verbs)
             self._prepared()

@@ -140,6 +140,29 @@ async def a_steering_message_is_given_to_the_run_it_is_aimed_at(make_store: Make
 
 
 @_check
+async def large_messages_that_wait_come_whole_and_have_a_bound(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        claim = await on.start("x" * 5000)
+        await on.send("y" * 5000, message_id="m1", policy="steer", mailbox_size=1)
+        await on.send("z" * 5000, message_id="m2", mailbox_size=10_000)
+        await refused(on.send("a", mailbox_size=10_000), MailboxFull)
+        await on.send("", message_id="m3", mailbox_size=10_000)
+        steered = (await on.store.steer(claim.lease, step=1, at=12.0)).messages
+        assert [message.content for message in steered] == ["y" * 5000]
+        done = await on.commit(claim, next_run_id="r2")
+        assert done.claim is not None
+        assert [message.content for message in done.claim.messages] == ["z" * 5000]
+        again = await on.store.claim(done.claim.lease.session, run_id="r2", at=13.0)
+        assert isinstance(again, Claim)
+        assert again.messages == done.claim.messages, "a claim that is repeated has them, too"
+        await on.send("b" * 5000, message_id="m4")
+        await on.send("b" * 5000, message_id="m5")
+        await on.store.withdraw("p", "k", "m4", at=14.0)
+        stopped = await on.store.delete_session("p", "k", at=15.0, cause=Cause(kind="user", reason="", at=15.0))
+        assert [message.content for message in stopped.withdrawn] == ["", "b" * 5000]
+
+
+@_check
 async def what_was_not_steered_waits_like_any_other(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
         claim = await on.start()

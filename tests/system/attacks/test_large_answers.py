@@ -81,6 +81,38 @@ def test_exports_at_the_same_time_take_no_memory_and_are_whole(tmp_path):
     asyncio.run(main())
 
 
+async def fill_mailbox(server: AttackedServer, session: str, *, messages: int, size: int) -> list[int]:
+    """Send that often behind a run that never ends; the statuses."""
+    async with server.http(ATTACKER) as http:
+        begun = await http.post(f"/v1/sessions/{session}/messages", json={"content": "hold", "agent": "endless"})
+        assert begun.status_code in (200, 202), begun.text
+        statuses = []
+        for number in range(messages):
+            body = {"content": f"{number:06}" + "x" * size, "agent": "endless"}
+            statuses.append((await http.post(f"/v1/sessions/{session}/messages", json=body)).status_code)
+        return statuses
+
+
+def test_large_messages_that_wait_take_no_memory(tmp_path):
+    async def main() -> None:
+        async with attacked_server(tmp_path) as server:
+            async with server.bystander(), asyncio.TaskGroup() as group:
+                filling = [
+                    group.create_task(fill_mailbox(server, f"s{lane}", messages=100, size=950_000)) for lane in range(8)
+                ]
+            assert all(429 in task.result() for task in filling), "a session's mailbox has an end"
+            async with server.bystander():
+                for session in range(8, 40):
+                    await fill_mailbox(server, f"s{session}", messages=8, size=950_000)
+            await server.check()
+            async with server.http(ATTACKER) as http:
+                stopped = await http.post("/v1/sessions/s39/stop?wait=30", json={})
+            withdrawn = stopped.json()["withdrawn"]
+            assert [len(message["content"]) for message in withdrawn] == [950_006] * 8
+
+    asyncio.run(main())
+
+
 @pytest.mark.nightly
 def test_four_exports_of_fifty_attachments_take_no_memory(tmp_path):
     async def main() -> None:
