@@ -193,11 +193,13 @@ _everybodys: dict[str, tuple[Cause]] = {}
         file="host/session.py",
         old="""
         done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
-        result = await asyncio.shield(done)
+        try:
+            result = await asyncio.shield(done)
 """,
         new="""
-        result = await asyncio.shield(done)
-        host.dispatch.sent(request, done)
+        try:
+            result = await asyncio.shield(done)
+            host.dispatch.sent(request, done)
 """,
         tests=("tests/host/test_adversarial_schedules.py",),
     ),
