@@ -306,9 +306,13 @@ def test_many_sessions_with_programs_stop_at_once_and_all_are_gone(word: str) ->
     run(lambda: stop_many(word, 80))
 
 
+_PROGRAMS: list[subprocess.Popen[bytes]] = []
+"""One that nobody refers to any more would warn, in whatever test runs then."""
+
+
 async def mixed(run: Run) -> None:
     """A program of each kind, both hostile."""
-    subprocess.Popen(["bash", "-c", f"trap '' TERM; setsid sleep {run.text} & sleep {run.text}"])
+    _PROGRAMS.append(subprocess.Popen(["bash", "-c", f"trap '' TERM; setsid sleep {run.text} & sleep {run.text}"]))
     async with run.scope.child("tool") as scope:
         await scope.process(["bash", "-c", f"trap '' TERM; setsid sleep {run.text} & sleep {run.text}"])
         await run.interrupt.wait()
