@@ -194,7 +194,7 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
         serve.expect("no calls with 00000000")
         serve.type(f"approve {short}\n")
         serve.expect(f"approved: {short}")
-        until((tmp_path / "one.txt").exists)
+        until(lambda: any(tmp_path.rglob("one.txt")))
         with terminal("chat", "-s", "b", folder=tmp_path, **here) as chat:
             chat.expect("> ")
             chat.type("run echo two > two.txt\n")
@@ -203,7 +203,7 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
             chat.expect("approval key (not shown)> ")
             chat.type(f"{key}\n")
             chat.expect("[approved]")
-            until((tmp_path / "two.txt").exists)
+            until(lambda: any(tmp_path.rglob("two.txt")))
             chat.expect("tokens]")
             chat.type(CTRL_D)
             assert chat.end() == 0

@@ -361,8 +361,8 @@ def test_stops_and_deletes_beside_sends_settle_every_message_once(late: str) -> 
             if late != "delete":
                 await session.stop()
                 check_log(await settle_all(host, "s"))
-            for message_id in ids:
-                assert (await session.wait(message_id, timeout_s=60)).state != "taken"
+                for message_id in ids:
+                    assert (await session.wait(message_id, timeout_s=60)).state != "taken"
             assert host.dispatch.admission.statistics().running == 0
             assert not host.live
 

@@ -177,3 +177,20 @@ class ForgetsQuestions(Rows):
 class AsksInQuestionMarks(Rows):
     def suspend(self, lease: Lease, question: Question) -> asyncio.Future[Appended]:
         return super().suspend(lease, changed(question, text=question.text.encode("utf-8", "replace").decode()))
+
+
+@found_by("an_approval_counts_for_the_call_that_was_shown_only")
+class ApprovesWhateverIsAsked(Rows):
+    def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
+        row = self._tables.find(principal, key)
+        asked = () if row is None else row.questions
+        hashes = {question.question_id: question.call_hash for question in asked}
+        return super().answer(
+            principal, key, changed(answer, call_hash=hashes.get(answer.question_id, answer.call_hash))
+        )
+
+
+@found_by("large_messages_that_wait_come_whole_and_have_a_bound")
+class TakesAnySize(Rows):
+    def send(self, request: Send) -> asyncio.Future[SendResult]:
+        return super().send(changed(request, mailbox_size=10**9))

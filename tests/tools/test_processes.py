@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -454,8 +455,9 @@ def test_a_process_that_outlived_its_host_is_killed_only_when_it_is_the_same_one
 
 
 async def enter(home: SessionHome) -> None:
-    async with Processes(".").lifespan(home):
-        pass
+    with tempfile.TemporaryDirectory() as folder:
+        async with Processes(folder).lifespan(home):
+            pass
 
 
 def test_notes_of_a_host_that_lives_are_left_to_it(tmp_path: Path) -> None:

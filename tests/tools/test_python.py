@@ -235,7 +235,7 @@ def test_a_script_has_the_agents_tools_and_waits_for_the_approval_of_a_person(tm
                 await asyncio.sleep(0.01)
             (question,) = questions
             assert (question.tool, question.arguments, made) == ("guarded", {"number": 1}, [])
-            await getattr(session, decision)(question.question_id)
+            await (session.approve(question) if decision == "approve" else session.deny(question.question_id))
             async for event in session.events(follow=receipt.message_id):
                 if isinstance(event, ToolFinished):
                     results.append(event.result)

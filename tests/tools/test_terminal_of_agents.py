@@ -318,10 +318,10 @@ def test_processes_that_end_with_the_host_are_told_at_the_next_start(tmp_path: P
             while not heard(await entries(host.session("s")), "ended when the host that ran it did"):
                 await asyncio.sleep(0.01)
 
-    on_agent(say_after(call), [Processes(tmp_path)], first, store=store)
+    on_agent(say_after(call), [Processes(tmp_path / "work")], first, store=store)
     assert living(token) == []
-    on_agent(say_after(call), [Processes(tmp_path)], second, store=store)
-    on_agent(say_after(call), [Processes(tmp_path)], once, store=store)
+    on_agent(say_after(call), [Processes(tmp_path / "work")], second, store=store)
+    on_agent(say_after(call), [Processes(tmp_path / "work")], once, store=store)
 
 
 async def once(host: Host) -> None:
@@ -333,7 +333,7 @@ def test_a_killed_host_takes_its_processes_along_and_the_next_one_tells(tmp_path
     token = token_of(tmp_path, "killed")
     store = f"sqlite:///{tmp_path / 'hold.db'}"
     command = program("double-fork", token)
-    words = [sys.executable, "-m", "tests.tools.served_processes", store, str(tmp_path), *command]
+    words = [sys.executable, "-m", "tests.tools.served_processes", store, str(tmp_path / "work"), *command]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     try:
         assert server.stdout is not None
@@ -346,7 +346,7 @@ def test_a_killed_host_takes_its_processes_along_and_the_next_one_tells(tmp_path
 
     async def main() -> None:
         async with asyncio.timeout(30):
-            async with Host(agent_that_starts(str(tmp_path), command), store=store) as host:
+            async with Host(agent_that_starts(str(tmp_path / "work"), command), store=store) as host:
                 while not heard(await entries(host.session("s")), "ended when the host that ran it did"):
                     await asyncio.sleep(0.01)
 

@@ -26,6 +26,7 @@ from typing import Any, Literal, get_args
 import psutil
 
 from holdfast.runtime.processes import process_host
+from holdfast.runtime.seal import seal
 from holdfast.runtime.threads import ThreadPool, thread_stack
 
 __all__ = ["KINDS", "Inventory", "LeakKind", "left_to_runners"]
@@ -53,6 +54,7 @@ class Inventory:
     def __init__(self, kinds: Iterable[LeakKind] = KINDS) -> None:
         self._kinds = tuple(kinds)
         if "processes" in self._kinds or "fds" in self._kinds:
+            seal()  # as a host does: a zygote from before it is replaced, which would look like a leak
             process_host().start()
         if "fds" in self._kinds:
             _open_uvloops_pipe()

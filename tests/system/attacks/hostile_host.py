@@ -22,17 +22,35 @@ from tests.runtime.processes_zoo import await_condition, living
 BOMB = Path(__file__).with_name("hostile_bomb.py")
 
 
+_programs: list[subprocess.Popen[bytes]] = []
+_over = [False]
+
+
+def start(*argv: str) -> None:
+    """Start a program as foreign code does; `end_programs` waits for it."""
+    _programs.append(subprocess.Popen(argv, stdin=-3, stdout=-3, stderr=-3))
+
+
+def end_programs() -> None:
+    """End the endless threads, and wait for all programs that were started here: they are dead by now."""
+    _over[0] = True
+    for program in _programs[:]:  # a thread may add one
+        program.wait(10)
+    _programs.clear()
+
+
 async def shell(run: Run) -> None:
     """What a tool does that knows nothing of us."""
-    subprocess.Popen(["bash", "-c", run.text], stdin=-3, stdout=-3, stderr=-3)
+    start("bash", "-c", run.text)
     await run.interrupt.wait()
 
 
 def endless(run: Run) -> None:
     """A thread that listens to nobody, and starts programs for ever."""
-    while True:
+    _over[0] = False
+    while not _over[0]:
         try:
-            subprocess.Popen(["setsid", "sleep", run.text])
+            start("setsid", "sleep", run.text)
         except Exception:
             time.sleep(0.01)
 

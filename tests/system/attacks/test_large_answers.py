@@ -55,6 +55,7 @@ async def read_whole(server: AttackedServer, path: str) -> int:
     return size
 
 
+@pytest.mark.nightly
 def test_unread_streams_and_transcripts_of_large_messages_take_no_memory(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:
@@ -93,6 +94,7 @@ async def fill_mailbox(server: AttackedServer, session: str, *, messages: int, s
         return statuses
 
 
+@pytest.mark.nightly
 def test_large_messages_that_wait_take_no_memory(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:

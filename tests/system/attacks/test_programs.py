@@ -22,7 +22,7 @@ from holdfast.agents.run import Run
 from holdfast.runtime import procfs
 from holdfast.runtime.processes import process_host
 from tests.runtime.processes_zoo import await_condition, living
-from tests.system.attacks.hostile_host import begun, bomb, endless, left, lives, shell
+from tests.system.attacks.hostile_host import begun, bomb, end_programs, endless, left, lives, shell, start
 
 pytestmark = [
     pytest.mark.skipif(not procfs.supported(), reason="process trees are proven only on Linux"),
@@ -41,6 +41,12 @@ def word() -> Iterator[str]:
     for pid in living(chosen):  # only after a failure
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_to_later_tests() -> Iterator[None]:
+    yield
+    end_programs()
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -306,13 +312,9 @@ def test_many_sessions_with_programs_stop_at_once_and_all_are_gone(word: str) ->
     run(lambda: stop_many(word, 80))
 
 
-_PROGRAMS: list[subprocess.Popen[bytes]] = []
-"""One that nobody refers to any more would warn, in whatever test runs then."""
-
-
 async def mixed(run: Run) -> None:
     """A program of each kind, both hostile."""
-    _PROGRAMS.append(subprocess.Popen(["bash", "-c", f"trap '' TERM; setsid sleep {run.text} & sleep {run.text}"]))
+    start("bash", "-c", f"trap '' TERM; setsid sleep {run.text} & sleep {run.text}")
     async with run.scope.child("tool") as scope:
         await scope.process(["bash", "-c", f"trap '' TERM; setsid sleep {run.text} & sleep {run.text}"])
         await run.interrupt.wait()
