@@ -36,6 +36,15 @@ def fail() -> None:
     raise ValueError(str(os.getpid()))
 
 
+def fail_in_a_thread() -> None:
+    def work() -> None:
+        raise ValueError("password=hunter2 \x1b[2J\n2026-01-01T00:00:00Z ERROR forged")
+
+    thread = threading.Thread(target=work, name="w")
+    thread.start()
+    thread.join()
+
+
 def sleep_with_a_cleanup(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
     try:

@@ -1,7 +1,8 @@
 """Hostile programs, and a way to see from outside which of them live.
 
 Each program is started with a token among its arguments, which no descendant can shake off without changing its
-program; so `living` needs to trust nobody's report, only ``/proc``.
+program; so `living` needs to trust nobody's report, only ``/proc``. Those that multiply are fenced, and all end by
+themselves after a while.
 """
 
 from __future__ import annotations
@@ -14,13 +15,27 @@ from pathlib import Path
 
 __all__ = ["ROLES", "await_condition", "living", "program"]
 
-_SOURCE = r"""
+_SOURCE = (
+    Path(__file__).with_name("fence.py").read_text()
+    + r"""
 import os, signal, sys, time
 role, token = sys.argv[1], sys.argv[2]
+end_at = time.monotonic() + 100
 
 def pause():
+    while time.monotonic() < end_at:
+        time.sleep(1)
+    os._exit(0)
+
+def insistent_fork():
+    # At the fence it waits for somebody to bury the dead.
     while True:
-        time.sleep(1000)
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() > end_at:
+                os._exit(0)
+            time.sleep(0.0005)
 
 def stray(env=None):
     # A new session, forked twice: its parent is gone. With env it is another program with that environment.
@@ -31,7 +46,7 @@ def stray(env=None):
         os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if env is not None:
-        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(1000)", token], env)
+        os.execve(sys.executable, [sys.executable, "-I", "-S", "-c", "import time; time.sleep(100)", token], env)
     pause()
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -63,22 +78,24 @@ elif role == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
 elif role == "bomb":
     # Doubles until there are 2 ** n processes; who comes last starts nothing more.
+    put_up_fence()
     for _ in range(int(sys.argv[3])):
         os.fork()
 elif role == "runs-away":
     # A few lines of processes, each of which lives just long enough to fork its successor.
+    put_up_fence()
     for _ in range(int(sys.argv[3])):
         if os.fork() == 0:
-            while os.fork() == 0:
+            while time.monotonic() < end_at and insistent_fork() == 0:
                 os.setsid()
-                if os.fork():
+                if insistent_fork():
                     os._exit(0)
             os._exit(0)
 elif role == "respawns":
     # Whatever is killed is started again, at once, by several watchers.
     for _ in range(4):
         if os.fork() == 0:
-            while True:
+            while time.monotonic() < end_at:
                 child = os.fork()
                 if child == 0:
                     os.setsid()
@@ -103,6 +120,7 @@ elif role == "stops-reaper":
     os.kill(os.getppid(), signal.SIGSTOP)
 pause()
 """
+)
 
 ROLES = {
     "ignores-term": 1,

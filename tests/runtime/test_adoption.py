@@ -19,6 +19,7 @@ import uvloop
 
 from holdfast.errors import Interrupted
 from holdfast.runtime.adoption import install
+from holdfast.runtime.adoption_threads import linger
 from holdfast.runtime.interrupt import current_interrupt, is_interrupted
 from holdfast.runtime.scope import Scope, current_scope, detached
 from holdfast.runtime.threads import ThreadPool
@@ -453,6 +454,9 @@ def test_a_worker_thread_of_anyio_that_idles_is_nobodys_and_its_calls_are_member
 def test_outside_any_scope_everything_is_as_before_and_restore_undoes_it() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
+        while linger():  # threads that earlier tests had abandoned are watched until they have ended
+            await asyncio.sleep(0.001)
+        install(loop).restore()
         before = loop.get_task_factory(), threading.Thread.start, ThreadPoolExecutor.submit
         installation = install(loop)
         task = asyncio.create_task(asyncio.sleep(0, "plain"), name="plain")

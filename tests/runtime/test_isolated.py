@@ -7,6 +7,8 @@ import gc
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -91,6 +93,27 @@ def test_a_process_that_was_left_clean_serves_the_next_call_of_its_owner_only(
         assert host.cells.statistics().started == 2
 
     run(main, loop_factory)
+
+
+FAILING_THREAD = """
+import asyncio
+from holdfast.runtime import Scope
+from tests.runtime import isolated_zoo as zoo
+
+async def main():
+    async with Scope("s") as scope:
+        await scope.spawn(zoo.fail_in_a_thread, on="process")
+
+asyncio.run(main())
+"""
+
+
+def test_the_error_of_a_thread_in_an_isolated_function_is_redacted_and_drives_no_terminal() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILING_THREAD], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "thread 'w' failed: ValueError: password=*** \\x1b[2J" in done.stderr
+    assert "hunter2" not in done.stderr and "\x1b" not in done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("2026-01-01")] == []
 
 
 def test_calls_at_the_same_time_from_several_loops_never_share_a_process(host: ProcessHost) -> None:

@@ -10,6 +10,8 @@ import importlib
 import multiprocessing
 import os
 import posix
+import queue
+import select
 import signal
 import subprocess
 import sys
@@ -23,6 +25,8 @@ import pytest
 
 from holdfast.runtime import adoption_processes, foreign, processes, procfs, seal, zygote
 from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
+from holdfast.runtime.once import Once
+from holdfast.runtime.passes import KillPasses
 from holdfast.runtime.processes import Killer, ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
@@ -735,3 +739,205 @@ def test_what_a_host_leaves_is_killed_where_no_process_can_be_forked(monkeypatch
     alone._identity = (5, 6)
     alone._clear_up()
     assert ended == [(5, 6, zygote._CLEAR_UP_S)]
+
+
+_TENDED = """
+import os, subprocess, sys
+from holdfast.runtime import procfs, zygote
+stray, reaper = (subprocess.Popen(["sleep", "60"]).pid for _ in range(2))
+elsewhere = int(sys.argv[1])
+alone = object.__new__(zygote.Zygote)  # without the signal handlers of a process of its own
+alone._forked, alone._lost, alone._stray_kills = {reaper}, {}, {}
+procfs.descendants = lambda pid: [elsewhere, reaper]  # they have the numbers of descendants that ended meanwhile
+alone._tend()
+os.waitpid(stray, 0)
+print(list(alone._stray_kills) == [stray], procfs.living([reaper]) == [reaper])
+os.kill(reaper, 9)
+"""
+
+
+def test_the_zygote_kills_nobody_who_took_over_the_number_of_a_stray(
+    start: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    innocent = start("sleep", "60")
+    source = Path(processes.__file__).parents[2]
+    said = subprocess.run(
+        [sys.executable, "-c", _TENDED, str(innocent.pid)],
+        check=True,
+        timeout=30,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(source)},
+    ).stdout
+    assert (said, innocent.poll()) == (b"True True\n", None)
+
+
+# Many scopes at once
+
+
+@pytest.mark.parametrize("count", [2, 24])
+def test_kills_of_many_scopes_at_once_take_two_passes(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for who asks first, and one for all who ask while it looks; each looks at our children once before."""
+    adoption = adoption_processes._adoption
+    assert adoption is not None
+    asked: list[Once[TreeResult]] = []
+    passes: list[Killer] = []
+    looks: list[object] = []
+    plain_ask, plain_submit, plain_prepare = KillPasses.ask, Killer.submit, adoption.passes._prepare
+
+    def ask(self: KillPasses, tags: Any, bound_s: float) -> Once[TreeResult]:
+        answer = plain_ask(self, tags, bound_s)
+        asked.append(answer)
+        return answer
+
+    def submit(killer: Killer) -> bool:
+        if len(asked) < count:
+            return False  # as when the zygote has too many requests: it is tried again
+        if killer not in passes:  # before it is sent: its answer may be there before this goes on
+            passes.append(killer)
+        return plain_submit(killer)
+
+    def prepare() -> object:
+        looks.append(None)
+        return plain_prepare()
+
+    monkeypatch.setattr(KillPasses, "ask", ask)
+    monkeypatch.setattr(Killer, "submit", submit)
+    monkeypatch.setattr(adoption.passes, "_prepare", prepare)
+    places = [Place() for _ in range(count)]
+    programs: list[subprocess.Popen[bytes]] = []
+    for place in places:
+        with inside(place):
+            programs.append(subprocess.Popen(["sleep", "1000"]))
+
+    async def body() -> None:
+        results = await asyncio.gather(*(place.kill() for place in places))
+        assert {result.outcome for result in results} == {"gone"}
+
+    run(body)
+    assert [program.wait(10) for program in programs] == [-signal.SIGKILL] * count
+    assert (len(passes), len(looks)) == (2, 2)
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_a_kill_of_many_scopes_looks_at_all_processes_twice(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[None] = []
+
+    def every_pid() -> Iterator[int]:
+        looks.append(None)
+        return iter(())  # whatever else the machine starts
+
+    monkeypatch.setattr(foreign, "_every_pid", every_pid)
+    tags: dict[int, list[tuple[int, int]]]
+    tags = {foreign.make_tag(os.getpid(), 7, number): [] for number in range(1, count + 1)}
+    told: dict[int, tuple[list[int], list[int]]] = {}
+    foreign.kill(os.getpid(), (), None, tags, 10, told.update, sealed=True)
+    assert told == dict.fromkeys(tags, ([], []))
+    assert len(looks) == 2
+
+
+def test_ends_at_the_same_time_cost_one_look_for_strays(
+    host: ProcessHost, start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    plain = adoption_processes._Adoption._enter_strays
+
+    def enter_strays(adoption: Any, *families: Any) -> bool:
+        looks.append(len(families))
+        return plain(adoption, *families)
+
+    monkeypatch.setattr(adoption_processes._Adoption, "_enter_strays", enter_strays)
+    places = [Place() for _ in range(16)]
+    held, go_on = threading.Event(), threading.Event()
+    for place in places:
+        with inside(place):
+            start("sleep", "1000")
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(20)
+
+    host._in_reading_thread(hold)
+    assert held.wait(20)
+    poll = select.poll()
+    for place in places:
+        assert place.members[0].signal(signal.SIGKILL)
+        poll.register(place.members[0]._pidfd, select.POLLIN)
+    await_condition(lambda: len(poll.poll(0)) == len(places), "all have ended")
+    go_on.set()
+    await_condition(lambda: all(place.members[0].ended for place in places), "all ends are told")
+    assert looks == [len(places)]
+
+
+def test_many_who_ask_for_strangers_cost_one_look_and_are_told_some_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    adoption = adoption_processes._adoption
+    assert adoption is not None
+    looks: list[None] = []
+    plain = adoption_processes._Adoption.claim
+
+    def claim(adoption: Any) -> Any:
+        looks.append(None)
+        return plain(adoption)
+
+    monkeypatch.setattr(adoption_processes._Adoption, "claim", claim)
+    count = 3 * adoption_processes._TOLD_PER_TURN + 1
+    turns: list[list[int]] = [[]]
+
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        told = loop.create_future()
+
+        def tell(number: int, strangers: int) -> None:
+            turns[-1].append(number)
+            if number == count - 1:
+                told.set_result(strangers)
+
+        for number in range(count):
+            adoption_processes.look_soon(loop, 0.0, functools.partial(tell, number))
+        assert turns == [[]]
+        while not told.done():
+            await asyncio.sleep(0)
+            turns.append([])
+
+    run(body)
+    assert [number for turn in turns for number in turn] == list(range(count))
+    assert max(map(len, turns)) == adoption_processes._TOLD_PER_TURN
+    assert len(looks) == 1
+
+
+def test_a_signal_goes_out_before_another_process_can_get_the_number_of_the_descriptor(
+    start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reading thread closes the descriptor of a program that has ended, just while another thread signals it."""
+    program = start("sleep", "1000")
+    pidfd = os.pidfd_open(program.pid)
+    process = ForeignProcess(program.pid, "sleep", 0, 0, pidfd, orphan=False, unnamed=False)
+    came: queue.Queue[str] = queue.Queue()
+    lock = process._lock
+
+    class Watched:
+        def __enter__(self) -> None:
+            if not lock.acquire(blocking=False):
+                came.put("waits")
+                lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    def close() -> None:
+        os.close(process._give_up_pidfd())
+        came.put("closed")
+
+    closing = threading.Thread(target=close)
+    plain = procfs.pidfd_signal
+
+    def pidfd_signal(number: int, signum: int) -> None:
+        closing.start()
+        assert came.get(timeout=20) == "waits"
+        plain(number, signum)
+
+    monkeypatch.setattr(process, "_lock", Watched())
+    monkeypatch.setattr(procfs, "pidfd_signal", pidfd_signal)
+    assert process.signal(signal.SIGTERM)
+    assert program.wait(20) == -signal.SIGTERM
+    closing.join(20)
+    assert not process.signal(signal.SIGTERM)

@@ -95,7 +95,7 @@ def test_the_exit_status_of_what_was_started_before_stays_its_starters(
 
 @pytest.mark.parametrize("way", ["subprocess", "posix_spawn", "fork"])
 def test_what_is_started_after_the_hosts_end_does_not_end_with_its_abandoned_threads(way: str) -> None:
-    word = str(random.randrange(10_000_000, 99_999_999))
+    word = f"60.{random.randrange(10_000_000, 99_999_999)}"
     said = subprocess.run([sys.executable, "-c", AFTER, way, word], check=True, timeout=60, stdout=-1).stdout
     try:
         await_condition(lambda: not procfs.living([int(said)]), "the zygote has cleaned up and ended")

@@ -19,7 +19,9 @@ import uvloop
 
 from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause
+from holdfast.runtime import stopping
 from holdfast.runtime.interrupt import check_interrupt, current_interrupt, is_interrupted
+from holdfast.runtime.owned_processes import STRANGER
 from holdfast.runtime.scope import Scope, current_scope, detached
 from holdfast.runtime.threads import ThreadPool
 from holdfast.testing import run_virtual
@@ -1067,3 +1069,16 @@ def test_tasks_that_hang_in_scopes_inside_of_one_another_are_each_named_in_bound
         await asyncio.sleep(101)
 
     run_virtual(main())
+
+
+def test_a_stop_whose_time_is_over_before_its_look_looks_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would say `gone` of what nobody has looked for yet."""
+    monkeypatch.setattr(stopping, "look_soon", lambda loop, since, tell: None)
+    monkeypatch.setattr(stopping, "strangers", lambda since: 1)
+
+    async def main() -> None:
+        scope = Scope("run", parent=None, grace_s=0.01, kill_after_s=0.02).open()
+        receipt = await scope.stop("enough")
+        assert (receipt.outcome, receipt.unattributed) == ("unknown", (STRANGER,))
+
+    _asyncio(main)

@@ -401,8 +401,8 @@ def bombs(folder: str, token: str) -> str:
         os.fork()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     begun(folder, token)
-    pause()
-    return ""
+    time.sleep(100)
+    os._exit(0)
 
 
 def writes_files_for_ever(folder: str, token: str) -> str:

@@ -51,7 +51,13 @@ def script(request: ModelRequest) -> Any:
 
 @contextlib.asynccontextmanager
 async def hosted(fate: Fate, store: str = "memory://") -> AsyncIterator[Host]:
-    settings = Settings(grace_s=0.05, kill_after_s=KILL_AFTER_S[fate], drain_s=0.5, principal_abandoned=1000)
+    settings = Settings(
+        grace_s=0.05,
+        kill_after_s=KILL_AFTER_S[fate],
+        drain_s=0.5,
+        principal_abandoned=1000,
+        principal_stored_bytes=1_000_000_000,
+    )
 
     def answer(request: ModelRequest) -> Any:
         model.requests.clear()  # else it keeps them all

@@ -33,9 +33,9 @@ import ctypes
 import functools
 import itertools
 import logging
+import math
 import multiprocessing.process
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -72,6 +72,7 @@ _ANSWER_S = 1.0
 _AGAIN_S = (0.01, 0.1)
 """When the zygote was killed over a kill, another one is asked after this, each once: it takes a moment to be known."""
 
+_LOOK_PAUSE_S = 0.004
 _TICK_S = 1.0
 _HASTY_TICK_S = 0.02
 _MANY = 100
@@ -81,6 +82,7 @@ _STRUCK_S = 1.0
 """How long a program that nobody takes any more may need to die of its signal."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+_TOLD_PER_TURN = 32
 _SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkserver"})
 """Modules whose helper processes are shared. Who starts a program says so, never what its command line says."""
 
@@ -102,7 +104,7 @@ class ForeignProcess:
         started: start time in clock ticks since boot.
     """
 
-    __slots__ = ("_ended", "_orphan", "_pidfd", "_tag", "_unnamed", "name", "pid", "started")
+    __slots__ = ("_ended", "_lock", "_orphan", "_pidfd", "_tag", "_unnamed", "name", "pid", "started")
 
     def __init__(self, pid: int, name: str, started: int, tag: int, pidfd: int, *, orphan: bool, unnamed: bool) -> None:
         self.pid = pid
@@ -110,6 +112,7 @@ class ForeignProcess:
         self.started = started
         self._tag = tag
         self._pidfd = pidfd
+        self._lock = threading.Lock()
         self._orphan = orphan
         self._unnamed = unnamed  # its starter may wait for it, and has not told its pid
         self._ended: Once[bool] = Once()
@@ -130,6 +133,23 @@ class ForeignProcess:
         """Have ``callback`` called once from the reading thread when it ends; at once when it has."""
         if not self._ended.add(callback):
             callback()
+
+    def signal(self, signum: int) -> bool:
+        """Signal exactly this program; False when it has ended, or may not be signalled. From any thread."""
+        with self._lock:  # against the reading thread's close: the number may be another program's afterwards
+            if self._pidfd < 0:
+                return False
+            try:
+                procfs.pidfd_signal(self._pidfd, signum)
+            except OSError:
+                return False
+        return True
+
+    def _give_up_pidfd(self) -> int:
+        """The pidfd, for who closes it; negative when somebody has it already."""
+        with self._lock:
+            pidfd, self._pidfd = self._pidfd, -1
+        return pidfd
 
 
 class Restorer:
@@ -194,14 +214,13 @@ class _Adoption:
         self._lingers = lingers
         self.ended = False
         self.waiting: dict[asyncio.AbstractEventLoop, list[tuple[float, Callable[[int], object]]]] = {}
+        self.looked_at = -math.inf
         self.passes = KillPasses(processes, seal, self.claim, self._conclude)
         self.pid = os.getpid()
         self.started = procfs.start_time(self.pid) or 0
         self._lock = threading.Lock()
-        self._inheritance = threading.RLock()
         self._families: dict[int, _Family] = {}  # by id of the owner, which the family keeps alive
         self._by_tag: dict[int, _Family] = {}
-        self._number = _first_number()
         self._known: dict[int, ForeignProcess] = {}
         self._outside = {pid for pid in procfs.children(self.pid) if not self._is_adopted(pid)}
         self._starting = 0
@@ -255,14 +274,18 @@ class _Adoption:
         with self._lock:
             family = self._families.get(id(owner))
             if family is None:
-                self._number = self._number % (foreign.OUTSIDE - 1) + 1
-                while foreign.make_tag(self.pid, self.started, self._number) in self._by_tag:
-                    self._number = self._number % (foreign.OUTSIDE - 1) + 1
-                family = _Family(owner, foreign.make_tag(self.pid, self.started, self._number))
+                family = _Family(owner, self._free_tag())
                 self._families[id(owner)] = family
                 self._by_tag[family.tag] = family
                 self._busy = True
             return family.tag
+
+    def _free_tag(self) -> int:
+        """A tag that no family has. Numbers go on where an earlier installation ended: what it has left is not ours."""
+        while True:
+            tag = foreign.make_tag(self.pid, self.started, next(_numbers) % (foreign.HELPERS - 1) + 1)
+            if tag not in self._by_tag:
+                return tag
 
     def known_tag(self, owner: object) -> int | None:
         """The tag of what ``owner`` has started so far; None when it has started nothing."""
@@ -293,13 +316,14 @@ class _Adoption:
     def bequeath(self, tag: int | None) -> Iterator[None]:
         """Around the very start: what is started has this tag from its first moment, as it inherits our limits; None:
         nobody's. All starts pass through here one by one, so none gets the tag of another."""
-        with self._inheritance:
+        with _inheritance:
+            limits = self.seal.limits()
             self.seal.put(0, self.outside_tag if tag is None else tag)
             try:
                 yield
             finally:
-                if os.getpid() == self.pid:  # a forked child keeps it
-                    self.seal.put(0, self.own_tag)
+                if limits is not None and os.getpid() == self.pid:  # a forked child keeps it
+                    self.seal.restore(0, limits)
 
     def unadopted(self) -> contextlib.AbstractContextManager[None]:
         """Around a start when it is `off`: what is started after the end is nobody's, and does not end with us."""
@@ -308,7 +332,7 @@ class _Adoption:
     @contextlib.contextmanager
     def bequeath_by(self, pid: int, tag: int) -> Iterator[None]:
         """As `bequeath`, for what another process forks for us."""
-        with self._inheritance:
+        with _inheritance:
             self.seal.put(pid, tag)
             try:
                 yield
@@ -359,7 +383,7 @@ class _Adoption:
             self._known[pid] = process
         taken = owner.adopt_process(process)
         if not taken:
-            procfs.strike(pid, signal.SIGKILL, lambda now: now.started == started)
+            process.signal(signal.SIGKILL)
             _await_end(pidfd, _STRUCK_S)
         self.processes._watch(pidfd, lambda: self._end(process, family))
         return taken
@@ -413,7 +437,7 @@ class _Adoption:
         """Whether a child that is older than this was left by a scope of an earlier installation; else its starter
         waits for it."""
         tag = self._carried_tag(pid)
-        if tag is None or foreign.scope_of_tag(tag) == foreign.OUTSIDE:
+        if tag is None or foreign.scope_of_tag(tag) in (foreign.OUTSIDE, foreign.HELPERS):
             return False
         return foreign.host_of_tag(tag) == foreign.host_of_tag(self.own_tag)
 
@@ -524,7 +548,7 @@ class _Adoption:
             for pid in ended:
                 if pid not in children:
                     self._known.pop(pid, None)
-        nobodys = (foreign.UNCLAIMED, foreign.OUTSIDE)
+        nobodys = (foreign.UNCLAIMED, foreign.OUTSIDE, foreign.HELPERS)
         if (
             self.bury(lambda tag: tag is not None and foreign.scope_of_tag(tag) not in nobodys)
             or self._known
@@ -625,7 +649,7 @@ class _Adoption:
 
     def _let_go(self, process: ForeignProcess) -> None:
         """Close its pidfd, once. In the reading thread."""
-        pidfd, process._pidfd = process._pidfd, -1
+        pidfd = process._give_up_pidfd()
         if pidfd >= 0:
             self.processes._unwatch(pidfd)
             os.close(pidfd)
@@ -641,14 +665,19 @@ class _Adoption:
             self._let_go(process)
 
 
-_numbers = itertools.count(1, foreign.SCOPES // 8)
+_numbers = itertools.count()
+
+_inheritance = threading.RLock()
+"""Held around each start, by whichever installation: all share the limit that is inherited."""
 
 
-def _first_number() -> int:
-    """Where an installation begins to count its scopes: far from the one before, whose kills may still be at work."""
-    return next(_numbers) % (foreign.SCOPES - 1)
+def _renew_lock() -> None:
+    global _inheritance
+    _inheritance = threading.RLock()
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)  # whoever held it may not have been forked along
 _log = logging.getLogger("holdfast.runtime")
 _adoption: _Adoption | None = None
 
@@ -735,7 +764,12 @@ def strangers(since: float) -> int:
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
-    """Have ``tell`` called with the number of `strangers`, in the next turn of the loop: one look for all who ask."""
+    """Have ``tell`` called with the number of `strangers`: one look for all who ask meanwhile.
+
+    That is in one of the next turns of the loop, each of which tells some, so that the ends of many scopes do not stall
+    it; or after a pause if the last look was just before: a look reads a file for each thread, and many stops that end
+    one by one shall not each have one.
+    """
     adoption = _adoption
     if adoption is None:
         tell(0)
@@ -751,10 +785,20 @@ def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int
     def look() -> None:
         asked = adoption.waiting.pop(loop)
         left = adoption.claim()
-        for since, tell in asked:
+        adoption.looked_at = time.monotonic()
+        tell_some(left, asked)
+
+    def tell_some(left: Sequence[Unclaimed], asked: Sequence[tuple[float, Callable[[int], object]]]) -> None:
+        if rest := asked[_TOLD_PER_TURN:]:
+            loop.call_soon(tell_some, left, rest, context=contextvars.Context())
+        for since, tell in asked[:_TOLD_PER_TURN]:
             tell(adoption.strangers_since(left, since))
 
-    loop.call_soon(look, context=contextvars.Context())
+    pause_s = adoption.looked_at + _LOOK_PAUSE_S - time.monotonic()
+    if pause_s > 0:
+        loop.call_later(pause_s, look, context=contextvars.Context())
+    else:
+        loop.call_soon(look, context=contextvars.Context())
 
 
 def _bury_now(pid: int) -> bool:
@@ -773,13 +817,7 @@ def _await_end(pidfd: int, timeout_s: float) -> None:
 
 
 def _kill_roots(roots: Sequence[ForeignProcess]) -> tuple[int, ...]:
-    hit = []
-    for root in roots:
-        with contextlib.suppress(OSError):  # it ended just now, or is another user's
-            if not root.ended:
-                procfs.pidfd_signal(root._pidfd, signal.SIGKILL)
-                hit.append(root.pid)
-    return tuple(hit)
+    return tuple(root.pid for root in roots if root.signal(signal.SIGKILL))
 
 
 def install(
@@ -799,55 +837,86 @@ def install(
         sealed: whether to make tags indelible, for good: see `holdfast.runtime.seal` for what it costs.
         home: the scope that a thread (its number in the kernel) works for. When it stops to, it calls `leave_thread`.
         lingers: whether threads of ended scopes still run. While they do at the end, ``current`` goes on to refuse
-            them, though nothing is adopted any more.
+            them, though nothing is adopted any more, and the next installation takes over without a gap.
 
     Raises:
         RuntimeError: it is installed already.
     """
-    global _adoption, _lingering
+    global _adoption, _hooks
     if _adoption is not None:
         raise RuntimeError("foreign processes are adopted already; restore() the first install() before the next")
     if not supported():
         return Restorer(lambda: None)
-    lingering, _lingering = _lingering, None
-    if lingering is not None:
-        lingering()
+    if _hooks is not None and sealed and not current_seal().sealed:  # their tag is in the way of a seal
+        _hooks.take_off()
+        _hooks = None
     processes = process_host() if processes is None else processes
     adoption = _Adoption(current, processes, seal() if sealed else current_seal(), home, lingers)
-    carrier = adoption.seal.carrier
-    limits = None if carrier is None else resource.getrlimit(carrier)
-    adoption.seal.put(0, adoption.own_tag)
     processes.start()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    before = ctypes.c_int()
-    prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    restore = _wrap(adoption)
+    if _hooks is None:
+        _hooks = _Hooks(adoption)
+    else:
+        _hooks.pass_to(adoption)
     processes._set_tick(adoption.tick)
     _adoption = adoption
 
-    def take_off() -> None:
-        restore()
-        prctl(_PR_SET_CHILD_SUBREAPER, before.value, 0, 0, 0)
-        if limits is not None:
-            adoption.seal.restore(0, limits)
-
     def undo() -> None:
-        global _adoption, _lingering
+        global _adoption, _hooks
         adoption.ended = True
         _adoption = None
         processes._set_tick(None)
         adoption.close()
-        if lingers():
-            _lingering = take_off
-        else:
-            take_off()
+        if _hooks is not None and not lingers():
+            _hooks.take_off()
+            _hooks = None
 
     return Restorer(undo)
 
 
-_lingering: Callable[[], None] | None = None
-"""Takes off what an installation that has ended left on, for threads that it had to abandon."""
+class _Hooks:
+    """What is changed in this process while programs are adopted, and after that for as long as threads that were
+    abandoned have to be refused.
+
+    Parameters:
+        adoption: the installation that decides about starts.
+    """
+
+    def __init__(self, adoption: _Adoption) -> None:
+        self.adoption = adoption
+        self._limits = adoption.seal.limits()
+        adoption.seal.put(0, adoption.own_tag)
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._subreaper = ctypes.c_int()
+        self._prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(self._subreaper), 0, 0, 0)
+        self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._plain: list[tuple[Any, str, Any]] = []
+        _wrap(self)
+
+    def pass_to(self, adoption: _Adoption) -> None:
+        """Have another installation decide, from one start to the next."""
+        self.adoption = adoption
+        _wrap_uvloop(self)
+
+    def put(self, place: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+        """Put a wrapper around a way to start a process, once."""
+        if any(known[:2] == (place, name) for known in self._plain):
+            return
+        plain = getattr(place, name)
+        self._plain.append((place, name, plain))
+        setattr(place, name, wrapper(plain))
+
+    def take_off(self) -> None:
+        """Give the process back as it was."""
+        while self._plain:
+            place, name, plain = self._plain.pop()
+            setattr(place, name, plain)
+        self._prctl(_PR_SET_CHILD_SUBREAPER, self._subreaper.value, 0, 0, 0)
+        if self._limits is not None:
+            with _inheritance:
+                self.adoption.seal.restore(0, self._limits)
+
+
+_hooks: _Hooks | None = None
 
 
 def _report(stranger: str) -> None:
@@ -906,17 +975,12 @@ class _Bequeathing:
                 return done.value
 
 
-def _wrap(adoption: _Adoption) -> Callable[[], None]:
-    """Put wrappers around all ways to start a process; returns what takes them off again."""
-    undo: list[tuple[Any, str, Any]] = []
-
-    def put(place: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        plain = getattr(place, name)
-        undo.append((place, name, plain))
-        setattr(place, name, wrapper(plain))
+def _wrap(hooks: _Hooks) -> None:
+    """Put wrappers around all ways to start a process."""
 
     def around_fork_exec(plain: Callable[..., int]) -> Callable[..., int]:
         def fork_exec(*arguments: Any) -> int:
+            adoption = hooks.adoption
             if adoption.off():
                 with adoption.unadopted():
                     return plain(*arguments)
@@ -943,6 +1007,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_fork(plain: Callable[[], Any]) -> Callable[[], Any]:
         def fork() -> Any:
+            adoption = hooks.adoption
             if adoption.off():
                 with adoption.unadopted():
                     return plain()
@@ -973,6 +1038,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_posix_spawn(plain: Callable[..., int]) -> Callable[..., int]:
         def posix_spawn(path: Any, argv: Any, env: Any, /, *rest: Any, **options: Any) -> int:
+            adoption = hooks.adoption
             if adoption.off():
                 with adoption.unadopted():
                     return plain(path, argv, env, *rest, **options)
@@ -995,6 +1061,7 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
     def around_start(plain: Callable[[Any], None]) -> Callable[[Any], None]:
         def start(self: Any) -> None:
+            adoption = hooks.adoption
             owner = None if adoption.off() else adoption.owner()
             if owner is None or _start_method(self) != "forkserver":
                 plain(self)
@@ -1006,8 +1073,33 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
         return start
 
+    def around_system(plain: Callable[[Any], int]) -> Callable[[Any], int]:
+        def system(command: Any) -> int:
+            adoption = hooks.adoption
+            if adoption.off() and adoption.forked:
+                return plain(command)
+            code = subprocess.call(command, shell=True, close_fds=False)
+            return -code if code < 0 else code << 8
+
+        return system
+
+    hooks.put(subprocess, "_fork_exec", around_fork_exec)
+    hooks.put(_posixsubprocess, "fork_exec", around_fork_exec)
+    hooks.put(os, "system", around_system)
+    hooks.put(os, "fork", around_fork)
+    hooks.put(os, "forkpty", around_fork)
+    hooks.put(os, "posix_spawn", around_posix_spawn)
+    hooks.put(os, "posix_spawnp", around_posix_spawn)
+    hooks.put(multiprocessing.process.BaseProcess, "start", around_start)
+    _wrap_uvloop(hooks)
+
+
+def _wrap_uvloop(hooks: _Hooks) -> None:
+    """The same for uvloop, once it was imported: it starts its programs in C."""
+
     def around_loop_start(plain: Callable[..., Any]) -> Callable[..., Any]:
         async def start(self: Any, *arguments: Any, **options: Any) -> Any:
+            adoption = hooks.adoption
             if adoption.off():
                 begun = plain(self, *arguments, **options)
                 return await (begun if adoption.forked else _Bequeathing(adoption, None, begun))
@@ -1029,34 +1121,10 @@ def _wrap(adoption: _Adoption) -> Callable[[], None]:
 
         return start
 
-    def around_system(plain: Callable[[Any], int]) -> Callable[[Any], int]:
-        def system(command: Any) -> int:
-            if adoption.off() and adoption.forked:
-                return plain(command)
-            code = subprocess.call(command, shell=True, close_fds=False)
-            return -code if code < 0 else code << 8
-
-        return system
-
-    put(subprocess, "_fork_exec", around_fork_exec)
-    put(_posixsubprocess, "fork_exec", around_fork_exec)
-    put(os, "system", around_system)
-    put(os, "fork", around_fork)
-    put(os, "forkpty", around_fork)
-    put(os, "posix_spawn", around_posix_spawn)
-    put(os, "posix_spawnp", around_posix_spawn)
-    put(multiprocessing.process.BaseProcess, "start", around_start)
     uvloop = sys.modules.get("uvloop")
-    if uvloop is not None:  # starts its programs in C
-        put(uvloop.Loop, "subprocess_exec", around_loop_start)
-        put(uvloop.Loop, "subprocess_shell", around_loop_start)
-
-    def restore() -> None:
-        while undo:
-            place, name, plain = undo.pop()
-            setattr(place, name, plain)
-
-    return restore
+    if uvloop is not None:
+        hooks.put(uvloop.Loop, "subprocess_exec", around_loop_start)
+        hooks.put(uvloop.Loop, "subprocess_shell", around_loop_start)
 
 
 def _starts_what_is_shared() -> bool:

@@ -149,7 +149,7 @@ def starting_scope() -> Scope | None:
 
 def home_of_thread(native_id: int) -> Scope | None:
     """The scope that a thread, by its number in the kernel, works for now; None for one that works for none."""
-    for thread, scope in list(_homes.items()):
+    for thread, scope in _homes_now():
         if thread.native_id == native_id:
             return scope
     call = call_of_thread(native_id)
@@ -157,9 +157,16 @@ def home_of_thread(native_id: int) -> Scope | None:
     return None if place is None else cast(Scope, place.scope)
 
 
+def _homes_now() -> list[tuple[threading.Thread, Scope]]:
+    """The threads and their scopes; other threads start and end meanwhile, which a weak dictionary does not bear."""
+    while True:
+        with contextlib.suppress(RuntimeError):
+            return list(_homes.items())
+
+
 def linger() -> bool:
     """Whether threads still run that scopes which have ended left behind."""
-    return any_abandoned() or any(thread.is_alive() and scope.closed for thread, scope in list(_homes.items()))
+    return any_abandoned() or any(thread.is_alive() and scope.closed for thread, scope in _homes_now())
 
 
 def _leave_scopes() -> None:
@@ -247,14 +254,14 @@ def _watch_anyio() -> None:
 
 
 def watch_threads(step: int) -> None:
-    """Begin (1) or end (-1) to watch; it is counted."""
+    """Begin (1) or end (-1) to watch; it is counted. It does not end while abandoned threads still run."""
     global _watching, _anyio_plain
     before, _watching = _watching, _watching + step
     if _watching and not before:
         threading.Thread.start = _start  # type: ignore[assignment,method-assign]
         ThreadPoolExecutor.submit = _submit  # type: ignore[assignment,method-assign]
         _watch_anyio()
-    elif before and not _watching:
+    elif before and not _watching and not linger():
         if threading.Thread.start is _start:
             threading.Thread.start = _plain_start  # type: ignore[method-assign]
         ThreadPoolExecutor.submit = _plain_submit  # type: ignore[method-assign]

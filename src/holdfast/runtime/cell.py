@@ -39,6 +39,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn, TypedDict
 
 from holdfast.errors import Interrupted
+from holdfast.logs import install_hooks
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import procfs
 from holdfast.runtime.interrupt import Interrupt
@@ -326,5 +327,6 @@ def main(idle_s: float) -> NoReturn:
     """Be a cell: the connection is descriptor 0, what is said goes to descriptor 1."""
     global _cell
     make_undumpable()
+    install_hooks()
     _cell = _Cell(idle_s)
     _cell.run()

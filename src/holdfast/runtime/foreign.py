@@ -8,6 +8,7 @@ what has lost it, and nothing is proven by finding nobody.
 Two looks at all processes, one after the other, that find nobody with a tag prove that nobody has it: pids are given
 out in rising order and looked at in one order, with those that are given out meanwhile. So whoever is missed by one
 look was started during it, by somebody whom the other sees, unless all numbers of the machine were given out meanwhile.
+A look that cannot catch up with the pids that are given out kills whom it meets, and proves nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     _Told = Callable[[dict[int, tuple[list[int], list[int]]]], object]
 
 __all__ = [
+    "HELPERS",
     "OUTSIDE",
     "SCOPES",
     "UNCLAIMED",
@@ -48,7 +50,10 @@ UNCLAIMED = 0
 """The number of what nobody was seen to start: C code did, on some thread."""
 
 OUTSIDE = SCOPES - 1
-"""The number of what was started outside of any scope, the zygote and its reapers too."""
+"""The number of what was started outside of any scope."""
+
+HELPERS = SCOPES - 2
+"""The number of zygotes and of all below them: reapers, which hold their trees themselves, and those trees."""
 
 _MAGIC = 0b10110
 _START_MASK = 0xFFFFF
@@ -57,8 +62,8 @@ _PAUSE_LIMIT_S = 0.02
 _CLEAN = 2
 _HUNT_S = 0.003
 _HUNT_PIDS = 32
-_CATCH_UPS = 100
-"""How often a look goes on to what was started during it: many processors start faster than one can look."""
+_CATCH_UP_S = 0.1
+"""How long a look goes on to what is started during it: many processors start faster than one can look."""
 
 
 def make_tag(host: int, started: int, scope: int) -> int:
@@ -109,14 +114,22 @@ def _look_at_all(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[
             yield pid, tag
 
 
+class _BehindError(Exception):
+    """Pids were given out faster than they were looked at: the look is not complete."""
+
+
 def _every_pid() -> Iterator[int]:
-    """All pids in rising order, and those given out meanwhile, until no more are: who lives at the end was given."""
+    """All pids in rising order, and those given out meanwhile, until no more are: who lives at the end was given.
+
+    Raises:
+        _BehindError: more are given out for as long as it may go on.
+    """
     newest = _newest_pid()
     yield from sorted(procfs.all_pids())
-    for _ in range(_CATCH_UPS):
-        now = _newest_pid()
-        if now == newest:
-            return
+    end_at = time.monotonic() + _CATCH_UP_S
+    while (now := _newest_pid()) != newest:
+        if time.monotonic() >= end_at:
+            raise _BehindError
         if now > newest:
             yield from range(newest + 1, now + 1)
         else:  # the numbers began anew
@@ -205,30 +218,34 @@ class _Chase:
         self._struck: set[int] = set()
         self._pause_s = _PAUSE_S
 
-    def strike(self, look: _Look) -> dict[int, list[int]]:
-        """Kill whom the look finds; who they were, by tag."""
+    def strike(self, look: _Look) -> tuple[dict[int, list[int]], bool]:
+        """Kill whom the look finds; who they were, by tag, and whether the look was complete."""
         found: dict[int, list[int]] = {}
-        for pid, tag in look:
-            struck = _strike(pid, tag, self._carried)
-            if struck is not False:
-                found.setdefault(tag, []).append(pid)
-            if struck:
-                self._killed.setdefault(tag, {})[pid] = None
-                self._struck.add(pid)
-        return found
+        try:
+            for pid, tag in look:
+                struck = _strike(pid, tag, self._carried)
+                if struck is not False:
+                    found.setdefault(tag, []).append(pid)
+                if struck:
+                    self._killed.setdefault(tag, {})[pid] = None
+                    self._struck.add(pid)
+        except _BehindError:
+            return found, False
+        return found, True
 
     def killed(self, tag: int, left: Collection[int] = ()) -> list[int]:
         """Whom it killed of this scope."""
         return [pid for pid in self._killed.get(tag, ()) if pid not in left]
 
     def run(self, tags: Iterable[int], look: Callable[[], _Look], hunt: Callable[[], _Look]) -> None:
-        """Strike until each scope was found empty twice in a row, or the time is over."""
+        """Strike until each scope was found empty twice in a row, or the time is over. Nothing is told of a scope that
+        was not found empty, when nobody of it was found in the end either."""
         clean = dict.fromkeys(tags, 0)
         looks = 0
         while clean:
-            found = self.strike(look())
+            found, complete = self.strike(look())
             looks += 1
-            clean = {tag: 0 if tag in found else count + 1 for tag, count in clean.items()}
+            clean = {tag: count + 1 if complete and tag not in found else 0 for tag, count in clean.items()}
             late = time.monotonic() >= self._end_at
             done = [tag for tag, count in clean.items() if count == _CLEAN or (late and tag in found)]
             if done or looks == _CLEAN:
@@ -236,6 +253,8 @@ class _Chase:
                 self._tell({tag: (self.killed(tag, left), left) for tag, left in told.items()})
             for tag in done:
                 del clean[tag]
+            if late and not complete:
+                return
             if found and clean:
                 self._hunt(hunt)
 
@@ -273,7 +292,8 @@ def kill(
             none.
         bound_s: for how long to try.
         tell: called with the pids that were killed, and those that were still there at the bound, by tag; with each
-            tag once, as soon as it is known, and with none when nothing is known after a first moment.
+            tag once, as soon as it is known, and with none when nothing is known after a first moment. Of a tag that
+            it was never told, nothing is proven.
         sealed: whether nothing could lose its tag.
     """
     known = {root: tag for tag, roots in tags.items() for root in roots}
@@ -291,8 +311,8 @@ def kill(
     def look() -> _Look:
         if not sealed:  # first: whose parents are struck is no longer below them
             yield from _look_below(host, frozenset(without), limit, wanted, known)
-        yield from _others(host, _look_at_all(limit, wanted))
         yield from [(pid, tag) for (pid, _), tag in known.items()]
+        yield from _others(host, _look_at_all(limit, wanted))
 
     _Chase(carried, bound_s, tell).run(tags, look, lambda: _others(host, _look_at_newest(limit, wanted)))
 
@@ -302,14 +322,13 @@ def _others(host: int, look: _Look) -> _Look:
     return ((pid, tag) for pid, tag in look if pid != host)
 
 
-def end_host(host: int, started: int, bound_s: float) -> tuple[list[int], list[int]]:
+def end_host(host: int, started: int, bound_s: float) -> None:
     """Kill what any scope of a host that has ended started, wherever it is now, and what C code in it started, to a
     fixed point."""
     gone = (host, started & _START_MASK)
-    ended: dict[int, tuple[list[int], list[int]]] = {}
 
     def ours(tag: int) -> bool:
-        return scope_of_tag(tag) != OUTSIDE and host_of_tag(tag) == gone
+        return scope_of_tag(tag) not in (OUTSIDE, HELPERS) and host_of_tag(tag) == gone
 
     def carried(pid: int, tag: int) -> bool:
         if any(map(ours, tags_of(pid))):  # first: it is quick, and who is hunted is so too
@@ -324,5 +343,4 @@ def end_host(host: int, started: int, bound_s: float) -> tuple[list[int], list[i
         newest = _newest_pid()
         return ((pid, 0) for pid in range(newest, max(1, newest - _HUNT_PIDS), -1) if any(map(ours, tags_of(pid))))
 
-    _Chase(carried, bound_s, ended.update).run([0], look, hunt)
-    return ended[0]
+    _Chase(carried, bound_s, lambda _: None).run([0], look, hunt)

@@ -53,6 +53,7 @@ UNHEARD = "what foreign code started (its kill told of no end)"
 STRANGER = "a process that C code started (whose it is cannot be told)"
 """Stands in a receipt for what may be another's, and is named to the operator only."""
 
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TOLD_S = 0.5
 """What a long stop keeps of its time, so that it hears whom its kill names in the end."""
 
@@ -226,8 +227,7 @@ class ForeignHandle(Handle[None]):
             self.scope._discard(self, None)
 
     def _ask(self) -> None:
-        started = self.process.started
-        procfs.strike(self.process.pid, signal.SIGTERM, lambda now: now.started == started)
+        self.process.signal(signal.SIGTERM)
 
     def _press(self) -> None:
         """It is being killed with all others of its scope."""
@@ -265,7 +265,7 @@ def boot_ticks() -> float:
     """Now, in the clock ticks since boot that start times of processes are given in."""
     if sys.platform != "linux":
         return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S
 
 
 def may_have_started(scope: Membership) -> bool:

@@ -21,6 +21,7 @@ import functools
 import marshal
 import os
 import select
+import signal
 import socket
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
+from holdfast.runtime import procfs
 from holdfast.runtime.orphans import Orphan, orphans
 from holdfast.runtime.starting import (
     DEVNULL,
@@ -55,7 +57,7 @@ from holdfast.runtime.trees import (
     end_tree,
     end_tree_blocking,
 )
-from holdfast.runtime.zygote_link import ZygoteLink, identity, supported
+from holdfast.runtime.zygote_link import ZygoteLink, identity, lost_helpers, supported
 
 if TYPE_CHECKING:
     from holdfast.runtime.cells import Cells
@@ -195,6 +197,7 @@ class ProcessHost:
         self._killed = 0
         self._survivors = 0
         self._buried = 0
+        self._helpers: dict[int, int] = {}  # pidfds of those that came home from a killed zygote, by pid
 
     def _leave_to_parent(self) -> None:
         for tree in self._trees.values():
@@ -204,6 +207,8 @@ class ProcessHost:
         for link in set(self._links.values()):
             link.socket.close()
             link.close_pidfd()
+        for pidfd in self._helpers.values():
+            os.close(pidfd)
         if self._poll is not None:
             self._poll.close()
         if self._cells is not None:
@@ -255,7 +260,7 @@ class ProcessHost:
     # -- the reading thread
 
     def _listen(self, poll: select.epoll) -> None:
-        while not (self._closing and not self._links and not self._trees):
+        while not (self._closing and not self._links and not self._trees and not self._helpers):
             for fd, _ in poll.poll(None if self._tick is None else self._tick_s, 1):
                 self._guard(self._hear, fd)
             if self._tick is not None:
@@ -410,9 +415,36 @@ class ProcessHost:
         for tree in list(self._live):
             if isinstance(tree, ReaperTree) and tree.link is link and tree.control is None:
                 self._finish(tree, TreeResult(proven=False))
-        with contextlib.suppress(ChildProcessError):  # somebody waited for any child
-            os.waitpid(link.pid, 0)
-        link.close_pidfd()
+        link.bury()
+        self._take_in_helpers()
+
+    def _take_in_helpers(self) -> None:
+        """Wait for the reapers that a killed zygote has left to us, and kill what a killed reaper has."""
+        for pid in lost_helpers():
+            if pid in self._helpers:
+                continue
+            try:
+                pidfd = procfs.pidfd_open(pid)
+            except ProcessLookupError:  # it was waited for as an orphan
+                continue
+            if not procfs.command_name(pid).startswith(b"holdfast-"):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    procfs.pidfd_signal(pidfd, signal.SIGKILL)
+            self._helpers[pid] = pidfd
+            self._watched[pidfd] = functools.partial(self._bury_helper, pid, pidfd)
+            assert self._poll is not None
+            self._poll.register(pidfd, select.EPOLLIN)
+
+    def _bury_helper(self, pid: int, pidfd: int) -> None:
+        """What it held comes home with its end."""
+        self._unwatch(pidfd)
+        with contextlib.suppress(ProcessLookupError):  # waited for as an orphan: the number may be somebody else's
+            with contextlib.suppress(PermissionError):
+                procfs.pidfd_signal(pidfd, 0)
+            os.waitpid(pid, os.WNOHANG)
+        os.close(pidfd)
+        del self._helpers[pid]
+        self._take_in_helpers()
 
     # -- starting programs
 

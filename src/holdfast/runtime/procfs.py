@@ -22,10 +22,12 @@ __all__ = [
     "SCOPE_MARKER",
     "ProcessStat",
     "all_pids",
+    "branch_below",
     "children",
     "children_of_threads",
     "children_once",
     "command",
+    "command_name",
     "descendants",
     "descriptor_count",
     "environment_value",
@@ -197,6 +199,18 @@ def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]
     return found
 
 
+def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
+    """The child of ``ancestor`` that this process is, or is below; None when it is not below it, or just on its way
+    to: a parent has ended, and it is given to another one."""
+    pid, parent = stat.pid, stat.parent
+    while parent != ancestor:
+        above = read_stat(parent) if parent > 1 else None
+        if above is None:
+            return None
+        pid, parent = above.pid, above.parent
+    return pid
+
+
 def descriptor_count(pid: int) -> int | None:
     """How many descriptors ``pid`` has open; None when it is gone or does not show it.
 
@@ -233,6 +247,11 @@ def command(pid: int) -> str:
     """The command line of ``pid`` for people to read, at most 80 characters; its bare name for a zombie."""
     line = read_text(f"/proc/{pid}/cmdline") or read_text(f"/proc/{pid}/comm") or b"?"
     return " ".join(line.replace(b"\0", b" ").decode("utf-8", "replace").split())[:80]
+
+
+def command_name(pid: int) -> bytes:
+    """The name that ``pid`` goes by, as it chose; empty when it is gone."""
+    return read_text(f"/proc/{pid}/comm") or b""
 
 
 _syscall: Callable[..., int] | None = None

@@ -252,17 +252,7 @@ class Reaper:
 
     def _strike(self, pid: int, signum: int) -> bool:
         me = os.getpid()
-
-        def below_us(stat: procfs.ProcessStat) -> bool:
-            parent = stat.parent
-            while parent not in (me, 0, 1):
-                above = procfs.read_stat(parent)
-                if above is None:
-                    return False  # it is being reparented, to us: the next pass sees it
-                parent = above.parent
-            return parent == me
-
-        return procfs.strike(pid, signum, below_us) == "hit"
+        return procfs.strike(pid, signum, lambda stat: procfs.branch_below(stat, me) is not None) == "hit"
 
     def _kill(self) -> None:
         """One pass towards the fixed point: strike what was not struck yet, and all again with back-off."""

@@ -87,6 +87,10 @@ class Seal:
             return False
         return self.restore(pid, (tag, hard))
 
+    def limits(self) -> tuple[int, int] | None:
+        """The limits of the carrier in this process; None when there is no carrier."""
+        return None if self.carrier is None else resource.getrlimit(self.carrier)
+
     def restore(self, pid: int, limits: tuple[int, int]) -> bool:
         """Set the limits of the carrier; False where it cannot."""
         assert self.carrier is not None

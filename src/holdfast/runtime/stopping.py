@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -91,8 +92,8 @@ class Stopping:
         self._unknown = False
         self._killing: asyncio.Task[None] | None = None
         self._proven = False
-        self._looked = False
-        self._strangers = 0
+        self._looking: object = None
+        self._strangers: int | None = None
         self.asked_at_ticks = boot_ticks()
         """When it began, in the clock ticks since boot that start times of processes are given in."""
 
@@ -164,7 +165,7 @@ class Stopping:
         """A member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
-        self._looked = False
+        self._looking = self._strangers = None
         if isinstance(member, ForeignHandle):
             self._proven = False
         if self._pressed.pop(member, None) is not None:
@@ -222,17 +223,20 @@ class Stopping:
         if not self._proven and may_have_started(self.scope):
             self._kill_foreign([])
             return False
-        if self._looked or self._is_inside_a_stop():
+        if self._strangers is not None or self._is_inside_a_stop():
             return True
-        self._looked = True
-        look_soon(self._loop, self.scope._opened_ticks, self._on_look)
+        if self._looking is None:
+            self._looking = asked = object()
+            look_soon(self._loop, self.scope._opened_ticks, functools.partial(self._on_look, asked))
         return False
 
     def _is_inside_a_stop(self) -> bool:
         parent = self.scope.parent
         return parent is not None and parent._stopping is not None
 
-    def _on_look(self, strangers: int) -> None:
+    def _on_look(self, asked: object, strangers: int) -> None:
+        if asked is not self._looking:
+            return  # a member has left since: there is another look, or will be
         self._strangers = strangers
         self.look()
 
@@ -398,7 +402,7 @@ class Stopping:
         for thread in scope._unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
             scope._leave_over(Leftover(thread.name, 0.0, thread))
-        if not (self._looked or self._is_inside_a_stop()):  # its time is over: there is no turn to wait for
+        if self._strangers is None and not self._is_inside_a_stop():  # its time is over: no look is waited for
             self._strangers = strangers(scope._opened_ticks)
         if self._strangers:
             self._unattributed.append(STRANGER)

@@ -210,10 +210,16 @@ class Zygote:
                 self._forked.discard(pid)
                 if status != 0:
                     self._lost[pid] = now + _STRAY_BOUND_S
-        strays = [pid for pid in procfs.children(os.getpid()) if pid not in self._forked]
+        me = os.getpid()
+        strays = [pid for pid in procfs.children(me) if pid not in self._forked]
+
+        def is_stray(stat: procfs.ProcessStat) -> bool:
+            branch = procfs.branch_below(stat, me)
+            return branch is not None and branch not in self._forked
+
         for stray in strays:
             for pid in (stray, *procfs.descendants(stray)):
-                if procfs.strike(pid, signal.SIGKILL, lambda _stat: True) == "hit":
+                if procfs.strike(pid, signal.SIGKILL, is_stray) == "hit":
                     self._stray_kills[pid] = None
         for reaper, bound in list(self._lost.items()):
             if not strays or now >= bound:

@@ -18,7 +18,7 @@ from holdfast.runtime import foreign, procfs, seal
 from holdfast.runtime.start_environment import start_environment
 from holdfast.runtime.starting import host_marker
 
-__all__ = ["ZygoteLink", "identity", "supported"]
+__all__ = ["ZygoteLink", "identity", "lost_helpers", "supported"]
 
 _BOOT = """\
 import sys, types
@@ -31,6 +31,10 @@ main(3, 4)
 """
 
 _posix_spawn = os.posix_spawn  # before adoption wraps it: a scope must not own the zygote that its first program starts
+
+
+zygotes: set[int] = set()
+"""Pids of the zygotes of this process; each is waited for over its link."""
 
 
 class ZygoteLink:
@@ -66,9 +70,8 @@ class ZygoteLink:
             theirs.close()
             for fd in (host, *high):
                 os.close(fd)
-        # What the zygote forks is nobody's: reapers hold their trees themselves.
-        started = procfs.start_time(os.getpid()) or 0
-        seal.current().put(self.pid, foreign.make_tag(os.getpid(), started, foreign.OUTSIDE))
+        zygotes.add(self.pid)
+        seal.current().put(self.pid, _helpers_tag())
         self.socket = ours
         self.socket.setblocking(False)
         self.pidfd = procfs.pidfd_open(self.pid)
@@ -98,6 +101,13 @@ class ZygoteLink:
         here = os.getpid()
         procfs.strike(self.pid, signal.SIGCONT, lambda stat: stat.state == "T" and stat.parent == here)
 
+    def bury(self) -> None:
+        """It has ended: wait for it. In the reading thread."""
+        with contextlib.suppress(ChildProcessError):  # somebody waited for any child
+            os.waitpid(self.pid, 0)
+        zygotes.discard(self.pid)
+        self.close_pidfd()
+
     def close_pidfd(self) -> None:
         """Close it once: by the second time its number may be somebody else's. In the reading thread, or a fork."""
         pidfd, self.pidfd = self.pidfd, -1
@@ -109,6 +119,20 @@ class ZygoteLink:
         with contextlib.suppress(OSError):  # it has ended, and the socket with it
             self.socket.send(marshal.dumps(("end", None)))
             self.socket.shutdown(socket.SHUT_RDWR)
+
+
+def lost_helpers() -> list[int]:
+    """Our children that a zygote of ours had below it, and that came home when it was killed, with those that held
+    them: nobody waits for them but us."""
+    carrier = seal.current().carrier
+    if carrier is None:
+        return []
+    tag = _helpers_tag()
+    return [pid for pid in procfs.children(os.getpid()) if pid not in zygotes and foreign.tag_of(pid, carrier) == tag]
+
+
+def _helpers_tag() -> int:
+    return foreign.make_tag(os.getpid(), procfs.start_time(os.getpid()) or 0, foreign.HELPERS)
 
 
 def identity() -> tuple[Any, ...]:
