@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 
 from holdfast.errors import HoldfastError, SessionBusy, StorageError
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import SqliteStore, writer
+from holdfast.storage import SqliteStore, sqlite, writer
+from holdfast.storage.checkpoints import Checkpoints
 from holdfast.storage.port import Claim, Interrupt, NotReady, RunCommit, Send
 from holdfast.storage.tables import SqlTables
 from holdfast.storage.writer import Writer
@@ -149,8 +152,16 @@ async def close_while_writing() -> None:
 
 
 async def a_store_in_a_file() -> None:
-    """A session in a real file: a holder against a sender, an interrupt and readers, on the writer's own thread."""
-    with tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder:
+    """A session in a real file: a holder against a sender, an interrupt and readers, on the writer's own thread.
+
+    No checkpoints beside it: their thread is a real one, and shares nothing with the others but the database. No read
+    counts as long: that goes by the clock.
+    """
+    with (
+        tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder,
+        patch.object(Checkpoints, "open"),
+        patch.object(sqlite, "_LONG_READ_S", math.inf),
+    ):
         store = SqliteStore(f"{folder}/store.db")
         async with asyncio.timeout(600):
             await store.open(node_id="n", at=1.0)

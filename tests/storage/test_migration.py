@@ -7,16 +7,18 @@ second, the log is pruned, and what agents keep stands in the transcript.
 import asyncio
 import json
 import pathlib
+import resource
 import sqlite3
 from contextlib import closing
 
 import pytest
 
 from holdfast import failpoints
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigurationError, HoldfastError, StoreFull
 from holdfast.protocol.messages import KeptState
 from holdfast.storage import SqliteStore
 from holdfast.storage.port import Claim, EditHistory, RunCommit, Send
+from holdfast.storage.sqlite import SCHEMA_VERSION
 from tests.storage.audit import audit, recover
 
 OLD = pathlib.Path(__file__).with_name("version_1.sql").read_text("utf-8")
@@ -80,6 +82,12 @@ async def number(store, key):
 
 async def contents(store, key):
     return [entry.content for entry in await store.transcript(await number(store, key))]
+
+
+def dump(path):
+    """All of a database, as text, and the version of its schema."""
+    with closing(sqlite3.connect(path)) as connection:
+        return list(connection.iterdump()), connection.execute("PRAGMA user_version").fetchone()
 
 
 def pieces(path):
@@ -168,6 +176,45 @@ def test_an_old_file_keeps_its_data_and_goes_on(path):
         await store.close()
 
     run(main())
+
+
+def test_a_store_is_copied_before_its_migration_and_only_then(path, tmp_path):
+    before = dump(path)
+    copy = tmp_path / "old.db.version-1"
+    copy.write_text("left by an attempt before")
+
+    async def main():
+        for _ in range(2):
+            await (await begin(path)).close()
+
+    run(main())
+    assert dump(copy) == before
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert sorted(file.name for file in tmp_path.glob("*version*")) == [copy.name]
+    copied = copy.read_bytes()
+    run(main())
+    assert copy.read_bytes() == copied, "the second opening has nothing to migrate"
+
+
+def test_without_room_for_the_copy_nothing_is_migrated(path, tmp_path):
+    before = dump(path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size - 4096, limit[1]))
+    try:
+        with pytest.raises(StoreFull):
+            run(begin(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert dump(path) == before
+    assert list(tmp_path.glob("*version*")) == []
+
+
+def test_a_store_of_a_newer_holdfast_is_refused_with_what_to_do(path):
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with pytest.raises(ConfigurationError, match=r"schema version \d+, and this Holdfast knows up to") as refused:
+        run(begin(path))
+    assert "upgrade Holdfast" in refused.value.hint
 
 
 @pytest.mark.parametrize("point", ["before_write", "between_writes", "before_commit"])

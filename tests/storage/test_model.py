@@ -1,11 +1,14 @@
 """Whatever is asked in whatever order, SQLite answers as the memory store does."""
 
 import asyncio
+import json
 import os
 import random
 import shutil
+import sqlite3
 import tempfile
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from hypothesis import settings
@@ -13,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from holdfast.errors import HoldfastError, InvalidRequest, StaleFence
-from holdfast.protocol.events import TextDelta, encode_event
+from holdfast.protocol.events import TextDelta, decode_event, encode_event
 from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import MemoryStore, SqliteStore
+from holdfast.protocol.transcript import RunTranscript, memory_bytes
+from holdfast.storage import MemoryStore, SqliteStore, memory_tables
 from holdfast.storage.port import (
     Claim,
     Committed,
@@ -39,6 +43,18 @@ KEYS = st.sampled_from(["a", "b"])
 PICKS = st.integers(0, 11)
 PRINCIPALS = st.sampled_from(["p", "p", "q"])
 
+COUNTED = (
+    """SELECT session.principal, sum(length(message.body)) FROM message JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(length(event.body)) FROM event JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(length(run.body) + coalesce(length(run.entries), 0))
+    FROM run JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(coalesce(length(edit.entries), 0))
+    FROM edit JOIN session USING (session) GROUP BY 1""",
+    """SELECT session.principal, sum(length(kept.body)) FROM kept JOIN session USING (session) GROUP BY 1""",
+    """SELECT principal, sum(size_bytes) FROM attachment GROUP BY 1""",
+)
+"""What counts as stored, table by table."""
+
 
 class StoresAgree(RuleBasedStateMachine):
     """The same verbs on both stores, compared answer by answer."""
@@ -53,6 +69,8 @@ class StoresAgree(RuleBasedStateMachine):
         self.ids = 0
         self.live = {}
         self.appended = {}
+        self.taken = {}
+        self.ended = {}
         self.keys = {}
         self.done: Counter[str] = Counter()
         self.old = []
@@ -105,6 +123,7 @@ class StoresAgree(RuleBasedStateMachine):
         if isinstance(claim, Claim):
             self.old.append(self.live.get(claim.lease.session))
             self.live[claim.lease.session] = claim.lease
+            self.taken[claim.lease] = claim
 
     def let_go(self, lease):
         """A lease was given back, now or before: by then another may have been given."""
@@ -315,6 +334,43 @@ class StoresAgree(RuleBasedStateMachine):
             self.let_go(lease)
             self.claimed(done.claim)
 
+    @precondition(lambda self: self.live)
+    @rule(pick=PICKS, status=st.sampled_from(["completed", "failed", "interrupted", "interrupted"]))
+    def end_as_a_host_does(self, pick, status):
+        """With the entries that a host makes of the log: of a run that did not complete, the last one is marked."""
+        lease = self.lease(pick % 9)
+        if lease is None:
+            return
+        claim = self.taken[lease]
+        transcript = RunTranscript(lease.run_id, claim.messages)
+        for event in self.do(self.memory.run_events(lease.session, lease.run_id)):
+            transcript.feed(decode_event(event))
+        cause = claim.interrupt or Cause(kind="user")
+        commit = RunCommit(
+            lease=lease,
+            status=status,
+            at=self.now(),
+            cause=cause if status == "interrupted" else None,
+            entries=transcript.entries(status=status, cause=cause),
+        )
+        if isinstance(self.both(lambda store: store.commit_run(commit)), Committed):
+            self.let_go(lease)
+            self.ended[lease.session, lease.run_id] = status
+            self.done["Marked"] += status != "completed"
+
+    @invariant()
+    def what_did_not_complete_is_marked(self):
+        """Whatever became of the session since: crashes, edits and rows that were read again."""
+        for session in {session for session, _ in getattr(self, "ended", {})}:
+            for store in (self.memory, self.sqlite):
+                marks: dict[str, list[str | None]] = {}
+                for entry in self.do(store.transcript(session)):
+                    marks.setdefault(entry.run_id, []).append(entry.ended_by)
+                for run_id in marks.keys() & {run for of, run in self.ended if of == session}:
+                    completed = self.ended[session, run_id] == "completed"
+                    assert [mark is None for mark in marks[run_id][:-1]] == [True] * (len(marks[run_id]) - 1)
+                    assert (marks[run_id][-1] is None) == completed, (run_id, marks[run_id])
+
     @rule(principal=PRINCIPALS, key=KEYS, run=st.one_of(st.none(), st.integers(1, 20)), stop=st.booleans())
     def interrupt(self, principal, key, run, stop):
         at = self.now()
@@ -482,6 +538,44 @@ class StoresAgree(RuleBasedStateMachine):
         if hasattr(self, "loop"):
             self.both(everything)
 
+    @invariant()
+    def what_is_stored_is_counted(self):
+        if not hasattr(self, "loop"):
+            return
+        rows = self.recounted_rows()
+        memory = self.recounted_memory()
+        for principal in ("p", "q"):
+            assert self.do(self.sqlite.stored_bytes(principal)) == rows[principal]
+            assert self.do(self.memory.stored_bytes(principal)) == memory[principal]
+        assert dict(self.do(self.memory.most_stored(limit=9))) == +memory
+
+    def recounted_rows(self):
+        """Bytes of each principal's rows, added up anew."""
+        counted: Counter[str] = Counter()
+        with closing(sqlite3.connect(f"{self.folder}/store.db")) as connection:
+            for statement in COUNTED:
+                counted.update(dict(connection.execute(statement)))
+            for principal, body in connection.execute("SELECT principal, body FROM schedule"):
+                counted[principal] += len(json.loads(body)["spec"]["text"])
+        return counted
+
+    def recounted_memory(self):
+        """As `recounted_rows`, for the store in memory."""
+        counted: Counter[str] = Counter()
+        tables = self.memory._tables
+        for session in tables.sessions.values():
+            size = memory_tables._SESSION_BYTES + memory_tables._ROW_BYTES * len(session.messages)
+            size += sum(len(body) for body in session.kept.values()) + sum(len(pack.body) for pack in session.log)
+            size += sum(memory_bytes(row.entries) for row in session.history.values())
+            if session.row.deleted_at is None or session.row.run_id is not None:
+                size += sum(memory_tables._ROW_BYTES + len(run.view.text) for run in session.runs.values())
+            counted[session.row.principal] += size
+        for principal, attachments in tables.attachments.items():
+            counted[principal] += sum(len(found.body) for found in attachments.values())
+        for row in tables.schedules.values():
+            counted[row.principal] += len(row.spec.text)
+        return counted
+
     def teardown(self):
         if not hasattr(self, "loop"):
             return
@@ -566,6 +660,10 @@ STEPS = {
             "replaces": pick(False, False, False, True),
         },
     ),
+    "end_as_a_host_does": (
+        6,
+        lambda pick: {"status": pick("completed", "failed", "interrupted", "interrupted")},
+    ),
     "interrupt": (2, lambda pick: {"run": None, "stop": pick(False, False, True)}),
     "put_schedule": (
         3,
@@ -606,7 +704,7 @@ STEPS = {
 }
 """How often each step is taken in a long walk, and with what."""
 OF_A_SESSION = ("send", "answer", "edit", "interrupt", "withdraw", "delete", "put_schedule")
-OF_A_RUN = ("steer", "suspend", "answer", "park", "append", "commit", "restart", "fire")
+OF_A_RUN = ("steer", "suspend", "answer", "park", "append", "commit", "end_as_a_host_does", "restart", "fire")
 
 
 def walk(seed, steps):
@@ -626,6 +724,8 @@ def walk(seed, steps):
                 arguments["pick"] = rng.randrange(10)
             getattr(machine, name)(**arguments)
             machine.views_agree()
+            machine.what_did_not_complete_is_marked()
+            machine.what_is_stored_is_counted()
     finally:
         machine.teardown()
     return machine.done
@@ -634,9 +734,10 @@ def walk(seed, steps):
 @pytest.mark.parametrize("seed", range(3))
 def test_stores_agree_on_a_long_walk(seed):
     done = walk(seed, 600)
-    assert min(done[name] for name in ("Claim", "Committed", "Steered", "Answered", "Parked", "Edited", "Tick")) > 0, (
-        done
-    )
+    assert (
+        min(done[name] for name in ("Claim", "Committed", "Steered", "Answered", "Parked", "Edited", "Tick", "Marked"))
+        > 0
+    ), done
 
 
 @pytest.mark.nightly

@@ -49,7 +49,14 @@ class PostgresDatabase:
     def write(self, name, *parameters):
         return self._execute(sql.block(name), parameters).rowcount
 
-    def write_rows(self, name, rows):
+    def write_large(self, name, *parameters, value):
+        self._execute(sql.block(name), (*parameters, bytes(value)))
+
+    def read_large(self, name, *parameters, start, size):
+        rows = self.query(name, *parameters)
+        return bytes(rows[0][0][start : start + size]) if rows else None
+
+    def write_rows(self, name, rows, *, large):
         return self._execute(sql.many(name, len(rows)), [value for row in rows for value in row]).rowcount
 
 

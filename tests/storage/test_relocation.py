@@ -102,6 +102,30 @@ def test_what_a_killed_host_left_in_the_log_moves_along(tmp_path: Path, old: Pat
         assert database.execute("SELECT count(*) FROM late").fetchone() == (0,)
 
 
+def test_a_log_of_another_store_is_not_played_into_the_one_that_comes(tmp_path: Path, old: Path) -> None:
+    other = tmp_path / "other" / ".holdfast" / "holdfast.db"
+    other.parent.parent.mkdir()
+    used(str(other), "somebody else's")
+    code = (
+        "import os, sqlite3, sys\n"
+        "c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+        "c.execute('PRAGMA wal_autocheckpoint = 0')\n"
+        "c.execute('UPDATE session SET key = 2')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(other)], timeout=60, check=False)
+    other.unlink()
+    log = other.with_name("holdfast.db-wal")
+    assert log.stat().st_size > 0
+    with pytest.raises(ConfigurationError, match="-wal lies where the store is to go"):
+        relocate_store(str(old), str(other))
+    assert used(str(old), "second") == ["first", "second"]
+    log.unlink()
+    other.with_name("holdfast.db-shm").unlink()
+    assert relocate_store(str(old), str(other))
+    assert used(str(other), "third") == ["first", "second", "third"]
+
+
 def test_a_store_that_a_host_or_another_program_has_open_stays(tmp_path: Path, old: Path) -> None:
     new = tmp_path / ".holdfast" / "holdfast.db"
 

@@ -361,7 +361,11 @@ def test_a_closed_store_leaves_no_thread_descriptor_or_reference(tmp_path):
         gone = asyncio.run(main(n))
     left = set(threading.enumerate())
     assert left <= threads
-    assert not [thread.name for thread in left if thread.name.startswith(("holdfast-writer", "holdfast-reader"))]
+    assert not [
+        thread.name
+        for thread in left
+        if thread.name.startswith(("holdfast-writer", "holdfast-reader", "holdfast-checkpoints"))
+    ]
     assert len(os.listdir("/proc/self/fd")) <= descriptors
     gc.collect()
     assert gone() is None

@@ -161,7 +161,13 @@ def _done(tables: Tables, row: SessionRow, removed: tuple[Entry, ...], log: Log,
 
 
 def add_attachment(
-    tables: Tables, principal: str, attachment: Attachment, body: bytes, at: float, limit_bytes: int, stored_limit: int
+    tables: Tables,
+    principal: str,
+    attachment: Attachment,
+    body: bytes | bytearray,
+    at: float,
+    limit_bytes: int,
+    stored_limit: int,
 ) -> Attachment:
     """See `Store.add_attachment`."""
     found = tables.attachment(principal, attachment.digest)

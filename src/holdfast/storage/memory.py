@@ -30,6 +30,7 @@ from holdfast.protocol.messages import (
 )
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
 from holdfast.protocol.stopping import Cause
+from holdfast.protocol.transcript import memory_bytes
 from holdfast.storage import scheduling, verbs
 from holdfast.storage.memory_tables import MemoryTables
 from holdfast.storage.port import (
@@ -163,8 +164,10 @@ class MemoryStore:
     def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
         return self._write(lambda tables: verbs.claim(tables, session, run_id, at))
 
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
-        return self._write(lambda tables: verbs.append(tables, lease, events, nth))
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
+        return self._write(lambda tables: verbs.append(tables, lease, events, nth, stored_limit))
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
         return self._write(lambda tables: verbs.commit_run(tables, commit))
@@ -212,7 +215,7 @@ class MemoryStore:
         self,
         principal: str,
         attachment: Attachment,
-        body: bytes,
+        body: bytes | bytearray,
         *,
         at: float,
         limit_bytes: int,
@@ -231,6 +234,10 @@ class MemoryStore:
             return None if found is None else (found.attachment, found.body)
 
         return await self._do(read)
+
+    async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
+        found = await self.attachment(principal, digest)
+        return None if found is None else found[1][start : start + size]
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
         return self._write(lambda tables: scheduling.put_schedule(tables, request))
@@ -338,6 +345,18 @@ class MemoryStore:
                 some.append(entries[first + len(some)])
                 size += len(encode_json(some[-1]))
             return tuple(some)
+
+        return await self._do(read)
+
+    async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
+        def read(tables: MemoryTables) -> Sequence[Entry] | int:
+            row = tables.get(session)
+            if row is None:
+                return ()
+            entries = tables.entries(session, row.history_id)
+            if tables.sessions[session].size > limit_bytes and (size := memory_bytes(entries)) > limit_bytes:
+                return size
+            return tuple(entries)
 
         return await self._do(read)
 

@@ -16,6 +16,7 @@ import msgspec
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry
+from holdfast.protocol.transcript import memory_bytes
 from holdfast.storage.port import ALL_BYTES, KeyRecord
 from holdfast.storage.records import (
     NOBODY,
@@ -89,11 +90,12 @@ class _Session:
         self.shown: str | None = None
         self.attached: set[str] = set()
         self.size = 0
-        """Bytes of the transcript and of what is kept with it."""
+        """Bytes of what is counted and goes with the session, or with its contents: all but its events."""
 
 
-def _weight(history: HistoryRow) -> int:
-    return sum(len(entry.content) for entry in history.entries)
+_ROW_BYTES = 512
+"""About what a message, a run or an attachment takes in memory beside its contents."""
+_SESSION_BYTES = 2048
 
 
 class MemoryTables:
@@ -184,6 +186,7 @@ class MemoryTables:
     def add_session(self, row: SessionRow) -> None:
         session = _Session(row)
         self.sessions[row.session] = session
+        self._count(row, _SESSION_BYTES)
         self.by_name[row.principal, row.key] = session
         self.owned.setdefault(row.principal, set()).add(row.session)
         self.save(row)
@@ -207,6 +210,7 @@ class MemoryTables:
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         session = self.sessions[row.session]
         message = mail.message
+        self._count(row, _ROW_BYTES)  # its content is in the event
         session.messages[message.message_id] = _Message(
             message.message_id, message.seq, body_hash, message.accepted_at, idempotency_key
         )
@@ -234,9 +238,10 @@ class MemoryTables:
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         session = self.sessions[row.session]
         session.runs[run.view.run_id] = run
+        self._count(row, _ROW_BYTES + len(run.view.text))
         if history is not None:
             session.history[history.history_id] = history
-            self._count(row, _weight(history))
+            self._count(row, memory_bytes(history.entries))
             if session.shown == history.previous_id and not history.whole:
                 session.entries.extend(history.entries)
                 session.shown = history.history_id
@@ -247,7 +252,7 @@ class MemoryTables:
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
         self.sessions[row.session].history[history.history_id] = history
-        self._count(row, _weight(history))
+        self._count(row, memory_bytes(history.entries))
 
     def _count(self, row: SessionRow, amount: int) -> None:
         """Count what goes with the session only."""
@@ -280,8 +285,8 @@ class MemoryTables:
     def attached_bytes(self, principal: str) -> int:
         return sum(len(found.body) for found in self.attachments.get(principal, {}).values())
 
-    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
-        self.attachments.setdefault(principal, {})[attachment.digest] = _Attachment(attachment, body, at)
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
+        self.attachments.setdefault(principal, {})[attachment.digest] = _Attachment(attachment, bytes(body), at)
         self.grow(principal, len(body))
 
     def touch_attachment(self, principal: str, digest: str, at: float) -> None:
@@ -348,8 +353,9 @@ class MemoryTables:
         session.attached.clear()
         session.shown = None
         session.runs = {run_id: run for run_id, run in session.runs.items() if run_id == keep_run_id}
-        self.grow(row.principal, -session.size - sum(len(pack.body) for pack in session.log[:-1]))
-        session.size = 0
+        left = _SESSION_BYTES  # the tombstone
+        self.grow(row.principal, left - session.size - sum(len(pack.body) for pack in session.log[:-1]))
+        session.size = left
         del session.log[:-1]
         row.history_id = None
 

@@ -1,14 +1,48 @@
-"""What the way from an older schema needs beside the statements ``migrate_…``, in the same transaction."""
+"""What the way from an older schema needs beside the statements ``migrate_…``: a copy before, and rows moved within."""
 
 from __future__ import annotations
 
+import os
+import sqlite3
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
 
+from holdfast.storage.private_file import create_private_file, sync_folder
 from holdfast.storage.sql_rows import Database
 
-__all__ = ["move_kept"]
+__all__ = ["copy_before_migration", "move_kept"]
+
+
+def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
+    """Copy the database to ``<path>.version-<version>``, for the Holdfast that wrote it, and return that path.
+
+    The copy has its name only once it is whole and on the disk. One of an earlier attempt is replaced.
+
+    Parameters:
+        connection: outside of a transaction.
+
+    Raises:
+        StoreReadOnly, ConfigurationError: see `create_private_file`.
+        sqlite3.Error: such as a full disk. The database is as it was.
+    """
+    target = f"{path}.version-{version}"
+    part = f"{target}-part"
+    with suppress(FileNotFoundError):
+        os.unlink(part)
+    create_private_file(part)
+    try:
+        with closing(sqlite3.connect(part)) as copy:
+            connection.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE")
+        os.replace(part, target)
+    except BaseException:
+        os.unlink(part)
+        raise
+    sync_folder(os.path.dirname(path))
+    return target
+
 
 _KEPT = b'"kept":"'  # in a text, the second quote would be escaped
 
@@ -28,6 +62,6 @@ def _without_kept(database: Database, session: int, line: bytes) -> bytes:
         return line
     entry: dict[str, Any] = msgspec.json.decode(line)
     kept = entry["kept"]
-    database.write_rows("add_kept", [(session, entry["n"], kept.encode())])
+    database.write_rows("add_kept", [(session, entry["n"], kept.encode())], large=True)
     entry["kept"] = {"by": kept.partition("\n")[0], "n": entry["n"]}
     return msgspec.json.encode(entry)

@@ -368,6 +368,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         next_run_id: the id for a next run that starts in the same transaction; None when the host has no room.
         not_undone: names of calls whose effects stay, for a run that is rolled back.
         replaces_history: `entries` stand in the place of the whole transcript (a compaction in the run).
+        stored_limit: bytes that the principal may have stored.
 
     A run with a recorded interrupt of kind ``rollback`` always ends ``interrupted``: its messages are settled as
     ``superseded``, its entries are dropped, and ``run.rolled_back`` is written before ``run.finished``.
@@ -386,6 +387,7 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     next_run_id: str | None = None
     not_undone: tuple[str, ...] = ()
     replaces_history: bool = False
+    stored_limit: int = ALL_BYTES
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -503,19 +505,23 @@ class Store(Protocol):
         """Start the next run of a session that is free and ready."""
         ...
 
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
         """Write events of a run: (kind, one line of JSON) each.
 
         ``nth`` numbers the appends of one lease from 1; the same one again writes nothing and has the same answer. 0 is
         for appends that are never repeated. After ``session.deleted`` nothing is written and the answer is empty.
-        Raises `StaleFence`.
+        Raises `StaleFence`, and `QuotaExceeded` when all that the principal has stored would take more than
+        `stored_limit`.
         """
         ...
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
         """End a run: its last events, transcript, settlements and final state, and its slot is free.
 
-        A run that fails while it is stopping ends ``interrupted``, with its error. Raises `StaleFence`.
+        A run that fails while it is stopping ends ``interrupted``, with its error. Raises `StaleFence`, and
+        `QuotaExceeded` as `append` does.
         """
         ...
 
@@ -593,7 +599,7 @@ class Store(Protocol):
         self,
         principal: str,
         attachment: Attachment,
-        body: bytes,
+        body: bytes | bytearray,
         *,
         at: float,
         limit_bytes: int,
@@ -612,6 +618,10 @@ class Store(Protocol):
 
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         """The attachment of that digest which the principal has."""
+        ...
+
+    async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
+        """At most `size` of its bytes, from `start` on; none behind its end. None: there is no such attachment."""
         ...
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
@@ -689,7 +699,7 @@ class Store(Protocol):
     async def stored_bytes(self, principal: str) -> int:
         """Bytes that the rows of a principal take: messages, events, transcripts, attachments and schedules.
 
-        Counted as they are written and dropped; what an accepted run writes is counted, and never refused.
+        Counted as they are written and dropped.
         """
         ...
 
@@ -721,6 +731,10 @@ class Store(Protocol):
 
         Once they have `limit_bytes` or more as JSON, no entry is added; so a page is never empty because of that.
         """
+        ...
+
+    async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
+        """All entries, as `transcript`; or, if they take more than `limit_bytes`, how many bytes they take."""
         ...
 
     async def kept(self, session: int, n: int) -> str:

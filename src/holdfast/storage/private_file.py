@@ -24,6 +24,7 @@ __all__ = [
     "refuse_foreign_files",
     "set_journal_aside",
     "store_path",
+    "sync_folder",
     "wider_mode",
 ]
 
@@ -156,6 +157,15 @@ def set_journal_aside(path: str) -> None:
             hint="remove it: it would change what is stored, and is not Holdfast's",
         ) from error
     _log.warning("%s was not Holdfast's: it was not played back, and is now %s", journal, aside)
+
+
+def sync_folder(folder: str) -> None:
+    """Put the names in a folder on the disk, as after a rename."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def wider_mode(path: str) -> int:

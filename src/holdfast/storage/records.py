@@ -337,7 +337,7 @@ class Tables(Protocol):
         """How many bytes the principal's attachments take."""
         ...
 
-    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
         """Write an attachment that the principal does not have."""
         ...
 

@@ -18,7 +18,13 @@ from typing import Final
 from holdfast import failpoints
 from holdfast.errors import ConfigurationError, StorageError, StoreCorrupt, StoreLocked, StoreReadOnly
 from holdfast.storage.filelock import FileLock
-from holdfast.storage.private_file import prepare_folder, refuse_foreign_files, set_journal_aside, store_path
+from holdfast.storage.private_file import (
+    prepare_folder,
+    refuse_foreign_files,
+    set_journal_aside,
+    store_path,
+    sync_folder,
+)
 
 __all__ = ["relocate_store"]
 
@@ -67,6 +73,7 @@ def _relocate(old: str, new: str) -> bool:
             f"{old} and {new} both exist", hint="move the one that you do not need to another folder"
         )
     if moves:
+        _refuse_strange_log(new)
         refuse_foreign_files(old)
         set_journal_aside(old)
         _write_back(old)
@@ -76,12 +83,23 @@ def _relocate(old: str, new: str) -> bool:
         failpoints.hit(_STEPS["copied"])
         os.chmod(old, 0o600)
         os.rename(old, new)
-        _sync_folders(old, new)
+        for folder in {os.path.dirname(old), os.path.dirname(new)}:
+            sync_folder(folder)
         failpoints.hit(_STEPS["renamed"])
     for suffix in _DROPPED:
         _remove(old + suffix)
     failpoints.hit(_STEPS["cleared"])
     return moves
+
+
+def _refuse_strange_log(new: str) -> None:
+    """What lies beside a store that is not there is of another one; SQLite would play it into this one."""
+    for suffix in ("-wal", "-shm", "-journal"):
+        if os.path.lexists(new + suffix):
+            raise ConfigurationError(
+                f"{new}{suffix} lies where the store is to go, and is not its own; nothing was changed",
+                hint="move that file away, then run the same command again",
+            )
 
 
 def _write_back(path: str) -> None:
@@ -118,12 +136,3 @@ def _remove(path: str) -> None:
     else:
         with suppress(FileNotFoundError):
             os.unlink(path)
-
-
-def _sync_folders(*paths: str) -> None:
-    for folder in {os.path.dirname(path) for path in paths}:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -32,6 +32,7 @@ from holdfast.storage.sql_rows import (
     known_of,
     load,
     mail_of,
+    read_all_entries,
     read_entries,
     read_some_entries,
     row_of,
@@ -92,6 +93,14 @@ class SqlReads:
             return tuple(read_entries(self._database, session, newest, after=after, limit=limit))
         return ()
 
+    def transcript_within(self, session: int, *, limit_bytes: int) -> tuple[Entry, ...] | int:
+        for (newest,) in self._query("history_id", session):
+            entries = read_all_entries(self._database, session, newest, limit_bytes=limit_bytes)
+            if entries is None:
+                return int(self._query("transcript_bytes", newest, session, session, session)[0][0])
+            return tuple(entries)
+        return ()
+
     def kept(self, session: int, n: int) -> str:
         for (body,) in self._query("kept", session, n):
             return bytes(body).decode()
@@ -112,9 +121,14 @@ class SqlReads:
         return None
 
     def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
-        for about, body in self._query("attachment_with_bytes", principal, digest):
-            return decode_attachment(about), bytes(body)
+        for (about,) in self._query("attachment", principal, digest):
+            attachment = decode_attachment(about)
+            body = self.attachment_part(principal, digest, start=0, size=attachment.size_bytes)
+            return None if body is None else (attachment, body)
         return None
+
+    def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
+        return self._database.read_large("attachment_body", principal, digest, start=start, size=size)
 
     def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
         for columns in self._query("session_by_key", principal, key):

@@ -28,6 +28,8 @@ from holdfast.storage.records import (
 )
 
 __all__ = [
+    "LARGE_BYTES",
+    "LIVE_COLUMN",
     "Database",
     "decode_attachment",
     "decode_live",
@@ -37,6 +39,7 @@ __all__ = [
     "load",
     "mail_of",
     "piece_of",
+    "read_all_entries",
     "read_entries",
     "read_some_entries",
     "row_of",
@@ -47,6 +50,10 @@ __all__ = [
 ]
 
 
+LARGE_BYTES = 65_536
+"""Bytes of rows that go into one statement, and that it may keep until the next time."""
+LIVE_COLUMN = -11
+"""Where `state_columns` has the run that is on, from the end: of its columns, this one only may be large."""
 _SHORT = 80
 """Characters of a content that stays in memory while it waits."""
 
@@ -66,8 +73,21 @@ class Database(Protocol):
         """Execute a named statement; the number of rows it wrote."""
         ...
 
-    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
-        """Execute a named statement for many rows; the number of rows it wrote."""
+    def write_large(self, name: str, *parameters: object, value: bytes | bytearray) -> None:
+        """Execute a named statement that inserts a row whose last column is `value`, which may be large."""
+        ...
+
+    def read_large(self, name: str, *parameters: object, start: int, size: int) -> bytes | None:
+        """At most `size` bytes, from `start` on, of the one value that a named statement selects; None: no row."""
+        ...
+
+    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
+        """Execute a named statement for many rows; the number of rows it wrote.
+
+        Parameters:
+            large: whether the rows may have more than `LARGE_BYTES` in all. To measure them takes as long as to bind
+                them, and most are known to be small.
+        """
         ...
 
 
@@ -153,6 +173,22 @@ def read_entries(database: Database, session: int, newest: str | None, *, after:
         if len(out) >= limit:
             break
     return out[:limit]
+
+
+def read_all_entries(database: Database, session: int, newest: str | None, *, limit_bytes: int) -> list[Entry] | None:
+    """All entries of the transcript that ends with the piece `newest`; None if they have more bytes."""
+    if newest is None:
+        return []
+    pieces: list[tuple[int, bytes]] = []
+    size = 0
+    with closing(database.rows("pieces_within", newest, session, limit_bytes, session, session)) as rows:
+        for last_n, body in rows:
+            size += limit_bytes + 1 if body is None else len(body)
+            if size > limit_bytes:
+                return None
+            pieces.append((last_n, body))
+    pieces.sort()
+    return [entry for _, body in pieces for entry in unpack_entries(body)]
 
 
 def read_some_entries(

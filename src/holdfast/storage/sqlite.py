@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import resource
 import sqlite3
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from holdfast import failpoints
+from holdfast.clock import system_clock
 from holdfast.errors import (
     ConfigurationError,
     HoldfastError,
@@ -46,8 +48,9 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.schedules import ScheduleView
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import scheduling, sql, verbs
+from holdfast.storage.checkpoints import Checkpoints
 from holdfast.storage.filelock import FileLock
-from holdfast.storage.migrating import move_kept
+from holdfast.storage.migrating import copy_before_migration, move_kept
 from holdfast.storage.port import (
     ALL_BYTES,
     ALL_ENTRIES,
@@ -79,6 +82,7 @@ from holdfast.storage.port import (
 from holdfast.storage.private_file import create_private_file, prepare_folder, set_journal_aside, store_path
 from holdfast.storage.records import mailbox_items
 from holdfast.storage.sql_reads import SqlReads
+from holdfast.storage.sql_rows import LARGE_BYTES
 from holdfast.storage.tables import SessionChanged, SqlTables
 from holdfast.storage.writer import Writer, call_loop, fail, succeed
 
@@ -86,14 +90,17 @@ __all__ = ["SCHEMA_VERSION", "SqliteStore"]
 
 _T = TypeVar("_T")
 
+_log = logging.getLogger("holdfast.storage")
+
 SCHEMA_VERSION: Final = 5
 _APPLICATION_ID: Final = 0x484F4C44
 _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
 _READS_TOGETHER: Final = 32
+_LONG_READ_S: Final = 0.001
+"""What took longer may be large: it goes back at once, and does not wait in memory for others."""
 _ROWS_TOGETHER: Final = 64
-_LARGE_BYTES: Final = 65_536
-"""Bytes of rows that go into one statement, and that it may keep until the next time."""
+_PIECE_BYTES: Final = 1 << 20
 _TRIED_BYTES: Final = 65_536
 _STATEMENTS_KEPT: Final = 8 * _ROWS_TOGETHER
 
@@ -153,20 +160,42 @@ class _SqliteDatabase:
 
     def write(self, name: str, *parameters: object) -> int:
         written = self._connection.execute(sql.block(name), parameters).rowcount
-        if _size(parameters) > _LARGE_BYTES:
+        if _size(parameters) > LARGE_BYTES:
             self._unbind(sql.block(name), len(parameters))
         return written
 
-    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]]) -> int:
+    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
         # One long statement instead of many short ones: each costs the thread the GIL.
+        if not large and len(rows) <= _ROWS_TOGETHER:
+            return self._connection.execute(sql.many(name, len(rows)), tuple(chain.from_iterable(rows))).rowcount
         written = 0
         for some, size in _parts(rows):
             text = sql.many(name, len(some))
             flat = tuple(chain.from_iterable(some))
             written += self._connection.execute(text, flat).rowcount
-            if size > _LARGE_BYTES:
+            if size > LARGE_BYTES:
                 self._unbind(text, len(flat))
         return written
+
+    def write_large(self, name: str, *parameters: object, value: bytes | bytearray) -> None:
+        # Bound to a statement it would be copied while the interpreter stands still.
+        head, _, tail = sql.block(name).rpartition("?")
+        row = self._connection.execute(f"{head}zeroblob(?){tail}", (*parameters, len(value))).lastrowid
+        assert row is not None
+        view = memoryview(value)
+        with self._connection.blobopen(*sql.last_column(name), row) as blob:
+            for start in range(0, len(view), _PIECE_BYTES):
+                blob.write(view[start : start + _PIECE_BYTES])
+
+    def read_large(self, name: str, *parameters: object, start: int, size: int) -> bytes | None:
+        table, column = sql.last_column(name)
+        row_of = sql.block(name).replace(column, "rowid", 1)
+        with closing(self._connection.execute(row_of, parameters)) as rows:
+            for (row,) in rows:
+                with self._connection.blobopen(table, column, row, readonly=True) as blob:
+                    blob.seek(min(start, len(blob)))
+                    return blob.read(size)
+        return None
 
     def _unbind(self, text: str, parameters: int) -> None:
         """Free what a statement was given last: it is kept for the next time, and its copy of that with it.
@@ -188,7 +217,7 @@ def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[list[tuple[obje
     for row in rows:
         some.append(row)
         size += _size(row)
-        if len(some) == _ROWS_TOGETHER or size > _LARGE_BYTES:
+        if len(some) == _ROWS_TOGETHER or size > LARGE_BYTES:
             yield some, size
             some, size = [], 0
     if some:
@@ -200,6 +229,7 @@ def _connect(path: str) -> sqlite3.Connection:
         path, isolation_level=None, check_same_thread=False, cached_statements=_STATEMENTS_KEPT, timeout=5.0
     )
     try:
+        connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA cache_size = -16384")
         connection.execute("PRAGMA wal_autocheckpoint = 4000")
@@ -259,7 +289,7 @@ def _write_errno(path: str) -> int:
     try:
         if os.statvfs(folder).f_bavail == 0:
             return errno.ENOSPC
-        largest = max(os.stat(path).st_size, os.stat(path + "-wal").st_size)
+        largest = max(os.stat(file).st_size for file in (path, path + "-wal") if os.path.exists(file))
         if largest + _TRIED_BYTES > resource.getrlimit(resource.RLIMIT_FSIZE)[0] >= 0:
             return errno.EFBIG
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -287,6 +317,7 @@ class _WritingConnection:
         self._node_id = node_id
         self._at = at
         self._connection: sqlite3.Connection | None = None
+        self._checkpoints = Checkpoints(lambda: _connect(path))
         self._file = (0, 0)
         self._verbs: Sequence[str] = ()
 
@@ -304,9 +335,11 @@ class _WritingConnection:
         version = self._check(connection)
         connection.execute("PRAGMA journal_mode = WAL")
         self._file = _identity(self._path)
-        connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_size_limit = 67108864")
         database = _SqliteDatabase(connection)
+        if 0 < version < SCHEMA_VERSION:
+            copy = copy_before_migration(connection, self._path, version)
+            _log.warning("%s gets a newer schema; the older Holdfast can open the copy %s", self._path, copy)
         self.begin(("open",))
         _passing("before_write", self._verbs)
         blocks = [f"migrate_{older}" for older in range(version, SCHEMA_VERSION)] if version else ["schema"]
@@ -323,6 +356,7 @@ class _WritingConnection:
         _passing("before_commit", self._verbs)
         self.commit()
         _passing("after_commit", self._verbs)
+        self._checkpoints.open()
         return SqlTables(
             database,
             epoch=epoch,
@@ -359,6 +393,7 @@ class _WritingConnection:
     def commit(self) -> None:
         assert self._connection is not None
         self._connection.execute("COMMIT")
+        self._checkpoints.committed()
 
     def roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
@@ -373,6 +408,7 @@ class _WritingConnection:
         _passing(point, verbs)
 
     def close(self) -> None:
+        self._checkpoints.close()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -418,14 +454,16 @@ class _Readers:
                 answers: list[tuple[asyncio.Future[Any], Any, Exception | None]] = []
                 while request is not None:
                     read, future = request
+                    began = system_clock.monotonic()
                     try:
                         if connection is None:
                             connection = _connect(self._path)
                             connection.execute("PRAGMA query_only = ON")
+                            connection.execute("PRAGMA cache_size = -4096")
                         answers.append((future, read(SqlReads(_SqliteDatabase(connection))), None))
                     except Exception as error:
                         answers.append((future, None, translate(error, self._path)))
-                    if len(answers) == _READS_TOGETHER:
+                    if len(answers) == _READS_TOGETHER or system_clock.monotonic() - began > _LONG_READ_S:
                         break
                     try:
                         request = requests.get_nowait()
@@ -505,8 +543,10 @@ class SqliteStore:
     def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
         return self._write("claim", lambda tables: verbs.claim(tables, session, run_id, at))
 
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
-        return self._write("append", lambda tables: verbs.append(tables, lease, events, nth))
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
+        return self._write("append", lambda tables: verbs.append(tables, lease, events, nth, stored_limit))
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
         return self._write("commit_run", lambda tables: verbs.commit_run(tables, commit))
@@ -550,7 +590,7 @@ class SqliteStore:
         self,
         principal: str,
         attachment: Attachment,
-        body: bytes,
+        body: bytes | bytearray,
         *,
         at: float,
         limit_bytes: int,
@@ -566,6 +606,9 @@ class SqliteStore:
 
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
         return await self._read(lambda reads: reads.attachment(principal, digest))
+
+    async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
+        return await self._read(lambda reads: reads.attachment_part(principal, digest, start=start, size=size))
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
         return self._write("put_schedule", lambda tables: scheduling.put_schedule(tables, request))
@@ -629,6 +672,9 @@ class SqliteStore:
         return await self._read(
             lambda reads: reads.transcript(session, after=after, limit=limit, limit_bytes=limit_bytes)
         )
+
+    async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
+        return await self._read(lambda reads: reads.transcript_within(session, limit_bytes=limit_bytes))
 
     async def kept(self, session: int, n: int) -> str:
         return await self._read(lambda reads: reads.kept(session, n))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -32,6 +33,8 @@ from holdfast.storage.records import (
 )
 from holdfast.storage.sql_reads import SqlReads
 from holdfast.storage.sql_rows import (
+    LARGE_BYTES,
+    LIVE_COLUMN,
     Database,
     decode_attachment,
     decode_run,
@@ -91,6 +94,8 @@ class SqlTables:
         self._live: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._grown: Counter[str] = Counter()
+        self._collected_bytes = 0
+        """Of bodies in rows that were collected since the last flush."""
         self._new: dict[int, SessionRow] = {}
         self._changed: dict[int, SessionRow] = {}
         self._messages: dict[tuple[int, str], list[object]] = {}
@@ -111,6 +116,7 @@ class SqlTables:
         self._kept_mails = 0
         self._stored.clear()
         self._grown.clear()
+        self._collected_bytes = 0
         for collected in (
             self._taken,
             self._withdrawn,
@@ -141,17 +147,19 @@ class SqlTables:
 
     def flush(self) -> None:
         """Write what was collected. Raises `SessionChanged`."""
+        large = self._collected_bytes > LARGE_BYTES
+        self._collected_bytes = 0
         write = self._database.write_rows
         if self._new:
             rows = [
                 (row.session, row.principal, row.key, row.created_at, *state_columns(row)) for row in self._new.values()
             ]
-            write("add_sessions", rows)
+            write("add_sessions", rows, large=_are_large(rows))
         changed = self._changed
         if changed:
             seen = self._seen
             rows = [(session, *seen[session], *state_columns(row)) for session, row in changed.items()]
-            if write("save_sessions", rows) != len(rows):
+            if write("save_sessions", rows, large=_are_large(rows)) != len(rows):
                 raise SessionChanged
         if self._new or changed:
             self._between()
@@ -161,7 +169,7 @@ class SqlTables:
             self._new.clear()
             changed.clear()
         if self._messages:
-            write("add_messages", [tuple(message) for message in self._messages.values()])
+            write("add_messages", [tuple(message) for message in self._messages.values()], large=large)
             self._messages.clear()
         for name, collected in (("take_message", self._taken), ("withdraw_message", self._withdrawn)):
             for parameters in collected:
@@ -176,10 +184,10 @@ class SqlTables:
             ("use_attachments", self._uses),
         ):
             if collected:
-                write(name, collected)
+                write(name, collected, large=large)
                 collected.clear()
         if self._grown:
-            write("add_stored", list(self._grown.items()))
+            write("add_stored", list(self._grown.items()), large=False)
             self._grown.clear()
 
     def _keep(self, row: SessionRow) -> SessionRow:
@@ -234,6 +242,8 @@ class SqlTables:
         return stored
 
     def grow(self, principal: str, amount: int) -> None:
+        if amount > 0:
+            self._collected_bytes += amount
         self._grown[principal] += amount
         if principal in self._stored:
             self._stored[principal] += amount
@@ -385,10 +395,11 @@ class SqlTables:
     def attached_bytes(self, principal: str) -> int:
         return int(self._database.query("attached_bytes", principal)[0][0])
 
-    def add_attachment(self, principal: str, attachment: Attachment, body: bytes, at: float) -> None:
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
         about = encode_json(attachment)
-        self._database.write("add_attachment", principal, attachment.digest, at, attachment.size_bytes, about, body)
-        self.grow(principal, attachment.size_bytes)
+        size = attachment.size_bytes
+        self._database.write_large("add_attachment", principal, attachment.digest, at, size, about, value=body)
+        self.grow(principal, size)
         self._between()
 
     def touch_attachment(self, principal: str, digest: str, at: float) -> None:
@@ -518,3 +529,8 @@ class SqlTables:
         revoked = self._database.write("revoke_key", at, key_id) == 1
         self._between()
         return revoked
+
+
+def _are_large(rows: Iterable[tuple[Any, ...]]) -> bool:
+    """Whether rows of sessions have more than `LARGE_BYTES`: questions and answers lie in them."""
+    return sum([len(row[LIVE_COLUMN] or b"") for row in rows]) > LARGE_BYTES

@@ -44,6 +44,7 @@ from holdfast.storage.history import (
     number_entries,
 )
 from holdfast.storage.port import (
+    ALL_BYTES,
     Appended,
     Claim,
     Committed,
@@ -289,7 +290,9 @@ def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotRe
     return claim_of(tables, row, log.write(tables, run_id, at))
 
 
-def append(tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nth: int) -> Appended:
+def append(
+    tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nth: int, stored_limit: int = ALL_BYTES
+) -> Appended:
     """See `Store.append`."""
     row = held(tables, lease)
     if nth and nth == row.append_nth:
@@ -303,6 +306,7 @@ def append(tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nt
     for _, body in events:
         if b"\n" in body:
             raise InvalidRequest("an event's JSON must be one line")
+    check_quota(tables, row.principal, sum([len(body) for _, body in events]), stored_limit)
     log = Log(row)
     first = row.next_seq
     for kind, body in events:
@@ -326,6 +330,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
     for _, body in commit.events:
         if b"\n" in body:
             raise InvalidRequest("an event's JSON must be one line")
+    check_quota(tables, row.principal, _commit_bytes(commit), commit.stored_limit)
 
     at = commit.at
     unrecorded = _unrecorded_stop(row, commit)
@@ -416,6 +421,13 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
         waiting=len(row.waiting),
         not_before=due_at(row),
     )
+
+
+def _commit_bytes(commit: RunCommit) -> int:
+    """About how many bytes a commit adds: the text is stored in ``run.finished`` and in the run."""
+    said = sum([len(body) for _, body in commit.events]) + 2 * len(commit.text)
+    kept = sum([len(entry.kept.body) for entry in commit.entries if entry.kept is not None])
+    return said + kept + sum([len(entry.content) for entry in commit.entries])
 
 
 def _without_content(view: RunView) -> RunView:

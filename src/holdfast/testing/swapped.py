@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 from holdfast.errors import Interrupted
 from holdfast.runtime import adoption, interrupt, interrupt_dispatch, membership, once, threads
-from holdfast.storage import sqlite, writer
+from holdfast.storage import checkpoints, sqlite, writer
 from holdfast.testing.strands import (
     Lock,
     RLock,
@@ -250,6 +250,8 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (interrupt_dispatch, "threading", _threading),
     (interrupt_dispatch, "queue", _queue),
     (interrupt_dispatch, "time", _time),
+    (checkpoints, "threading", _threading),
+    (checkpoints, "SimpleQueue", _queue.SimpleQueue),
     (writer, "threading", _threading),
     (writer, "time", _time),
     (writer, "SimpleQueue", _queue.SimpleQueue),

@@ -13,7 +13,7 @@ from importlib.resources import files
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["block", "for_postgres", "many"]
+__all__ = ["block", "for_postgres", "last_column", "many"]
 
 
 @cache
@@ -41,6 +41,15 @@ def many(name: str, rows: int) -> str:
     head, _, rest = block(name).partition("[[")
     row, _, tail = rest.partition("]]")
     return head + ", ".join([row] * rows) + tail
+
+
+@cache
+def last_column(name: str) -> tuple[str, str]:
+    """The table, and the last column, of a block that inserts a row or selects one column."""
+    found = re.match(r"INSERT INTO (\w+) \(.*?(\w+)\) VALUES|SELECT (\w+) FROM (\w+) ", block(name))
+    assert found is not None, name
+    into, last, selected, table = found.groups()
+    return (into, last) if into else (table, selected)
 
 
 def for_postgres(sql: str) -> str:

@@ -152,6 +152,35 @@ LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
 WHERE coalesce(run.last_n, edit.last_n) > ? AND (run.entries IS NOT NULL OR edit.entries IS NOT NULL)
 ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
 
+-- name: pieces_within
+-- Parameters: the newest piece, session, bytes, session, session. In any order; a larger piece comes as null.
+WITH RECURSIVE chain (piece) AS (
+    SELECT CAST(? AS text)
+    UNION ALL
+    SELECT run.previous_id FROM chain JOIN run ON run.run_id = chain.piece AND run.session = ?
+    WHERE run.whole = 0 AND run.previous_id IS NOT NULL
+)
+SELECT
+    coalesce(run.last_n, edit.last_n),
+    CASE WHEN coalesce(length(run.entries), length(edit.entries)) <= ? THEN coalesce(run.entries, edit.entries) END
+FROM chain
+LEFT JOIN run ON run.run_id = chain.piece AND run.session = ?
+LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
+WHERE run.entries IS NOT NULL OR edit.entries IS NOT NULL
+
+-- name: transcript_bytes
+-- As entries_after, but how many bytes all of them take.
+WITH RECURSIVE chain (piece) AS (
+    SELECT CAST(? AS text)
+    UNION ALL
+    SELECT run.previous_id FROM chain JOIN run ON run.run_id = chain.piece AND run.session = ?
+    WHERE run.whole = 0 AND run.previous_id IS NOT NULL
+)
+SELECT coalesce(sum(coalesce(length(run.entries), length(edit.entries))), 0)
+FROM chain
+LEFT JOIN run ON run.run_id = chain.piece AND run.session = ?
+LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
+
 -- name: run_pieces
 SELECT session, run_id FROM run WHERE entries IS NOT NULL
 
@@ -245,8 +274,8 @@ DELETE FROM session WHERE session = ?
 -- name: attachment
 SELECT about FROM attachment WHERE principal = ? AND digest = ?
 
--- name: attachment_with_bytes
-SELECT about, body FROM attachment WHERE principal = ? AND digest = ?
+-- name: attachment_body
+SELECT body FROM attachment WHERE principal = ? AND digest = ?
 
 -- name: attached_bytes
 SELECT coalesce(sum(size_bytes), 0) FROM attachment WHERE principal = ?

@@ -1,0 +1,76 @@
+"""Checkpoints of the write-ahead log beside the writer, so that no commit has to wait for a long one.
+
+SQLite copies the log into the database within the commit that finds it long (``wal_autocheckpoint``), and that commit
+takes as long as the copy. The thread here copies earlier, a small part at a time, with a connection of its own, which
+holds up no writer and no reader. SQLite's own bound stays: what is left to that commit is little, and where this thread
+comes late or fails, the log grows no longer than without it.
+(https://sqlite.org/wal.html, "Checkpointing"; a passive checkpoint takes no lock that a commit needs.)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from queue import SimpleQueue
+from typing import Final
+
+__all__ = ["Checkpoints"]
+
+_PAGES: Final = 256
+"""Pages of the log that one checkpoint is to copy: a few milliseconds of work."""
+_FIRST_AFTER: Final = 50
+_AT_MOST_AFTER: Final = 1000
+
+
+class Checkpoints:
+    """Copies the log into the database now and then. `open`, `committed` and `close` are called by the writer's thread.
+
+    Parameters:
+        connect: opens a connection to the database.
+    """
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._connect = connect
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._requested = False
+        self._connection: sqlite3.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._commits = 0
+        self._after = _FIRST_AFTER
+
+    def open(self) -> None:
+        """Start the thread. The database is in WAL mode."""
+        self._connection = self._connect()
+        self._thread = threading.Thread(target=self._run, name="holdfast-checkpoints", daemon=True)
+        self._thread.start()
+
+    def committed(self) -> None:
+        """Count a commit."""
+        self._commits += 1
+        if self._commits >= self._after and not self._requested:
+            self._commits = 0
+            self._requested = True
+            self._requests.put(True)
+
+    def close(self) -> None:
+        """End the thread, in the middle of a checkpoint if need be: nothing is lost by it."""
+        if self._thread is None or self._connection is None:
+            return
+        self._requests.put(False)
+        with suppress(sqlite3.Error):
+            self._connection.interrupt()
+        self._thread.join()
+
+    def _run(self) -> None:
+        assert self._connection is not None
+        in_log = 0
+        with closing(self._connection) as connection:
+            while self._requests.get():
+                with suppress(sqlite3.Error):  # such as a full disk: the writer meets it, too, and tells
+                    _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    written = max(1, pages - in_log if pages >= in_log else pages)
+                    in_log = pages
+                    self._after = min(max(1, self._after * _PAGES // written), _AT_MOST_AFTER)
+                self._requested = False
