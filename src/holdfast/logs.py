@@ -41,8 +41,8 @@ CONTINUED = "  | "
 
 _SHORTEST = 8
 _ERROR_CHARACTERS = 500
-_READ_CHARACTERS = 20_000
-_TRACEBACK_CHARACTERS = 50_000
+_READ_CHARACTERS = 4_000
+_TRACEBACK_CHARACTERS = 16_000  # what is redacted takes the loop a microsecond for each
 _CAUSES = 20
 _QUEUED = 1000
 _FLUSH_S = 2.0
@@ -52,14 +52,14 @@ _SECRET_VARIABLE = re.compile(r"(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)
 _VALUE = r"""(?:"(?:[^"\\\n]|\\.){0,4000}"|'(?:[^'\\\n]|\\.){0,4000}'|[^\s"'`,;&)}\]<>]{1,4000})"""
 _STRONG = (
     r"(?:password|passwd|passphrase|passcode|pwd|secret|api[_-]?key|access[_-]?key|account[_-]?key|private[_-]?key"
-    r"|client[_-]?secret)"
+    r"|approval[_-]?key|client[_-]?secret)"
 )
 _WEAK = r"(?:token|credentials?|signature|sig|auth|pass)"
 
 _WHOLE = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-    r"|hft?_[0-9A-Za-z]{8,}"  # ours, and those of a hub of models
-    r"|\beyJ[\w-]{6,4000}\.[\w-]{6,4000}(?:\.[\w-]{0,4000})?"  # signed tokens (JWT)
+    r"|hf[at]?_[0-9A-Za-z]{8,}"  # ours, and those of a hub of models
+    r"|(?<![\w-])eyJ[\w-]{6,4000}\.[\w-]{6,4000}(?:\.[\w-]{0,4000})?"  # signed tokens (JWT)
     r"|\bsk-[\w-]{16,400}|\b[srp]k_(?:live|test)_\w{8,400}"
     r"|\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,40}"
     r"|\bgh[pousr]_\w{16,400}|\bgithub_pat_\w{16,400}|\bglpat-[\w-]{16,400}"
@@ -79,9 +79,10 @@ _AFTER = re.compile(
     r"|((?:(?<!\S)-u|--user)[ =]{0,3}[\"']?[^\s:\"']{1,100}:)[^\s\"']{1,400}"
     r"|(\bsshpass +-p *)\S{1,400}"
 )
-# Control characters but tab and newline, marks that turn or hide text, and surrogates.
+# Control characters but tab and newline, marks that turn or hide text, letters without a form, and surrogates.
 _HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\uffa0"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e01ef]"
 )
 

@@ -1,8 +1,8 @@
-"""Every setting of a host and its server, with its default and meaning, and the one way in which they are read.
+"""Settings of a host and its server: defaults, descriptions, and how they are loaded.
 
-A setting comes from ``holdfast.toml``, then ``HOLDFAST_<NAME>``, then a flag or argument; the later one wins. What does
-not fit is a `ConfigurationError` that names the setting, the value and where it came from. The table of defaults in the
-docs is generated from `describe()`.
+A setting comes from ``holdfast.toml``, then ``HOLDFAST_<NAME>``, then a flag or argument; the later one wins. An
+invalid value raises a `ConfigurationError` that names the setting, the value and its source. The table of defaults in
+the docs is generated from `describe()`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ __all__ = [
     "describe",
     "load_settings",
     "names_store",
+    "stored_limit",
 ]
 
 CONFIG_FILE = "holdfast.toml"
 DATA_FOLDER = ".holdfast"
-"""Where the store, its side files and the workspaces lie, beside the settings file."""
+"""Folder of the store, its side files and the workspaces, beside the settings file."""
 _STORE_NAME = "holdfast.db"
 DEFAULT_STORE = f"sqlite:///{DATA_FOLDER}/{_STORE_NAME}"
 _PREFIX = "HOLDFAST_"
 _SECRET_LENGTH = 32
+_STORED_BYTES = 10_000_000_000
 _NOT_SETTINGS = frozenset(("HOLDFAST_CONFIG", "HOLDFAST_URL", "HOLDFAST_KEY", "HOLDFAST_SESSION"))
 
 
@@ -52,192 +54,208 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ConfigurationError: a value of the wrong type or out of range.
     """
 
-    # Where it listens and what it keeps
+    # Address, store, agent
     host: Annotated[
         str,
-        Meta(min_length=1, description="address to listen on; any but a loopback address needs API keys"),
+        Meta(min_length=1, description="address to listen on; any address but loopback requires API keys"),
     ] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 takes a free one")] = 8420
+    port: Annotated[int, Meta(ge=0, le=65535, description="port to listen on; 0 picks a free one")] = 8420
     store: Annotated[
         str,
         Meta(
             min_length=1,
-            description="where sessions are kept: `sqlite:///<file>` or `memory://`; "
-            "the default lies beside `holdfast.toml`",
+            description="where to store sessions: `sqlite:///<file>` or `memory://`; "
+            "the default path is relative to `holdfast.toml`",
         ),
     ] = DEFAULT_STORE
     agent: Annotated[
-        str, Meta(min_length=1, description="agent of `holdfast serve` as `module:name`; the demo by default")
+        str, Meta(min_length=1, description="agent that `holdfast serve` runs, as `module:name`; default: the demo")
     ] = "holdfast.agents.demo:agent"
     debuggers: Annotated[
         bool,
-        Meta(description="let debuggers, profilers and core dumps of the same user read the memory of the server"),
+        Meta(description="allow debuggers, profilers and core dumps of the same user to read the server's memory"),
     ] = False
     worker_variables: Annotated[
         tuple[str, ...],
         Meta(
-            description='names or patterns of environment variables that processes of `isolation="process"` get '
-            "besides what an interpreter needs"
+            description='environment variables to pass to `isolation="process"` processes, by name or pattern, '
+            "in addition to the ones an interpreter needs"
         ),
     ] = ()
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least severity of what is logged")
-    ] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest severity to log")] = (
+        "info"
+    )
 
     # Stopping
-    grace_s: Annotated[float, Meta(ge=0, description="time that a run has for its clean-up after an interrupt")] = 5.0
+    grace_s: Annotated[float, Meta(ge=0, description="grace period for a run's cleanup after an interrupt")] = 5.0
     kill_after_s: Annotated[
-        float, Meta(ge=0, description="time after the grace until what is left is abandoned and named")
+        float, Meta(ge=0, description="after the grace period, wait this long, then abandon and report what still runs")
     ] = 2.0
-    drain_s: Annotated[float, Meta(ge=0, description="time that runs have to finish when the host shuts down")] = 30.0
+    drain_s: Annotated[float, Meta(ge=0, description="at shutdown, time for runs to finish")] = 30.0
     stop_wait_s: Annotated[
-        float, Meta(ge=0, description="longest wait of an HTTP stop for its receipt; then 202 and a stop id")
+        float,
+        Meta(
+            ge=0,
+            description="an HTTP stop without `?wait=` waits this long for its receipt, then returns 202 and a stop id",
+        ),
     ] = 15.0
 
     # Deadlines of work
-    tool_s: Annotated[float, Meta(gt=0, description="deadline of one call")] = 60.0
-    step_s: Annotated[float, Meta(gt=0, description="deadline of one step")] = 120.0
-    run_s: Annotated[float, Meta(gt=0, description="deadline of one run")] = 1800.0
-    wait_limit_s: Annotated[float, Meta(gt=0, description="longest `?wait=` of an HTTP send")] = 300.0
+    tool_s: Annotated[float, Meta(gt=0, description="stop a call that runs longer than this")] = 60.0
+    step_s: Annotated[float, Meta(gt=0, description="interrupt a run whose step takes longer than this")] = 120.0
+    run_s: Annotated[float, Meta(gt=0, description="interrupt a run that takes longer than this")] = 1800.0
+    wait_limit_s: Annotated[float, Meta(gt=0, description="largest `?wait=` allowed for an HTTP request")] = 300.0
 
-    suspend_s: Annotated[float, Meta(gt=0, description="a question to a person counts as expired after this time")] = (
-        7 * 86400.0
-    )
+    suspend_s: Annotated[
+        float, Meta(gt=0, description="an unanswered question to a person expires after this time")
+    ] = 7 * 86400.0
 
     # Mailbox and policies
-    mailbox_limit: Annotated[int, Meta(ge=1, description="messages that may wait in one session")] = 100
+    mailbox_limit: Annotated[int, Meta(ge=1, description="maximum number of queued messages per session")] = 100
     mailbox_size: Annotated[
-        int, Meta(ge=1024, description="characters that the messages that wait in one session may have in all")
+        int, Meta(ge=1024, description="maximum total size of a session's queued messages, in characters")
     ] = 8_000_000
-    quiet_s: Annotated[float, Meta(ge=0, description="`collect`: a batch is due when it was quiet for this long")] = 1.0
+    quiet_s: Annotated[
+        float, Meta(ge=0, description="`collect`: a batch is due after this long without a new message")
+    ] = 1.0
     max_wait_s: Annotated[
-        float, Meta(ge=0, description="`collect`: a batch is due this long after its first message")
+        float, Meta(ge=0, description="`collect`: a batch is due at the latest this long after its first message")
     ] = 10.0
     restart_limit: Annotated[
-        int, Meta(ge=0, description="times that a run is restarted after crashes before it is given up")
+        int, Meta(ge=0, description="give up a run after this many crashes in a row without progress")
     ] = 3
 
-    # What is kept, and for how long
+    # Retention
     event_retention_s: Annotated[
-        float, Meta(gt=0, description="events of ended runs are kept this long; transcripts are kept for good")
+        float, Meta(gt=0, description="delete events of ended runs after this time; transcripts are kept forever")
     ] = 30 * 86400.0
     tombstone_s: Annotated[
         float,
         Meta(
             ge=0,
-            description="a deleted session's key answers 410 this long; its contents are dropped at once",
+            description="a deleted session's key returns 410 for this long; its contents are deleted at once",
         ),
     ] = 7 * 86400.0
     attachment_retention_s: Annotated[
-        float, Meta(gt=0, description="an attachment that no session uses is kept this long after its upload")
+        float, Meta(gt=0, description="delete an attachment that no session uses this long after its upload")
     ] = 86400.0
     prune_every_s: Annotated[
-        float, Meta(gt=0, description="time between two looks for what the store need not keep any longer")
+        float, Meta(gt=0, description="interval at which expired data is deleted from the store")
     ] = 3600.0
-    idempotency_s: Annotated[float, Meta(gt=0, description="idempotency keys are kept at least this long")] = (
+    idempotency_s: Annotated[float, Meta(gt=0, description="keep idempotency keys for at least this long")] = (
         7 * 86400.0
     )
     evict_after_s: Annotated[
-        float, Meta(gt=0, description="an idle session leaves the memory after this time; the store keeps it")
+        float, Meta(gt=0, description="unload an idle session from memory after this time; it stays in the store")
     ] = 60.0
 
-    # Bounds
-    max_runs: Annotated[int, Meta(ge=1, description="runs at the same time in this host")] = 1000
-    principal_runs: Annotated[int, Meta(ge=1, description="runs at the same time of one principal")] = 100
-    principal_threads: Annotated[int, Meta(ge=1, description="threads at the same time of one principal")] = 64
+    # Limits
+    max_runs: Annotated[int, Meta(ge=1, description="maximum concurrent runs in this host")] = 1000
+    principal_runs: Annotated[int, Meta(ge=1, description="maximum concurrent runs per principal")] = 100
+    principal_threads: Annotated[int, Meta(ge=1, description="maximum concurrent threads per principal")] = 64
     principal_abandoned: Annotated[
-        int, Meta(ge=1, description="abandoned threads of one principal before it gets no more threads")
+        int, Meta(ge=1, description="a principal with this many abandoned threads gets no new threads")
     ] = 16
     principal_background: Annotated[
-        int, Meta(ge=1, description="pieces of work that one principal's runs may have in the background")
+        int, Meta(ge=1, description="maximum background work items per principal, across its runs")
     ] = 100
-    principal_sessions: Annotated[int, Meta(ge=1, description="sessions of one principal")] = 100_000
-    principal_schedules: Annotated[int, Meta(ge=1, description="schedules of one principal")] = 1000
+    principal_sessions: Annotated[int, Meta(ge=1, description="maximum sessions per principal")] = 100_000
+    principal_schedules: Annotated[int, Meta(ge=1, description="maximum schedules per principal")] = 1000
     principal_rate_per_s: Annotated[
         float,
-        Meta(ge=0, description="HTTP writes per second of one principal, with a burst of twice that; 0: no limit"),
+        Meta(ge=0, description="HTTP requests per second per principal, with a burst of twice that; 0: no limit"),
     ] = 1000.0
-    principal_streams: Annotated[int, Meta(ge=1, description="open event streams of one principal")] = 10_000
+    principal_streams: Annotated[int, Meta(ge=1, description="maximum open event streams per principal")] = 10_000
     memory_limit_bytes: Annotated[
         int,
-        Meta(ge=1_000_000, description="bytes of large requests and answers that may be in memory at the same time"),
+        Meta(ge=1_000_000, description="maximum memory for large requests and responses in progress, in bytes"),
     ] = 128_000_000
     principal_memory_bytes: Annotated[
-        int, Meta(ge=1_000_000, description="the share of one principal in memory_limit_bytes")
+        int, Meta(ge=1_000_000, description="maximum share of memory_limit_bytes per principal, in bytes")
     ] = 32_000_000
-    body_limit_bytes: Annotated[int, Meta(ge=1024, description="largest request body, in bytes")] = 1_000_000
+    body_limit_bytes: Annotated[int, Meta(ge=1024, description="maximum size of a request body, in bytes")] = 1_000_000
 
     import_limit_bytes: Annotated[
-        int, Meta(ge=1024, description="largest export that a session is begun with over HTTP, in bytes")
+        int, Meta(ge=1024, description="maximum size of a session import over HTTP, in bytes")
     ] = 50_000_000
-    attachment_limit_bytes: Annotated[int, Meta(ge=1, description="largest attachment, in bytes")] = 20_000_000
+    attachment_limit_bytes: Annotated[int, Meta(ge=1, description="maximum size of an attachment, in bytes")] = (
+        20_000_000
+    )
     principal_attachments_bytes: Annotated[
-        int, Meta(ge=1, description="what the attachments of one principal may take, in bytes")
+        int, Meta(ge=1, description="maximum total size of a principal's attachments, in bytes")
     ] = 1_000_000_000
 
     principal_stored_bytes: Annotated[
         int,
         Meta(
-            ge=1_000_000,
-            description="what a principal may have stored in all, in bytes: messages, events, transcripts, attachments",
+            ge=0,
+            description="maximum stored data per principal, in bytes: messages, events, transcripts and "
+            "attachments; 0: 10 GB, or half of memory_limit_bytes for a store in memory",
         ),
-    ] = 10_000_000_000
+    ] = 0
     principal_fires_per_s: Annotated[
         float,
-        Meta(ge=0, description="schedules of one principal that fire per second, the others later; 0: no limit"),
+        Meta(ge=0, description="schedule firings per second per principal, the rest are delayed; 0: no limit"),
     ] = 100.0
 
     loop_block_s: Annotated[
         float,
-        Meta(ge=0, description="an event loop that does not answer for this long is reported with its stack; 0: never"),
+        Meta(ge=0, description="report an event loop that is blocked for this long, with its stack; 0: never"),
     ] = 1.0
 
     # HTTP
-    keepalive_s: Annotated[float, Meta(gt=0, description="an idle event stream gets a comment line this often")] = 15.0
+    keepalive_s: Annotated[
+        float, Meta(gt=0, description="send a comment line on an idle event stream at this interval")
+    ] = 15.0
     stream_stall_s: Annotated[
-        float, Meta(gt=0, description="an event stream whose reader takes nothing for this long is closed")
+        float, Meta(gt=0, description="close a stream after the client has not read for this long")
     ] = 60.0
     head_timeout_s: Annotated[
-        float, Meta(gt=0, description="time that the head of a request has to come, the first one since the connection")
+        float,
+        Meta(gt=0, description="time for a request head to arrive, for the first request counted from the connection"),
     ] = 10.0
     idle_connection_timeout_s: Annotated[
-        float, Meta(gt=0, description="a connection without a request for this long is closed")
+        float, Meta(gt=0, description="close a connection after this long without a request")
     ] = 75.0
     max_connections: Annotated[
         int,
-        Meta(ge=1, description="open connections, as far as there are descriptors; a quarter of those stays free"),
+        Meta(ge=1, description="maximum open connections, within the file descriptors; a quarter of those stays free"),
     ] = 20_000
     principal_connections: Annotated[
         int,
-        Meta(ge=1, description="open connections of one principal, or of all without a key; half of all at most"),
+        Meta(
+            ge=1,
+            description="maximum open connections per principal, or of all clients without a key; at most half of all",
+        ),
     ] = 10_000
-    body_s: Annotated[float, Meta(gt=0, description="time that a request has to deliver its body")] = 30.0
+    body_s: Annotated[float, Meta(gt=0, description="time for a request body to arrive")] = 30.0
     allowed_hosts: Annotated[
         tuple[str, ...],
-        Meta(description="names in `Host` that are answered besides loopback's and the address listened on"),
+        Meta(description="`Host` names to accept in addition to loopback and the listen address"),
     ] = ()
     allowed_origins: Annotated[
-        tuple[str, ...], Meta(description="origins of web pages that may call, such as `https://chat.example.org`")
+        tuple[str, ...],
+        Meta(description="origins of web pages that may call the API, such as `https://chat.example.org`"),
     ] = ()
 
     public_agents: Annotated[
         tuple[str, ...],
         Meta(
-            description="agents that keys and tokens without a list of their own may name, `*` for all; "
-            "none here: the default agent only. Admin keys may name all"
+            description="agents that keys and tokens without their own list may use, `*` for all; "
+            "empty: the default agent only. Admin keys may use all"
         ),
     ] = ()
 
-    # Signed tokens of an identity provider, beside API keys
+    # Signed tokens of an identity provider, in addition to API keys
     jwt_secret: Annotated[
-        str, Meta(description="secret with which bearer tokens (JWT) are signed by HS256, 32 characters or more")
+        str, Meta(description="secret of bearer tokens (JWT) signed with HS256, at least 32 characters")
     ] = ""
     jwt_public_key: Annotated[
-        str, Meta(description="public key of bearer tokens (JWT) signed by RS256: PEM text, or a file that has it")
+        str, Meta(description="public key of bearer tokens (JWT) signed with RS256: PEM text or a PEM file")
     ] = ""
-    jwt_issuer: Annotated[str, Meta(description="what a token's `iss` must be; empty: anything")] = ""
+    jwt_issuer: Annotated[str, Meta(description="required `iss` of a token; empty: any")] = ""
     jwt_audience: Annotated[
-        str, Meta(description="what a token's `aud` must have; empty: tokens with an `aud` are refused")
+        str, Meta(description="value that a token's `aud` must contain; empty: refuse tokens with an `aud`")
     ] = ""
 
     def __post_init__(self) -> None:
@@ -305,6 +323,13 @@ def load_settings(
     values = _read_values(flags or {}, environment, folder)
     values.setdefault("store", default_store(environ=environment, folder=folder))
     return Settings(**values)
+
+
+def stored_limit(settings: Settings, *, in_memory: bool) -> int:
+    """Return how many bytes a principal may have stored, in a store of that kind."""
+    if settings.principal_stored_bytes:
+        return settings.principal_stored_bytes
+    return settings.memory_limit_bytes // 2 if in_memory else _STORED_BYTES
 
 
 def names_store(flags: Mapping[str, object]) -> bool:

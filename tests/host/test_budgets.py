@@ -1,11 +1,16 @@
 """Budgets: a share for each principal, a limit for the host, and fair waiting."""
 
 import asyncio
+import random
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from holdfast.errors import BudgetExceeded, HostBusy, RateLimited
-from holdfast.host.budgets import Budget, Charge, LoopTime, Rate
+from holdfast.host.budgets import FREE_BYTES, Budget, Budgets, Charge, LoopTime, Rate
+from holdfast.settings import Settings
+from holdfast.testing import run_virtual
+from holdfast.testing.clock import VirtualClock
 
 
 def budget(limit: int = 100, share: int = 60) -> Budget:
@@ -172,3 +177,136 @@ def test_loop_time_makes_the_principal_wait_that_took_too_much() -> None:
     clock.at += 0.12
     assert times.spend("alice", 0.0) == 0.0
     assert times.usage().principals == {"alice": pytest.approx(0.03), "bob": pytest.approx(0.001)}
+
+
+def test_a_turn_waits_for_what_the_principal_took_before_and_not_for_itself() -> None:
+    async def main() -> None:
+        times = LoopTime(0.5, VirtualClock())
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await times.turn("alice", 5.0)
+        await times.turn("bob", 1.0)
+        assert loop.time() == began
+        await times.turn("bob", 1.0)
+        assert loop.time() - began == pytest.approx(2.0)
+        await times.turn("alice", 1.0)
+        assert loop.time() - began == pytest.approx(10.0)
+
+    run_virtual(main())
+
+
+def test_a_rate_can_be_looked_at_without_a_count() -> None:
+    clock = HandClock()
+    rate = Rate("wrong keys", 0.1, clock, burst=2)
+    for _ in range(9):
+        rate.check("alice")
+    rate.take("alice")
+    rate.take("alice")
+    with pytest.raises(RateLimited) as caught:
+        rate.check("alice")
+    assert caught.value.retry_after_s == pytest.approx(10.0)
+    clock.at += 10.0
+    rate.check("alice")
+
+
+def test_a_page_waits_longer_than_a_reader_that_stalls_holds_its_own() -> None:
+    async def main() -> None:
+        budgets = Budgets(Settings(memory_limit_bytes=3_000_000, principal_memory_bytes=1_000_000, stream_stall_s=3))
+        stalled = budgets.memory.charge("alice", 900_000)
+        asyncio.get_running_loop().call_later(3.5, stalled.release)
+
+        async def page() -> bytes:
+            return bytes(1000)
+
+        _, charge = await budgets.read_page("alice", page, len)
+        charge.release()
+
+    run_virtual(main())
+
+
+class Unreliable:
+    """Contents of some size that are read with awaits and failures, and now and then grow between two reads."""
+
+    def __init__(self, rng: random.Random, size: int) -> None:
+        self.rng = rng
+        self.size = size
+
+    async def page(self) -> bytes:
+        await asyncio.sleep(self.rng.choice((0, 0, 1)))
+        if self.rng.random() < 0.1:
+            raise OSError("the store fails")
+        self.size += self.rng.choice((0, 0, 0, 50_000))
+        return bytes(self.size)
+
+    async def whole(self, limit_bytes: int) -> list[bytes] | int:
+        found = await self.page()
+        return [found] if len(found) <= limit_bytes else len(found)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_charge_is_given_back_however_its_holders_end(seed: int) -> None:
+    """Charges, waits, reads and moves of three principals, each cancelled at any await, fail or end by themselves."""
+    rng = random.Random(seed)
+    budgets = Budgets(Settings(memory_limit_bytes=3_000_000, principal_memory_bytes=1_000_000, stream_stall_s=3))
+    every = (budgets.memory, budgets.histories)
+
+    async def hold(charge: Charge) -> None:
+        with charge:
+            await asyncio.sleep(rng.choice((0, 1, 2)))
+            charge.shrink(rng.randrange(0, charge.amount + 1))
+            if rng.random() < 0.5:
+                charge.grow(rng.randrange(0, 100_000))
+            charge.move(rng.choice("abc"))
+            await asyncio.sleep(rng.choice((0, 1)))
+
+    async def charge_at_once(principal: str) -> None:
+        await hold(rng.choice(every).charge(principal, rng.randrange(0, 1_100_000)))
+
+    async def wait(principal: str) -> None:
+        within_s = rng.choice((None, 0, 2, 20))
+        amount, in_memory = rng.randrange(1, 1_100_000), rng.random() < 0.5
+        await hold(await rng.choice(every).wait_for(principal, amount, within_s=within_s, in_memory=in_memory))
+
+    async def read_page(principal: str) -> None:
+        contents = Unreliable(rng, rng.choice((100, 200_000, 400_000, 2_000_000)))
+        _, charge = await budgets.read_page(principal, contents.page, len)
+        await hold(charge)
+
+    async def read_history(principal: str) -> None:
+        contents = Unreliable(rng, rng.choice((100, 200_000, 400_000, 2_000_000)))
+        within_s = rng.choice((None, 5))
+        found, charge = await budgets.read_history(
+            principal, contents.whole, lambda parts: sum(map(len, parts)), within_s=within_s
+        )
+        assert charge.amount >= sum(map(len, found)) or not charge.amount
+        assert charge.amount or sum(map(len, found)) <= FREE_BYTES
+        await hold(charge)
+
+    kinds: list[Callable[[str], Awaitable[None]]] = [charge_at_once, wait, read_page, read_history]
+
+    def check() -> None:
+        for budget in every:
+            held = [budget.held(principal) for principal in "abc"]
+            assert sum(held) == budget.used <= budget.limit
+            assert max(held) <= budget.share
+            assert min(held) >= 0
+
+    async def main() -> None:
+        tasks: list[asyncio.Future[None]] = []
+        for _ in range(60):
+            tasks.append(asyncio.ensure_future(rng.choice(kinds)(rng.choice("aabc"))))
+            for _ in range(rng.randrange(3)):
+                await asyncio.sleep(rng.choice((0, 0, 0.5)))
+                check()
+            if rng.random() < 0.4:
+                rng.choice(tasks).cancel()
+        done, waiting = await asyncio.wait(tasks, timeout=1000)
+        check()
+        assert not waiting, "nobody waits for ever: all that was held was given back"
+        for task in done:
+            error = None if task.cancelled() else task.exception()
+            assert error is None or isinstance(error, (BudgetExceeded, HostBusy, OSError)), repr(error)
+        for budget in every:
+            assert (budget.used, budget.usage().principals, budget._lined_up) == (0, {}, {})
+
+    run_virtual(main())

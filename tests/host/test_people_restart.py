@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Host
+from holdfast import Host, Run, Settings, agent, tool
+from holdfast.errors import ToolFailed
 from holdfast.failpoints import VARIABLE
 from holdfast.host.session import Session
 from holdfast.protocol.events import RunFinished, RunSuspended
@@ -154,6 +155,41 @@ def test_a_parked_run_outlives_its_host_and_goes_on_with_the_answer_of_the_next_
 
     asyncio.run(main())
     assert effects.read_text().split() == ["first", "second"]
+
+
+def test_a_call_inside_another_one_that_asks_for_something_else_after_a_restart_is_not_made(tmp_path: Path) -> None:
+    """The question is still the one that was shown, and its approval is for what was shown."""
+    wanted, paid = ["ann", "mallory"], []
+
+    @tool(approval=True)
+    def pay(to: str) -> str:
+        """Pay somebody."""
+        paid.append(to)
+        return f"{to} is paid"
+
+    @agent(replayable=True)
+    async def payer(run: Run) -> str:
+        try:
+            return str(await run.use(pay, {"to": wanted.pop(0)}))
+        except ToolFailed as refused:
+            return str(refused)
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            store, settings = f"sqlite:///{tmp_path / 's.db'}", Settings(drain_s=0.1)
+            async with Host(payer, store=store, settings=settings) as one:
+                receipt = await one.session("s").send("x")
+                while not await one.session("s").questions():
+                    await asyncio.sleep(0.01)
+            async with Host(payer, store=store) as two:
+                session = two.session("s")
+                (question,) = await session.questions()
+                assert question.arguments == {"to": "ann"}
+                await session.approve(question)
+                assert "was another one" in str((await session.wait(receipt.message_id)).text)
+
+    asyncio.run(main())
+    assert paid == []
 
 
 def test_a_parked_run_that_is_interrupted_after_a_restart_ends_with_what_it_had_said(tmp_path: Path) -> None:

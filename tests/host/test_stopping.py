@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -14,6 +15,8 @@ from holdfast.agents.demo import agent as demo
 from holdfast.errors import AlreadySettled, Draining, UnknownMessage, UnknownSession
 from holdfast.protocol.events import Event, RunFinished, RunStopping, TextDelta
 from holdfast.runtime.procfs import all_pids, command
+from holdfast.storage import MemoryStore
+from holdfast.storage.port import Committed, RunCommit
 
 QUICK = Settings(grace_s=2, kill_after_s=2, drain_s=0.2)
 STUBBORN = """\
@@ -242,6 +245,44 @@ def test_a_drain_waits_then_interrupts_what_is_left_and_takes_nothing_new() -> N
     on_host(scenario, long)
 
 
+class SlowToCommit(MemoryStore):
+    """Commits no run before it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.let = asyncio.Event(), asyncio.Event()
+
+    def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
+        async def later() -> Committed:
+            self.asked.set()
+            await self.let.wait()
+            return await super(SlowToCommit, self).commit_run(commit)
+
+        return asyncio.ensure_future(later())
+
+
+def test_a_drain_calls_no_run_interrupted_that_ended_by_itself() -> None:
+    """Its end is on its way to the store when the drain's time is over."""
+
+    async def quick(run: Run) -> str:
+        return "done"
+
+    async def main() -> None:
+        store = SlowToCommit()
+        async with asyncio.timeout(20), Host(quick, store=store, settings=QUICK) as host:
+            sent = await host.session("s").send("x")
+            await store.asked.wait()
+            draining = asyncio.ensure_future(host.drain(deadline_s=0.0))
+            while not host._cut:
+                await asyncio.sleep(0)
+            store.let.set()
+            report = await draining
+            assert (await host.session("s").message(sent.message_id)).state == "completed"
+            assert (report.finished, report.interrupted, report.parked) == (1, (), ())
+
+    asyncio.run(main())
+
+
 def test_a_closing_host_ends_streams_and_waits() -> None:
     async def long(run: Run) -> None:
         await run.emit("on")
@@ -267,3 +308,24 @@ def test_a_closing_host_ends_streams_and_waits() -> None:
 
 async def _read_all(session: Session) -> list[str]:
     return [event.kind async for event in session.events()]
+
+
+def test_sixty_sessions_that_started_programs_by_themselves_are_all_gone_when_they_stop_at_once() -> None:
+    programs: list[subprocess.Popen[bytes]] = []
+
+    async def foreign(run: Run) -> None:
+        programs.append(subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 600"]))
+        await run.emit("up")
+        await asyncio.sleep(600)
+
+    async def scenario(host: Host) -> None:
+        sessions = [host.session(f"s{number}", agent="foreign") for number in range(60)]
+        for session in sessions:
+            await session.send("x")
+            await until_said(session, "up")
+        receipts = await asyncio.gather(*(session.interrupt("all", grace_s=0.4) for session in sessions))
+        assert {receipt.outcome for receipt in receipts} == {"gone"}
+        assert [receipt.stopped.processes for receipt in receipts] == [1] * 60
+        assert all(program.wait(20) < 0 for program in programs)
+
+    on_host(scenario, foreign)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from holdfast.agents.journal import Journal
 from holdfast.agents.tool import Tool, tool
 from holdfast.errors import IllegalTransition, ModelFailed
+from holdfast.protocol.call_hash import hash_call
 from holdfast.protocol.events import (
     Event,
     MessageSteered,
@@ -193,6 +194,20 @@ def test_an_approved_call_is_made() -> None:
     [start] = loop.decided(Answer(question_id=asked.question.question_id, decision="approved"))
     assert isinstance(start, StartCall)
     assert start.values == {"text": "x"}
+
+
+def test_an_approval_of_another_call_makes_none() -> None:
+    """The run was made again and asks for something else under the same id."""
+    loop = make_loop()
+    [asked] = say(loop, call("careful", {"text": "x"}))
+    assert isinstance(asked, Ask)
+    shown = msgspec.structs.replace(asked.question, arguments={"text": "y"})
+    refused = loop.decided(
+        Answer(question_id=asked.question.question_id, decision="approved", call_hash=hash_call(shown))
+    )
+    assert isinstance(refused[0], Refuse)
+    assert "another one" in refused[0].text
+    assert not any(isinstance(effect, StartCall) for effect in refused)
 
 
 def test_budgets_end_the_run_before_more_is_done() -> None:

@@ -166,6 +166,10 @@ def test_what_an_agent_could_read_approves_nothing() -> None:
             made = await server.http.post("/v1/keys", json={"principal": "local", "role": "approver"}, headers=headers)
             assert made.status_code == 403, "it cannot make one for itself either"
         shown = keys.show_approver()
+        made_up = await decide(
+            server, question, headers, call_hash=question["call_hash"], approval_key=f"{shown[:-1]}{shown[-1] == '0':d}"
+        )
+        refused(made_up, 403, "approval_key_required")
         denied = {"authorization": f"Bearer {shown}"}
         assert (await server.http.get("/v1/sessions", headers=denied)).status_code == 401, "it opens nothing"
         given = await decide(server, question, headers, call_hash=question["call_hash"], approval_key=shown)
@@ -196,6 +200,8 @@ def test_an_approval_key_is_for_the_calls_of_its_principal_only() -> None:
         question = await asked(server, "alice")
         as_alice = {"authorization": f"Bearer {(await keys.create(principal='alice', role='user'))[1]}"}
         sent = {"call_hash": question["call_hash"]}
+        with_it = {"authorization": f"Bearer {hers}"}
+        assert (await server.http.get("/v1/sessions", headers=with_it)).status_code == 401, "it is for approvals only"
         refused(await decide(server, question, as_alice, **sent, approval_key=his), 403, "approval_key_required")
         given = await decide(server, question, as_alice, **sent, approval_key=hers)
         assert given.json()["approval_key"] == record.key_id
@@ -213,6 +219,33 @@ def test_a_revoked_approval_key_approves_nothing() -> None:
         as_alice = {"authorization": f"Bearer {secret}"}
         answer = await decide(server, question, as_alice, call_hash=question["call_hash"], approval_key=hers)
         refused(answer, 403, "approval_key_required")
+
+    served(scenario, echo, walled())
+
+
+def test_who_guesses_approval_keys_is_told_to_the_operator_and_soon_answered_no_more() -> None:
+    async def scenario(server: Live) -> None:
+        keys = server.app.keys
+        _, right = await keys.create(principal="alice", role="approver")
+        question = await asked(server, "alice")
+        as_alice = {"authorization": f"Bearer {(await keys.create(principal='alice', role='user'))[1]}"}
+        sent = {"call_hash": question["call_hash"]}
+        for _ in range(9):
+            refused(await decide(server, question, as_alice, **sent), 403, "approval_key_required")
+        for number in range(10):
+            guess = await decide(server, question, as_alice, **sent, approval_key=f"hfa_{number}")
+            refused(guess, 403, "approval_key_required")
+        for guessed in ("hfa_x", right):
+            answer = await decide(server, question, as_alice, **sent, approval_key=guessed)
+            refused(answer, 429, "rate_limited")
+            assert int(answer.headers["retry-after"]) <= 12
+        told = [incident.text for incident in server.host.incidents.newest if "approval key" in incident.text]
+        assert told == ["alice: a wrong approval key was tried"], "once a minute"
+        assert len(await server.host.session("s", principal="alice").questions()) == 1
+        _, front = await keys.create(principal="front", role="trusted")
+        as_front = {"authorization": f"Bearer {front}", "x-holdfast-user": "alice"}
+        given = await decide(server, question, as_front, **sent, approval_key=right)
+        assert given.status_code == 200, "another credential is not held up by the guesses of this one"
 
     served(scenario, echo, walled())
 

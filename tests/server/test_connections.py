@@ -50,6 +50,25 @@ def test_too_many_pipelined_requests_are_refused_behind_the_answers_to_the_first
     served(scenario)
 
 
+def test_what_comes_while_requests_wait_is_not_read_before_they_are_answered() -> None:
+    """Twice as many as may wait, in two pieces: read at once, the second piece would be refused."""
+
+    async def scenario(server: Live) -> None:
+        receipt = await server.begun("alice")
+        wait = f"GET /v1/sessions/alice/messages/{receipt['message_id']}?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        writer.write(wait.encode() + GET * 14)
+        while not server.app.native._waiting:
+            await asyncio.sleep(0.01)
+        writer.write(GET * 15 + LAST)
+        await server.host.session("alice").interrupt()
+        answers = await reader.read()
+        assert re.findall(rb"HTTP/1.1 ([0-9]+)", answers) == [b"200"] * 31
+        writer.close()
+
+    served(scenario)
+
+
 @pytest.mark.parametrize(
     ("bad", "status"),
     [

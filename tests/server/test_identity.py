@@ -7,6 +7,8 @@ from typing import Any
 import jwt
 import pytest
 
+from holdfast.errors import StoreFull
+from holdfast.host import Session
 from tests.server.live import Live, served
 from tests.server.test_bad_input import refused
 from tests.server.test_revocation import SECRET, bearer
@@ -147,5 +149,27 @@ def test_a_revocation_names_what_goes_on_and_stop_ends_it() -> None:
         assert (ended["running"], ended["active"]) == ([], [])
         assert {run.actor.principal for run in server.host.live.values()} == {"bob"}
         refused(await server.http.delete(f"/v1/keys/{record.key_id}", headers=ops), 404, "unknown_key")
+
+    served(scenario)
+
+
+def test_a_stop_that_fails_keeps_no_other_session_from_being_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(server: Live) -> None:
+        ops = await key(server, "ops", "admin")
+        record, secret = await server.app.keys.create(principal="alice", role="user")
+        for name in ("broken", "one", "two"):
+            body = {"content": "go", "agent": "endless"}
+            await server.http.post(f"/v1/sessions/{name}/messages", json=body, headers=bearer(secret))
+        stop = Session.stop
+
+        async def failing(session: Session, *given: Any, **named: Any) -> Any:
+            if session.key == "broken":
+                raise StoreFull("no room")
+            return await stop(session, *given, **named)
+
+        monkeypatch.setattr(Session, "stop", failing)
+        ended = (await server.http.delete(f"/v1/keys/{record.key_id}?stop=true", headers=ops)).json()
+        assert (sorted(ended["stopped"]), ended["running"]) == (["one", "two"], ["broken"])
+        monkeypatch.setattr(Session, "stop", stop)
 
     served(scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import quote
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast import Agent, Host, Run, tool
@@ -13,7 +14,7 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.host import PROMISES
 from holdfast.protocol.events import RunSuspended, TextDelta
 from holdfast.protocol.model import CallPart
-from holdfast.server import metrics
+from holdfast.server import metrics, page
 from holdfast.server.doing import read_doing
 from tests.server.live import Live, echo, served
 
@@ -72,6 +73,24 @@ def test_what_branches_say_beside_each_other_is_told_apart() -> None:
     said = [("a", "one "), ("a", "two"), ("b", "three"), ("a", "four")]
     now = read_doing(TextDelta(at=0.0, run_id=run_id, text=text) for run_id, text in said)
     assert now.said == "one two\nthree\nfour"
+
+
+def test_a_page_that_fails_is_an_internal_error_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(*given: object, **named: object) -> str:
+        raise ValueError("password=hunter2")
+
+    async def scenario(server: Live) -> None:
+        answer = await server.http.get("/")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+        assert (await server.http.get("/healthz")).status_code == 200
+
+    monkeypatch.setattr(page, "render", failing)
+    served(scenario)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == "GET / failed: ValueError: password=***"
+    assert "hunter2" not in caplog.text
 
 
 def test_the_page_shows_schedules_to_those_whose_they_are() -> None:

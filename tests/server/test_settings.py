@@ -86,7 +86,7 @@ def test_arguments_are_checked_too() -> None:
 def test_a_hint_tells_what_the_setting_is_for_whatever_the_words_of_its_description() -> None:
     for wrong, told in (
         ({"port": "x"}, "port: port to listen on; 0"),
-        ({"jwt_issuer": 3}, "jwt_issuer: what a token's"),
+        ({"jwt_issuer": 3}, "jwt_issuer: required `iss`"),
     ):
         with pytest.raises(ConfigurationError) as caught:
             load_settings(wrong, environ={})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+from holdfast.server import run
 from tests.server.live import AGENTS, Live, live, served
 from tests.server.test_bad_input import refused
 
@@ -89,3 +92,22 @@ def test_an_idle_server_ends_at_once_and_with_open_connections() -> None:
                 writer.close()
 
     asyncio.run(main())
+
+
+def test_a_request_that_outlasts_the_shutdown_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits for its principal's turn, which does not come."""
+    monkeypatch.setattr(run, "_CONNECTIONS_S", 0.1)
+
+    async def scenario(server: Live) -> None:
+        turn = server.host.budgets.listings.charge("local")
+        asked = asyncio.create_task(server.http.get("/v1/sessions"))
+        while not server.host.budgets.listings._lined_up:
+            await asyncio.sleep(0.01)
+        await server.end()
+        refused(await asked, 503, "draining")
+        turn.release()
+
+    served(scenario)
+    assert "Exception in ASGI application" not in caplog.text

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast import Agent
+from holdfast.cli import listener_owner
 from holdfast.cli.connection import Target
 from holdfast.cli.listener_owner import owners_of_listener
 from holdfast.client import Client
@@ -233,3 +234,12 @@ def test_the_socket_that_takes_a_connection_is_the_one_that_is_judged() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as listener:
         port = listener.getsockname()[1]
         assert owners_of_listener(here, port) == owners_of_listener(ipaddress.ip_address("::1"), port) == {os.geteuid()}
+
+
+def test_a_socket_on_the_very_address_is_judged_before_those_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's on loopback takes the connection, whoever listens on all addresses beside it."""
+    here = ipaddress.ip_address("127.0.0.1")
+    bound = [(ipaddress.ip_address("0.0.0.0"), os.geteuid()), (here, 65533)]
+    monkeypatch.setattr(listener_owner, "_listeners", lambda port: iter(bound))
+    assert owners_of_listener(here, 1) == {65533}
+    assert owners_of_listener(ipaddress.ip_address("127.0.0.2"), 1) == {os.geteuid()}

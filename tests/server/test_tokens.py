@@ -119,6 +119,7 @@ def test_a_role_comes_from_a_claim_of_our_own() -> None:
         pytest.param(lambda: signed(SECRET + OTHER, "HS512"), id="another algorithm"),
         pytest.param(lambda: forged({"alg": "HS256", "crit": ["x"], "x": 1}, SECRET), id="a critical extension"),
         pytest.param(lambda: signed(exp=float("inf")), id="an endless one"),
+        pytest.param(lambda: signed(exp=1.7e308), id="one that ends later than any clock"),
         pytest.param(lambda: signed(exp=[1]), id="a list as its end"),
         pytest.param(lambda: "ey" + "W1tb" * 10_000 + ".ey.ey", id="a deep one"),
         pytest.param(lambda: signed()[:-4] + "AAAA", id="another signature"),

@@ -1,8 +1,8 @@
-"""A connection to a Holdfast server: requests, retries where they are safe, and the server's errors as ours.
+"""HTTP connection to a Holdfast server: requests, safe retries, and the server's errors as Holdfast exceptions.
 
-What may be repeated without a second effect is repeated while the server does not answer, for at most ``retry_s``:
-reads, withdrawals, and sends (they carry an idempotency key). Interrupts and stops are not: the second one could hit a
-later run. A request that never reached the server is always safe to repeat.
+Idempotent requests are retried while the server does not answer, for at most ``retry_s``: reads, withdrawals, and
+sends (they carry an idempotency key). Interrupts and stops are not retried: the second one could hit a later run. A
+request that never reached the server is always safe to retry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers of the server as values and errors of ours."""
+"""Decode server responses into values and exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The host: sessions, runs and what keeps them under control."""
+"""The host: sessions, runs, and their control."""
 
 from holdfast.host.host import Host
 from holdfast.host.readers import LogReader, SessionLog

@@ -1,16 +1,17 @@
-"""A run that this host holds, from its claim to its commit.
+"""One run on this host, from its claim to its commit.
 
 Invariants
-- Everything the run says goes through one buffer into the log, in order, one append in flight; the commit takes the
-  rest. What is given after the scope has closed does not count.
+- All output of the run goes through one buffer into the log, in order, with one append in flight; the commit takes the
+  rest. Output after the scope has closed is dropped.
 - The scope's end, by itself or by a stop, is the only way to the commit; the commit is the only way to free the slot.
-- A write that the store cannot take is tried again, the same one, until it can (the slot stays held); what comes after
-  it waits. A write that is refused because the session has another holder ends the run here without a trace.
-- Only a drain that is over gives a write up (`abandon`): the store keeps the run, for the next start to end.
-- A run that leaves the memory to wait for people (`leave`) says and does nothing more from then on: what the store has
-  of it when its scope has closed is all that a later claim needs. An interrupt that comes before the store has let it
-  go ends it here.
-- No task of its own on the way of an ordinary run: callbacks only, all on the host's loop.
+- A failed write is retried unchanged until the store takes it (the slot stays held); later writes wait behind it. A
+  write that is refused because the session has another holder ends the run here without a trace.
+- Only an expired drain gives up a write (`abandon`): the store keeps the run, and the next start ends it.
+- A run that is unloaded to wait for people (`leave`) produces no output and does no work after that: when its scope has
+  closed, the store has all that a later claim needs. An interrupt before the store has released the run ends it here.
+- Once the quota of stored bytes and the extra allowance for active runs are used up, only the failed end of the run is
+  stored.
+- An ordinary run needs no task of its own: callbacks only, all on the host's loop.
 """
 
 from __future__ import annotations
@@ -19,19 +20,30 @@ import asyncio
 import functools
 import logging
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from holdfast.agents.journal import Branch, Journal
 from holdfast.agents.run import Run
-from holdfast.errors import HoldfastError, IllegalTransition, Interrupted, RunClosed, ScopeClosed, StaleFence
+from holdfast.errors import (
+    HoldfastError,
+    IllegalTransition,
+    Interrupted,
+    QuotaExceeded,
+    RunClosed,
+    ScopeClosed,
+    StaleFence,
+)
 from holdfast.host.patience import RETRY_S, retry_after_s
 from holdfast.host.surroundings import RunSurroundings
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.events import Event, encode_event
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.runtime import Scope
-from holdfast.storage.port import Appended, Claim, Committed, Lease, Parked, RunCommit
+from holdfast.storage.port import ALL_BYTES, Appended, Claim, Committed, Lease, Parked, RunCommit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,6 +72,8 @@ SILENT_S = 0.1
 """After so long a silence it says something first again."""
 BEHIND_AT = 1024
 """Events in the buffer from which on the run waits for the log."""
+BEHIND_BYTES = 262_144
+"""Bytes of events in the buffer from which on it waits, too."""
 BATCH_LIMIT = 4096
 
 
@@ -70,11 +84,13 @@ class ActiveRun:
         "_agent",
         "_batch",
         "_buffer",
+        "_buffered_bytes",
         "_claim",
         "_commit_fields",
         "_committing",
         "_cut_by",
         "_ended",
+        "_exceeded",
         "_finished_first",
         "_flush_timer",
         "_handle",
@@ -97,6 +113,7 @@ class ActiveRun:
         "parked",
         "run",
         "scope",
+        "status",
         "surroundings",
     )
 
@@ -110,10 +127,14 @@ class ActiveRun:
         self.actor = actor
         self.lost = False
         self.parked = False
+        self.status: Literal["completed", "failed", "interrupted"] | None = None
+        """How it ended, once that is known."""
         self.leaving = False
         self._may_park = False
         self._cut_by: Cause | None = None
         self._buffer: list[tuple[str, bytes]] = []
+        self._buffered_bytes = 0
+        self._exceeded: QuotaExceeded | None = None
         self._batch: list[tuple[str, bytes]] = []  # given to the store, and not known to be stored
         self._nth = 0
         self._inflight: asyncio.Future[Appended] | None = None
@@ -260,6 +281,8 @@ class ActiveRun:
             self._host.receipt_made(self, receipt)
         if self.lost:
             self._end(receipt)
+        elif self._exceeded is not None:
+            self._commit("failed", receipt=receipt, error=self._exceeded)
         elif self.leaving:
             self._go_on()
         elif scope.ended_by == "failure":
@@ -279,7 +302,7 @@ class ActiveRun:
 
     def _log_failures(self, error: BaseException | None) -> None:
         """Log what the agent and its parts raised, each error once; what an interrupt brings about is left out."""
-        if self.lost or self.leaving:
+        if self.lost or self.leaving or (error is None and not self.scope.errors):
             return
         interrupted = self.scope.interrupt.triggered and self.scope.ended_by != "failure"
         raised = [] if error is None or error in self.scope.errors else [error]
@@ -299,13 +322,15 @@ class ActiveRun:
     @property
     def behind(self) -> bool:
         """Whether the log is behind. From any thread."""
-        return len(self._buffer) >= BEHIND_AT
+        return len(self._buffer) >= BEHIND_AT or self._buffered_bytes >= BEHIND_BYTES
 
     def write(self, event: Event) -> None:
         """Take an event of the run."""
-        if self.leaving:
+        if self.leaving or self._exceeded is not None:
             return
-        self._buffer.append(encode_event(event))
+        encoded = encode_event(event)
+        self._buffer.append(encoded)
+        self._buffered_bytes += len(encoded[1])
         self._taken += 1
         if self._flush_timer is None and self._inflight is None:
             self._flush_timer = self._flush_later()
@@ -325,6 +350,8 @@ class ActiveRun:
         while self._stored < goal:
             if self.lost:
                 raise StaleFence(f"run {self.run_id} no longer holds its session")
+            if self._exceeded is not None:
+                raise self._exceeded
             if self._over:
                 raise RunClosed(f"run {self.run_id} has ended")
             self._hurry()
@@ -342,7 +369,7 @@ class ActiveRun:
 
     @property
     def _over(self) -> bool:
-        return self._committing or self.leaving or self.parked or self._ended
+        return self._committing or self.leaving or self.parked or self._ended or self._exceeded is not None
 
     def _hurry(self) -> None:
         """Somebody waits for the log. While the store fails its own pace is kept."""
@@ -377,9 +404,12 @@ class ActiveRun:
                 return
             self._batch = self._buffer[:BATCH_LIMIT]
             del self._buffer[:BATCH_LIMIT]
+            self._buffered_bytes = sum([len(body) for _, body in self._buffer])
             self._nth += 1
         self._last_flush = self._host.loop.time()
-        self._inflight = self._host.store.append(self._claim.lease, self._batch, nth=self._nth)
+        self._inflight = self._host.store.append(
+            self._claim.lease, self._batch, nth=self._nth, stored_limit=self._host.run_stored_limit
+        )
         self._inflight.add_done_callback(self._appended, context=self._host.context)
 
     def _appended(self, done: asyncio.Future[Appended]) -> None:
@@ -394,6 +424,8 @@ class ActiveRun:
             self.actor.publish(done.result().events)
         elif isinstance(error, StaleFence):
             self.lose(error)
+        elif isinstance(error, QuotaExceeded):
+            self._exceed(error)
         else:
             # It may be stored all the same: the same one goes again under its number, and has no second effect.
             self._retry(self._flush, error, "append")
@@ -425,7 +457,19 @@ class ActiveRun:
         receipt: StopReceipt | None = None,
         error: BaseException | None = None,
     ) -> None:
+        self._prepare_commit(status, cause=cause, receipt=receipt, error=error)
+        self._go_on()
+
+    def _prepare_commit(
+        self,
+        status: Literal["completed", "failed", "interrupted"],
+        *,
+        cause: Cause | None = None,
+        receipt: StopReceipt | None = None,
+        error: BaseException | None = None,
+    ) -> None:
         self._committing = True
+        self.status = status
         self.run.close()
         if self._flush_timer is not None:
             self._flush_timer.cancel()
@@ -447,8 +491,45 @@ class ActiveRun:
             "entries": entries,
             "replaces_history": self.run.replaced_history is not None,
             "not_undone": self._journal.begun_names,
+            "stored_limit": self._host.run_stored_limit,
         }
-        self._go_on()
+        if self._exceeded is not None:
+            self._shorten(self._exceeded)
+
+    def _exceed(self, error: QuotaExceeded) -> None:
+        """The principal has stored what it may: the run fails, and what it has still to say is dropped.
+
+        Nobody commits here: whoever calls goes on towards the end.
+        """
+        self._host.incidents.kept["P14"] += 1
+        self._exceeded = error
+        self._batch = []
+        self._buffer.clear()
+        self._buffered_bytes = 0
+        self.run.close()
+        if self._committing:
+            self._shorten(error)
+        elif self.scope.closed:
+            self.parked = False
+            self._prepare_commit("failed", receipt=self._receipt, error=error)
+        else:
+            with suppress(Interrupted, ScopeClosed):  # it is being stopped already
+                self.scope.spawn(_fail(error), name="quota")
+
+    def _shorten(self, error: QuotaExceeded) -> None:
+        """Commit no more of a run than what it was asked and why it failed: that goes beyond any quota."""
+        fields, run_id = self._commit_fields, self.run_id
+        asked = [entry for entry in fields["entries"] if entry.role == "user" and entry.run_id == run_id]
+        if asked:
+            asked[-1] = msgspec.structs.replace(asked[-1], ended_by="failure")
+        fields |= {
+            "status": "failed" if fields["status"] == "completed" else fields["status"],
+            "text": "",
+            "error": fields["error"] or one_line(error),
+            "entries": asked,
+            "replaces_history": False,
+            "stored_limit": ALL_BYTES,
+        }
 
     def _go_on(self) -> None:
         """Towards the end, one write at a time: what is unsure first, then the commit, or the rest of a parked run."""
@@ -532,6 +613,9 @@ class ActiveRun:
         if isinstance(error, StaleFence):
             self.lose(error)
             self._end(self._receipt)
+        elif isinstance(error, QuotaExceeded):
+            self._exceed(error)
+            self._submit()
         elif error is not None:
             if isinstance(error, IllegalTransition):
                 self._host.incidents.broken["P10"] += 1
@@ -555,6 +639,7 @@ class ActiveRun:
         self.lost = True
         self.run.close()
         self._buffer.clear()
+        self._buffered_bytes = 0
         self._batch = []
         self._host.run_lost(self, error)
         if not self.scope.closed:
@@ -578,11 +663,16 @@ class ActiveRun:
         self._answer()
         self._wake()
         self.surroundings.end_rest()
+        self.surroundings.release()
         del (
             self.run,
             self._handle,
             self.surroundings,
         )  # they refer back to this; without the circle they are freed at once
+
+
+async def _fail(error: Exception) -> None:
+    raise error
 
 
 def nothing_to_stop(name: str, at: float) -> StopReceipt:

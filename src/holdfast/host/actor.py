@@ -1,4 +1,4 @@
-"""A session that is live in this host: its run, its readers, and what was put in the background. Evicted when idle."""
+"""A session live in this host: its run, its readers and its background work. Evicted when idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may start a run now: caps per principal and in all, and a fair line of sessions that wait for room."""
+"""Admission of runs: limits per principal and in total, and a fair queue of sessions that wait for a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that belong to messages: checked, bounded, and found by their hash."""
+"""Attachments of messages: checked, limited in size, and looked up by hash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.protocol.messages import Attachment
 if TYPE_CHECKING:
     from holdfast.host.host import Host
 
-__all__ = ["about", "fetch", "keep"]
+__all__ = ["about", "fetch", "fetch_part", "keep"]
 
 _TOKEN = r"[A-Za-z0-9!#$&^_.+-]{1,100}"
 _MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(;[ -~]{{1,200}})?")
@@ -21,8 +21,10 @@ _NAME_LENGTH = 255
 _HASHED_TOGETHER = 1_000_000
 
 
-async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name: str) -> Attachment:
-    """See `SessionLike.attach`."""
+async def keep(
+    host: Host, principal: str, body: bytes | bytearray | memoryview, *, media_type: str, name: str
+) -> Attachment:
+    """See `SessionLike.attach`. A bytearray is not copied: leave it as it is until this returns."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise InvalidRequest("an attachment is bytes", hint="read the file with read_bytes()")
     for text in (media_type, name):
@@ -40,7 +42,8 @@ async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name
             f"the attachment has {size:,} bytes, more than {settings.attachment_limit_bytes:,}",
             hint="make it smaller, or raise the setting attachment_limit_bytes",
         )
-    body = bytes(body)
+    if isinstance(body, memoryview):
+        body = bytes(body)
     attachment = Attachment(digest=await _digest(body), media_type=media_type, name=name, size_bytes=size)
     done = host.store.add_attachment(
         principal,
@@ -48,7 +51,7 @@ async def keep(host: Host, principal: str, body: bytes, *, media_type: str, name
         body,
         at=host.now(),
         limit_bytes=settings.principal_attachments_bytes,
-        stored_limit=settings.principal_stored_bytes,
+        stored_limit=host.stored_limit,
     )
     try:
         return await asyncio.shield(done)
@@ -75,7 +78,15 @@ async def fetch(host: Host, principal: str, digest: str) -> tuple[Attachment, by
     return found
 
 
-async def _digest(body: bytes) -> str:
+async def fetch_part(host: Host, principal: str, digest: str, *, start: int, size: int) -> bytes:
+    """At most `size` bytes of an attachment, from `start` on. Raises `UnknownAttachment`."""
+    found = await host.store.attachment_part(principal, digest, start=start, size=size)
+    if found is None:
+        raise UnknownAttachment(f"there is no attachment {digest[:80]!r}")
+    return found
+
+
+async def _digest(body: bytes | bytearray) -> str:
     """The SHA-256, in pieces, so that the others on the loop do not wait for a large one."""
     hashed = hashlib.sha256()
     for start in range(0, len(body), _HASHED_TOGETHER):

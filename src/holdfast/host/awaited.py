@@ -1,4 +1,4 @@
-"""Who waits in this process for a session that does not exist yet."""
+"""Tasks in this process that wait for a session to be created."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
 """Budgets of a host: memory, connections, streams, stops and loop time, each with a share for each principal.
 
-This is the one place where such things are charged and released. A `Charge` is what a principal holds of a resource; it
+This is the only place that charges and releases them. A `Charge` is the amount of a resource that a principal holds; it
 is a context manager and is released once. Rules:
 
-- A principal at its share is refused, or waits, by itself: it never holds up another.
+- A principal at its share is refused or waits alone: it never delays another principal.
 - While the host's limit is reached, principals wait in turn, each in its own order.
-- Charging costs one dictionary look-up. What is small is not charged: up to ``FREE_BYTES`` each way belong to the
-  connection, and the number of connections is bounded.
+- Charging costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` each way belong to the
+  connection, and the number of connections is limited.
 
-All of it belongs to one event loop.
+Everything here belongs to one event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NoReturn, TypeVar
 
@@ -26,8 +26,20 @@ from holdfast.errors import BudgetExceeded, HostBusy, RateLimited
 from holdfast.settings import Settings
 
 T = TypeVar("T")
+E = TypeVar("E")
 
-__all__ = ["FREE_BYTES", "PAGE_BYTES", "UNKNOWN", "Budget", "BudgetUsage", "Budgets", "Charge", "LoopTime", "Rate"]
+__all__ = [
+    "FREE_BYTES",
+    "PAGE_BYTES",
+    "SMALL_WRITE_BYTES",
+    "UNKNOWN",
+    "Budget",
+    "BudgetUsage",
+    "Budgets",
+    "Charge",
+    "LoopTime",
+    "Rate",
+]
 
 FREE_BYTES = 65_536
 """Bytes of one body that are not charged: they are part of what a connection costs."""
@@ -90,7 +102,8 @@ class Charge:
     def move(self, principal: str) -> None:
         """Charge it to `principal` instead, as when a connection has shown its key. Raises as `Budget.charge` does."""
         if principal != self.principal:
-            self._budget._move(self.principal, principal, self.amount)
+            if self.amount:
+                self._budget._move(self.principal, principal, self.amount)
             self.principal = principal
 
     def release(self) -> None:
@@ -147,8 +160,13 @@ class Budget:
         self._take(principal, amount)
         return Charge(self, principal, amount)
 
-    async def wait_for(self, principal: str, amount: int, *, within_s: float) -> Charge:
-        """Charge `amount`, waiting for room at most `within_s` seconds, in turn with the other principals.
+    async def wait_for(self, principal: str, amount: int, *, within_s: float | None, in_memory: bool = False) -> Charge:
+        """Charge `amount`, waiting for room, in turn with the other principals.
+
+        Parameters:
+            principal, amount: as for `charge`.
+            within_s: how long it waits at most, in seconds; None: until there is room.
+            in_memory: what is to be charged is there already: a principal's waiting ones have at most a share, too.
 
         Raises:
             BudgetExceeded, HostBusy: as `charge`, after that time, or at once if it can never fit.
@@ -156,7 +174,8 @@ class Budget:
         if self._has_room(principal, amount) and not self._lined_up:
             return self.charge(principal, amount)
         line = self._lined_up.setdefault(principal, deque())
-        if amount > self.share or len(line) >= _WAITERS:
+        waiting = sum([place[0] for place in line]) if in_memory else 0
+        if amount > self.share or waiting + amount > self.share or len(line) >= _WAITERS:
             if not line:
                 del self._lined_up[principal]
             self._refuse(principal, amount)
@@ -194,6 +213,8 @@ class Budget:
         held = self._held.get(principal, 0) + amount
         if held > self.share or self._used + amount > self.limit:
             self._refuse(principal, amount)
+        if not held:
+            return  # nothing is held of nothing
         self._held[principal] = held
         self._used += amount
 
@@ -260,14 +281,15 @@ class Rate:
         name: what is counted, in the plural.
         rate_per_s: how many per second; 0 takes the limit away.
         clock: where the time comes from.
+        burst: how many at once, where that is not what `rate_per_s` gives.
     """
 
     __slots__ = ("_buckets", "_burst", "_clock", "_name", "_rate", "_sweep_at")
 
-    def __init__(self, name: str, rate_per_s: float, clock: Clock = system_clock) -> None:
+    def __init__(self, name: str, rate_per_s: float, clock: Clock = system_clock, *, burst: float = 0.0) -> None:
         self._name = name
         self._rate = rate_per_s
-        self._burst = max(1.0, 2 * rate_per_s)
+        self._burst = burst or max(1.0, 2 * rate_per_s)
         self._clock = clock
         self._buckets: dict[str, tuple[float, float]] = {}
         self._sweep_at = _SWEEP_AT
@@ -277,16 +299,24 @@ class Rate:
         if not self._rate:
             return
         now = self._clock.monotonic()
+        self._buckets[principal] = (self._room(principal, now) - 1.0, now)
+        if len(self._buckets) > self._sweep_at:
+            self._sweep(now)
+
+    def check(self, principal: str) -> None:
+        """Raise as `take` would, and count nothing."""
+        if self._rate:
+            self._room(principal, self._clock.monotonic())
+
+    def _room(self, principal: str, now: float) -> float:
+        """What there is room for. Raises `RateLimited` if that is less than one."""
         tokens, at = self._buckets.get(principal, (self._burst, now))
         tokens = min(self._burst, tokens + (now - at) * self._rate)
         if tokens < 1.0:
-            self._buckets[principal] = (tokens, now)
             error = RateLimited(f"more than {self._rate:g} {self._name} per second of {principal}")
             error.retry_after_s = (1.0 - tokens) / self._rate
             raise error
-        self._buckets[principal] = (tokens - 1.0, now)
-        if len(self._buckets) > self._sweep_at:
-            self._sweep(now)
+        return tokens
 
     def _sweep(self, now: float) -> None:
         """Forget full buckets: they are as good as new ones."""
@@ -328,6 +358,18 @@ class LoopTime:
             self._sweep(now)
         return debt / self._share if debt > _BURST_S else 0.0
 
+    async def pay(self, principal: str, seconds: float) -> None:
+        """Charge a piece of work that was done, and let the principal wait for it."""
+        delay_s = self.spend(principal, seconds)
+        if delay_s:
+            await asyncio.sleep(delay_s)
+
+    async def turn(self, principal: str, seconds: float) -> None:
+        """Charge a piece of work that is to come, and wait for what the principal has taken before it."""
+        delay_s = self.spend(principal, seconds) - seconds / self._share
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
+
     async def run(self, principal: str, work: Callable[[], bytes]) -> bytes:
         """Do one piece of work on the loop, charge its time, and give the others their turn."""
         began = self._clock.monotonic()
@@ -355,10 +397,15 @@ _BURST_S = 0.02
 _LOOP_SHARE = 0.25
 _COPIES = 3
 """A page is in memory as it was read, as events or entries, and encoded."""
+SMALL_WRITE_BYTES = 8192
+"""A message up to this size is stored without a charge."""
+_WRITES_BYTES = 262_144
 _LISTINGS = 8
 _EDITS = 64
 _PRINCIPAL_EDITS = 4
 _TELL_EVERY_S = 60.0
+_WRONG_KEYS = 10
+_WRONG_KEYS_PER_S = 1 / 12
 _STOPS = 10_000
 _PRINCIPAL_STOPS = 1_000
 
@@ -371,16 +418,20 @@ class Budgets:
         clock: where the time comes from.
         report: called with a line for people when a principal is refused at its share, once a minute for each.
         memory: bytes of bodies and answers under way, in and out.
+        histories: bytes of transcripts that were read whole: by runs, until they end, and by edits. They are apart from
+            `memory`: a run may wait for requests of its principal.
         connections: open connections, `UNKNOWN` ones included; the server sets the bounds when it has seen its
             descriptors.
-        descriptors: file descriptors beside connections.
         streams: open event streams.
         stops: stops under way.
+        writes: bytes of large messages that are given to the store just now: one principal's share is what a single
+            transaction takes without holding up the next.
         listings: lists that are read whole, from the read until the answer is taken.
         edits: undo, compact and branch, each of which reads a transcript whole; a model may be at work meanwhile.
-        reads: pages of transcripts that are read just now: how large one is shows only then.
+        reads: pages that are read just now: how large one is shows only then.
         loop_time: seconds that large answers take of the loop.
         fires: schedules that fire.
+        wrong_keys: wrong approval keys that were tried.
     """
 
     def __init__(
@@ -392,8 +443,13 @@ class Budgets:
             share=settings.principal_memory_bytes,
             hint="read open answers, or send fewer large requests at once",
         )
+        self.histories = Budget(
+            "bytes of transcripts in memory",
+            limit=settings.memory_limit_bytes,
+            share=settings.principal_memory_bytes,
+            hint="wait for some runs, or raise the setting principal_memory_bytes",
+        )
         self.connections = Budget("connections", limit=2**31, share=2**31, hint="close some connections")
-        self.descriptors = Budget("descriptors", limit=2**31, share=2**31, hint="close some connections")
         self.streams = Budget(
             "event streams",
             limit=2**31,
@@ -401,19 +457,23 @@ class Budgets:
             hint="close some, or raise HOLDFAST_PRINCIPAL_STREAMS",
         )
         self.stops = Budget("stops under way", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
+        self.writes = Budget(
+            "bytes of messages being stored", limit=2**31, share=_WRITES_BYTES, hint="send fewer large messages at once"
+        )
         self.listings = Budget("lists under way", limit=_LISTINGS, share=1, hint="ask for one list at a time")
         self.edits = Budget(
             "edits of histories under way", limit=_EDITS, share=_PRINCIPAL_EDITS, hint="wait for some of them"
         )
-        self.reads = Budget("transcript pages being read", limit=2**31, share=1, hint="read one transcript at a time")
+        self.reads = Budget("pages being read", limit=2**31, share=1, hint="read one transcript or stream at a time")
         self.loop_time = LoopTime(_LOOP_SHARE, clock)
         self.fires = Rate("fires of schedules", settings.principal_fires_per_s, clock)
-        self._wait_s = settings.stream_stall_s
+        self.wrong_keys = Rate("wrong approval keys", _WRONG_KEYS_PER_S, clock, burst=_WRONG_KEYS)
+        self._wait_s = 2 * settings.stream_stall_s  # a reader that takes nothing holds its page for the stall time
         self._clock = clock
         self._report = report
-        self._told: dict[str, float] = {}
-        for budget in (self.memory, self.streams, self.stops):
-            budget.on_refused = self._tell
+        self._told: dict[tuple[str, str], float] = {}
+        for budget in (self.memory, self.histories, self.streams, self.stops):
+            budget.on_refused = self.tell
 
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
@@ -429,7 +489,8 @@ class Budgets:
         while True:
             charge = await self.memory.wait_for(principal, amount, within_s=self._wait_s)
             try:
-                page = await read()
+                with await self.reads.wait_for(principal, 1, within_s=self._wait_s):
+                    page = await read()
                 weight = min(_COPIES * weigh(page), self.memory.share)
             except BaseException:
                 charge.release()
@@ -441,12 +502,60 @@ class Budgets:
             amount = weight
             del page
 
-    def _tell(self, principal: str, text: str) -> None:
+    async def read_history(
+        self,
+        principal: str,
+        read: Callable[[int], Awaitable[Sequence[E] | int]],
+        weigh: Callable[[Sequence[E]], int],
+        *,
+        within_s: float | None,
+    ) -> tuple[Sequence[E], Charge]:
+        """A transcript as it stands at one moment, and the charge of its memory; up to ``FREE_BYTES`` none is charged.
+
+        Whoever waits for room holds nothing: what was read is read again once there is room for it.
+
+        Parameters:
+            principal: who is charged.
+            read: gives the entries, or their size if that is more than the bytes that it gets.
+            weigh: what entries take in memory.
+            within_s: as for `Budget.wait_for`.
+
+        Raises:
+            BudgetExceeded, HostBusy: it is larger than a share, or there was no room in time.
+        """
+        found = await read(FREE_BYTES)
+        if not isinstance(found, int):
+            return found, Charge(self.histories, principal, 0)
+        amount = found
+        while True:
+            share = self.histories.share
+            if amount > share:
+                raise BudgetExceeded(
+                    f"the transcript takes {amount:,} bytes of memory, and {principal} may have {share:,}",
+                    hint="begin another session, undo(), or raise the setting principal_memory_bytes",
+                )
+            charge = await self.histories.wait_for(principal, amount, within_s=within_s)
+            try:
+                found = await read(amount)
+                weight = found if isinstance(found, int) else weigh(found)
+            except BaseException:
+                charge.release()
+                raise
+            if not isinstance(found, int) and weight <= amount:
+                charge.shrink(amount - weight)
+                return found, charge
+            charge.release()
+            amount = weight
+            del found
+
+    def tell(self, principal: str, text: str, kind: str = "share") -> None:
+        """Report what a principal did, once a minute for each and of each kind."""
         now = self._clock.monotonic()
-        if now - self._told.get(principal, -_TELL_EVERY_S) >= _TELL_EVERY_S:
+        who = (principal, kind)
+        if now - self._told.get(who, -_TELL_EVERY_S) >= _TELL_EVERY_S:
             if len(self._told) > _SWEEP_AT:
                 self._told.clear()
-            self._told[principal] = now
+            self._told[who] = now
             self._report(text)
 
     def usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
@@ -454,9 +563,10 @@ class Budgets:
         return {
             "memory": self.memory.usage(principal),
             "connections": self.connections.usage(principal),
-            "descriptors": self.descriptors.usage(principal),
+            "histories": self.histories.usage(principal),
             "streams": self.streams.usage(principal),
             "stops": self.stops.usage(principal),
+            "writes": self.writes.usage(principal),
             "listings": self.listings.usage(principal),
             "edits": self.edits.usage(principal),
             "loop_time": self.loop_time.usage(principal),

@@ -1,6 +1,6 @@
-"""From what the store decided to runs that work: starts claims, and keeps the line of sessions that wait.
+"""Start runs for claims and queue sessions that wait for a slot.
 
-All on the host's loop, in callbacks of the store's futures: between a durable decision and its act there is no await.
+All on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its action.
 """
 
 from __future__ import annotations

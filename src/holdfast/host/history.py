@@ -1,9 +1,10 @@
-"""Changes of a transcript by hand: what is sent again, summed up, copied and imported; and what readers see of it."""
+"""Manual edits of a transcript: retry, undo, compact, copy and import; and the transcript as clients see it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -20,15 +21,27 @@ from holdfast.errors import (
 )
 from holdfast.protocol.messages import Attachment, Entry, HistoryEdit, KeptState, SessionExport
 from holdfast.protocol.states import TERMINAL_RUN_STATES
-from holdfast.protocol.transcript import last_kept
+from holdfast.protocol.transcript import last_kept, memory_bytes
 from holdfast.runtime import Scope
 from holdfast.storage.port import Edited, EditHistory
 
 if TYPE_CHECKING:
+    from holdfast.host.budgets import Charge
     from holdfast.host.host import Host
     from holdfast.host.session import Session
 
-__all__ = ["LastRun", "check_import", "compact", "edit", "last_run", "shown", "through", "weight", "with_states"]
+__all__ = [
+    "LastRun",
+    "charged",
+    "check_import",
+    "compact",
+    "edit",
+    "last_run",
+    "read",
+    "shown",
+    "through",
+    "with_states",
+]
 
 
 def shown(entries: Iterable[Entry]) -> list[Entry]:
@@ -36,9 +49,30 @@ def shown(entries: Iterable[Entry]) -> list[Entry]:
     return [msgspec.structs.replace(entry, kept=None) if entry.kept is not None else entry for entry in entries]
 
 
-def weight(entries: Iterable[Entry]) -> int:
-    """About how many bytes they take; texts of other than Latin letters take more."""
-    return sum(len(entry.content) + 256 for entry in entries)
+async def read(
+    host: Host, principal: str, session: int, *, within_s: float | None = None
+) -> tuple[Sequence[Entry], Charge]:
+    """Read a transcript whole, with the charge of its memory; a small one is not charged. Release the charge.
+
+    Parameters:
+        within_s: how long it waits for room; None: until there is some.
+
+    Raises:
+        BudgetExceeded, HostBusy: it is larger than a principal's share, or there was no room in time.
+    """
+
+    def within(limit_bytes: int) -> Awaitable[Sequence[Entry] | int]:
+        return host.store.transcript_within(session, limit_bytes=limit_bytes)
+
+    return await host.budgets.read_history(principal, within, memory_bytes, within_s=within_s)
+
+
+@asynccontextmanager
+async def charged(host: Host, principal: str, session: int) -> AsyncIterator[tuple[Sequence[Entry], Charge]]:
+    """A transcript for an edit, charged meanwhile. Raises as `read`."""
+    entries, charge = await read(host, principal, session, within_s=host.settings.stream_stall_s)
+    with charge:
+        yield entries, charge
 
 
 async def edit(
@@ -62,7 +96,7 @@ async def edit(
             expected_n=expected_n,
             agent=agent,
             session_limit=host.settings.principal_sessions,
-            stored_limit=host.settings.principal_stored_bytes,
+            stored_limit=host.stored_limit,
         )
     )
 
@@ -91,13 +125,15 @@ class LastRun(NamedTuple):
     attachments: tuple[Attachment, ...]
 
 
-async def last_run(host: Host, session: int) -> LastRun:
+async def last_run(host: Host, principal: str, session: int) -> LastRun:
     """Raises `SessionBusy` while a run is on, and `NothingToUndo` when the last one left nothing."""
     runs = await host.store.runs(session, limit=1)
     if runs and runs[0].state not in TERMINAL_RUN_STATES:
         raise SessionBusy("the session has a run", hint="retry when it has ended, or interrupt it")
-    entries = await host.store.transcript(session) if runs else ()
-    asked = [entry for entry in entries if entry.run_id == runs[0].run_id and entry.role == "user"]
+    asked: list[Entry] = []
+    if runs:
+        async with charged(host, principal, session) as (entries, _):
+            asked = [entry for entry in entries if entry.run_id == runs[0].run_id and entry.role == "user"]
     if not asked:
         raise NothingToUndo("the last run left nothing in the transcript that could be asked again")
     return LastRun(
@@ -126,12 +162,13 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
     return copied
 
 
-async def with_states(host: Host, session: int, entries: Sequence[Entry]) -> list[Entry]:
-    """These entries of a session with all that is kept with them, for another session."""
+async def with_states(host: Host, session: int, entries: Sequence[Entry], charge: Charge) -> list[Entry]:
+    """These entries of a session with all that is kept with them, for another session; `charge` grows by that."""
     whole = []
     for entry in entries:
         if entry.kept is not None:
             body = await host.store.kept(session, entry.kept.n)
+            charge.grow(len(body))
             kept = KeptState(by=entry.kept.by, body=body) if body else None
             entry = msgspec.structs.replace(entry, kept=kept)
         whole.append(entry)
@@ -149,19 +186,19 @@ async def compact(host: Host, session: Session, keep: int) -> None:
             f"agent {agent.name!r} has no model that could sum up its transcript",
             hint="give the agent a model, or keep its history short by undo() and branch()",
         )
-    entries = await host.store.transcript(await session._row())
-    cut = _cut(entries, keep)
-    if cut == 0 or (cut == 1 and entries[0].role == "summary"):
-        return
-    try:
-        async with Scope("compact", parent=host.scope, deadline_s=host.settings.step_s) as scope:
-            text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
-    except Interrupted as stopped:
-        if stopped.cause.kind == "deadline":
-            raise ModelFailed(f"the model gave no summary within {host.settings.step_s:g} s") from None
-        raise Draining("this host is shutting down; the transcript is as it was") from None
-    summary = Entry(role="summary", content=text, kept=last_kept(entries[:cut]))
-    await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
+    async with charged(host, session.principal, await session._row()) as (entries, _):
+        cut = _cut(entries, keep)
+        if cut == 0 or (cut == 1 and entries[0].role == "summary"):
+            return
+        try:
+            async with Scope("compact", parent=host.scope, deadline_s=host.settings.step_s) as scope:
+                text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
+        except Interrupted as stopped:
+            if stopped.cause.kind == "deadline":
+                raise ModelFailed(f"the model gave no summary within {host.settings.step_s:g} s") from None
+            raise Draining("this host is shutting down; the transcript is as it was") from None
+        summary = Entry(role="summary", content=text, kept=last_kept(entries[:cut]))
+        await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
 
 
 def _cut(entries: Sequence[Entry], keep: int) -> int:

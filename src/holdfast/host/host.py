@@ -1,4 +1,4 @@
-"""The composition root: a host owns the store, the runs, their scopes and threads, and hands out sessions."""
+"""The composition root: a host owns the store, the runs, their scopes and threads, and provides sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitEx
 from holdfast.host.active import ActiveRun, nothing_to_stop
 from holdfast.host.actor import SessionActor
 from holdfast.host.awaited import AwaitedSessions
-from holdfast.host.budgets import Budgets
+from holdfast.host.budgets import PAGE_BYTES, Budgets
 from holdfast.host.dispatch import Dispatch
 from holdfast.host.patience import patiently
 from holdfast.host.readers import PAGE
@@ -42,7 +42,7 @@ from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.runtime.adoption_processes import kill_everything
 from holdfast.runtime.processes import process_host
-from holdfast.settings import DEFAULT_STORE, Settings, default_store
+from holdfast.settings import DEFAULT_STORE, Settings, default_store, stored_limit
 from holdfast.storage import MemoryStore, open_store
 from holdfast.storage.port import Claim, Committed, Interrupt, Store
 from holdfast.storage.port import Interrupted as InterruptDone
@@ -50,11 +50,12 @@ from holdfast.storage.port import Stopped as StopDone
 
 __all__ = ["Host"]
 
-_log = logging.getLogger("holdfast.host")
-
 T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.host")
+
+RUN_EXCESS_BYTES = 4_000_000
+"""Bytes that the runs of a principal may write above its quota together, so that what was accepted can end."""
 
 STORE_S = 5.0
 """How long a drain waits for the store to take the ends of runs, beyond the time of their stops."""
@@ -95,6 +96,10 @@ class Host:
         self.default_agent = next(iter(self.agents))
         chosen = self._store_of_settings() if store is None else store
         self.store: Store = open_store(chosen) if isinstance(chosen, str) else chosen
+        self.stored_limit = stored_limit(self.settings, in_memory=isinstance(self.store, MemoryStore))
+        """Bytes that a principal may have stored."""
+        self.run_stored_limit = self.stored_limit + RUN_EXCESS_BYTES
+        """Bytes that a principal may have stored once its runs have written what they began."""
         self.node_id = ids.node_id()
         self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
         self.incidents = Incidents()
@@ -301,7 +306,9 @@ class Host:
         receipts = [await stop for stop in (*self._cut.values(), *stops)]  # each is bounded by its grace
         orphans = (*(name for receipt in receipts for name in _left(receipt)), *unwritten)
         parked = tuple(run.run_id for run in self._cut if run.parked)
-        interrupted = tuple(run.run_id for run in self._cut if not run.parked)
+        ended_by_itself = [run for run in self._cut if run.status in ("completed", "failed")]  # it was quicker
+        interrupted = tuple(run.run_id for run in self._cut if not run.parked and run not in ended_by_itself)
+        finished += len(ended_by_itself)
         self._cut.clear()
         self.incidents.kept["P12"] += finished + len(parked) + len(interrupted)
         self.incidents.broken["P12"] += len(orphans)
@@ -524,7 +531,9 @@ class Host:
         """Show readers what was written while the store's answers were lost. Raises `StorageError`."""
 
         def read() -> Awaitable[Sequence[Stored]]:
-            return self.store.read_events(actor.session, after=actor.log.next_seq - 1, limit=PAGE)
+            return self.store.read_events(
+                actor.session, after=actor.log.next_seq - 1, limit=PAGE, limit_bytes=PAGE_BYTES
+            )
 
         while page := await patiently(self, "read", read):
             actor.publish(page)

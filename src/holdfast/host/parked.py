@@ -1,11 +1,11 @@
-"""Suspended runs that nobody holds: takes them up when they were answered, and ends them when they were interrupted.
+"""Suspended runs out of memory: resume them when they are answered, end them when they are interrupted.
 
 Invariants
-- A run is held again only by a claim; whoever made the claim, every claim that comes back is brought on or ended here.
-- From the claim until the run is live or has ended it stands in `_taken_up`: an interrupt in that time is noted there
-  and ends it. Before, the interrupt's own claim ends it; after, the live run gets it.
-- A claim is heard of in its callback, before anything that the store did later: so a claim that is given twice is known
-  to be of a run that is taken up or live.
+- Only a claim takes hold of a run again; every claim that the store returns is resumed or ended here, for any claimant.
+- From the claim until the run is live or has ended, it is in `_taken_up`: an interrupt in that time is recorded there
+  and ends it. Before that, the interrupt's own claim ends the run; after it, the live run gets the interrupt.
+- A claim is reported in its callback, before any later result of the store. A claim that is returned twice is therefore
+  known to belong to a run that is being resumed or is live.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the log has of a run that goes on, or is ended, without the task that began it."""
+"""Stored history of a run whose original task is gone."""
 
 from __future__ import annotations
 

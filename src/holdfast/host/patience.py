@@ -1,4 +1,4 @@
-"""How long the host waits before it asks a store that fails once more."""
+"""Delay before the host retries a failed store call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reading a session's log by cursor: from the store up to its end, then as it grows.
+"""Read a session's log by cursor: the stored events first, then new ones as they arrive.
 
-A reader holds nothing that a run waits for. What it was too slow for it reads from the store; it never misses an event
-without a `Gap`.
+A reader holds nothing that a run waits for. A slow reader catches up from the store; it never misses an event without a
+`Gap`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.host.host import Host
     from holdfast.protocol.messages import SessionView
 
-__all__ = ["AwaitedLog", "LogReader", "SessionLog", "open_log"]
+__all__ = ["AwaitedLog", "LogReader", "SessionLog", "events_bytes", "open_log"]
 
 PAGE = 1024
 """Events that are taken at a time."""
@@ -167,7 +167,7 @@ class LogReader:
             found = await host.store.read_events(session, after=cursor, limit=PAGE, limit_bytes=PAGE_BYTES)
             return [event for event in found if event.seq > cursor]
 
-        page, self._charge = await host.budgets.read_page(self._actor.principal, read, _weight)
+        page, self._charge = await host.budgets.read_page(self._actor.principal, read, events_bytes)
         if page and page[0].seq == cursor + 1:
             return shown(page)
         return Gap(after=cursor, until=page[0].seq - 1 if page else until, reason="pruned")
@@ -178,7 +178,8 @@ class LogReader:
             self._charge = None
 
 
-def _weight(page: Sequence[Stored]) -> int:
+def events_bytes(page: Sequence[Stored]) -> int:
+    """Return how many bytes events have."""
     return sum(len(event.body) for event in page)
 
 

@@ -1,4 +1,4 @@
-"""What a start does with the runs that a crash left: go on with those that can, end the others, then run what waits."""
+"""Recovery at startup: resume the runs that a crash left where possible, end the others, then run queued messages."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Schedules on a host: one timer for the next that is due, and the handle that their owner has.
+"""Schedules on a host: one timer for the next due schedule, and the handle for the owner.
 
 Invariants:
 
-- There is one timer and at most one look at a time, however many schedules there are; while nothing is due the store is
-  not asked.
-- What is due is fired in batches in which principals take turns; a batch that moves nothing is not repeated at once.
-- Wall-clock time decides what is due. It is looked at every `LOOK_EVERY_S` at least, so that a clock which jumps is
-  noticed, forwards and back.
-- A schedule that cannot be read, or whose tick is refused, stops no other one.
-- A host that drains fires nothing more; the ticks are due, or missed, at the next start.
+- There is one timer and at most one check at a time, however many schedules there are; while nothing is due the store
+  is not queried.
+- Due schedules fire in batches in which principals take turns; a batch without progress is not repeated at once.
+- Wall-clock time decides what is due. It is checked at least every `LOOK_EVERY_S`, so that clock jumps are noticed,
+  forwards and back.
+- A schedule that cannot be read, or whose tick is refused, does not block any other.
+- A draining host fires nothing more; the ticks are due, or missed, at the next start.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Schedules:
                 mailbox_limit=settings.mailbox_limit,
                 mailbox_size=settings.mailbox_size,
                 session_limit=settings.principal_sessions,
-                stored_limit=settings.principal_stored_bytes,
+                stored_limit=host.stored_limit,
             ),
             agents=frozenset(host.agents),
             by_hand=by_hand,
@@ -230,7 +230,7 @@ class Schedules:
                 spec=spec,
                 at=host.now(),
                 limit=host.settings.principal_schedules,
-                stored_limit=host.settings.principal_stored_bytes,
+                stored_limit=host.stored_limit,
             )
         )
         done.add_done_callback(self._changed, context=host.context)

@@ -1,8 +1,8 @@
-"""A web server around a host: see that it shuts down, so that streams end and it can.
+"""Detect the shutdown of a web server around a host, so that event streams end and the server can exit.
 
 A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown, and an event stream is
 a connection that stays open: neither would ever end. uvicorn's signal handler is a method of its server object, which
-says by ``should_exit`` that the shutdown began. That is looked at, and nothing of the server is changed.
+sets ``should_exit`` when the shutdown begins. That flag is polled; the server itself is not changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A session as its owner uses it in this process: `holdfast.protocol.interface.SessionLike` on a `Host`."""
+"""A session as its owner uses it in-process: `holdfast.protocol.interface.SessionLike` on a `Host`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ from holdfast.protocol.messages import (
 from holdfast.protocol.schedules import Miss, ScheduleSpec
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.transcript import memory_bytes
 from holdfast.runtime import current_scope
 from holdfast.storage.port import Interrupt, Send
 
@@ -169,7 +170,7 @@ class Session:
             mailbox_limit=settings.mailbox_limit,
             mailbox_size=settings.mailbox_size,
             session_limit=settings.principal_sessions,
-            stored_limit=settings.principal_stored_bytes,
+            stored_limit=host.stored_limit,
             attachments=tuple(attachments),
             retry_of=retry_of,
             agents=self._agents,
@@ -439,7 +440,7 @@ class Session:
 
     async def retry(self) -> Receipt:
         """See `SessionLike.retry`."""
-        last = await history.last_run(self._host, await self._row())
+        last = await history.last_run(self._host, self.principal, await self._row())
         return await self._send(
             ids.message_id(), last.content, "reject", attachments=last.attachments, retry_of=last.run_id
         )
@@ -452,9 +453,13 @@ class Session:
         """See `SessionLike.compact`."""
         if keep < 0:
             raise InvalidRequest(f"keep is {keep!r}; it is a number of messages, 0 or more")
+        await self.compact_history(keep)
+        return await self.transcript()
+
+    async def compact_history(self, keep: int) -> None:
+        """As `compact`, for callers that read the new transcript page by page."""
         await self.check_agent(None)
         await history.compact(self._host, self, keep)
-        return await self.transcript()
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
         """See `SessionLike.branch`."""
@@ -462,11 +467,11 @@ class Session:
             raise InvalidRequest(f"through_n is {through_n!r}; it is the number of an entry, or 0 for none")
         other = Session(self._host, self.principal, key, self._agent)
         row = await self._row()
-        entries = history.through(await self._host.store.transcript(row), through_n)
-        entries = await history.with_states(self._host, row, entries)
-        view = await self.info()
-        await self.check_agent(view.agent)
-        await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
+        async with history.charged(self._host, self.principal, row) as (whole, charge):
+            entries = await history.with_states(self._host, row, history.through(whole, through_n), charge)
+            view = await self.info()
+            await self.check_agent(view.agent)
+            await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
         return await other.info()
 
     async def export(self) -> SessionExport:
@@ -499,7 +504,7 @@ class Session:
         await history.edit(self._host, self.principal, self.key, "import", entries, agent=agent)
         return await self.info()
 
-    async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
+    async def attach(self, body: bytes | bytearray, *, media_type: str, name: str = "") -> Attachment:
         """See `SessionLike.attach`."""
         return await attaching.keep(self._host, self.principal, body, media_type=media_type, name=name)
 
@@ -510,6 +515,10 @@ class Session:
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
         """See `SessionLike.attachment`."""
         return await attaching.fetch(self._host, self.principal, digest)
+
+    async def attachment_part(self, digest: str, *, start: int, size: int) -> bytes:
+        """At most `size` bytes of an attachment, from `start` on. Raises `UnknownAttachment`."""
+        return await attaching.fetch_part(self._host, self.principal, digest, start=start, size=size)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -553,16 +562,21 @@ class Session:
         """
         row = await self._row()
 
-        budgets, within_s = self._host.budgets, self._host.settings.stream_stall_s
-
         async def read() -> list[Entry]:
-            with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
-                found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
+            found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
             if not found:
                 await self._row()  # deleted meanwhile, perhaps
             return history.shown(found)
 
-        return await budgets.read_page(self.principal, read, history.weight)
+        return await self._host.budgets.read_page(self.principal, read, memory_bytes)
+
+    async def has_entry(self, n: int) -> bool:
+        """Return whether the transcript has the entry of that number; it is in memory for a moment only."""
+        row = await self._row()
+        budgets, within_s = self._host.budgets, self._host.settings.stream_stall_s
+        with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
+            found = await self._host.store.transcript(row, after=n - 1, limit=1)
+            return bool(found) and found[0].n == n
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""

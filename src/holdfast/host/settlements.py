@@ -1,4 +1,4 @@
-"""Who waits in this process for what becomes of a message."""
+"""Tasks in this process that wait for the outcome of a message."""
 
 from __future__ import annotations
 

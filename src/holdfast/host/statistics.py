@@ -1,4 +1,4 @@
-"""What a host counts: its statistics, the counter behind each promise, and incidents for people to look at."""
+"""Host statistics: the counters, the counter behind each promise, and incidents for people to review."""
 
 from __future__ import annotations
 

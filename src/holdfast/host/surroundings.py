@@ -1,11 +1,11 @@
-"""The host as one run sees it: its history, what was steered, and the people that it waits for.
+"""The host as one run sees it: its history, its steering messages, and the people that it waits for.
 
 Invariants
-- What a person decided is given to the run once, or kept until the run asks; it is in the log before either.
-- The run rests while all of it waits for people, all that it asked is durable, and no answer is there or on its way
-  to any part of it. Only then does its deadline stand still, and only then may it leave the memory.
-- What the store was asked in the run's name is noted when the store answers, whatever became of who asked: a steered
-  message belongs to the run that took it, also when the run was interrupted meanwhile.
+- A person's decision is delivered to the run once, or kept until the run asks; it is in the log before either.
+- A run is at rest while every part of it waits for people, all its questions are durable, and no answer is present or
+  on its way to any part. Only then is its deadline paused, and only then may it be unloaded.
+- The result of a store call for the run is recorded when the store answers, even if the caller is gone: a steered
+  message belongs to the run that took it, also if the run was interrupted meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast.errors import IllegalTransition, Interrupted, StaleFence, StorageError, UnknownAgent, UnknownAttachment
+from holdfast.host import history
+from holdfast.host.budgets import PAGE_BYTES
 from holdfast.host.patience import patiently, retry_after_s
 from holdfast.protocol.events import MessageAccepted, MessageSteered, decode_event
 from holdfast.protocol.messages import Answer, Entry, Message, Question
@@ -27,6 +29,7 @@ from holdfast.storage.port import Appended, Steered
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.host.active import ActiveRun
+    from holdfast.host.budgets import Charge
     from holdfast.host.host import Host
 
 __all__ = ["RunSurroundings"]
@@ -47,9 +50,12 @@ class RunSurroundings:
     __slots__ = (
         "_answers",
         "_asked",
+        "_charge",
         "_expected",
+        "_history",
         "_host",
         "_on_the_way",
+        "_reading",
         "_run",
         "_still",
         "_told",
@@ -69,6 +75,9 @@ class RunSurroundings:
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0
         self._still: AbstractContextManager[None] | None = None
+        self._history: Sequence[Entry] | None = None
+        self._reading: asyncio.Lock | None = None
+        self._charge: Charge | None = None
         self.clock = host.clock
         self.resting = False
         self.steering = steering
@@ -78,8 +87,29 @@ class RunSurroundings:
         """Whether the store failed to say which it took."""
 
     async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run."""
-        return await self._host.store.transcript(self._run.actor.session)
+        """The session's transcript before this run; a large one is charged until the run ends, and read once.
+
+        Raises:
+            BudgetExceeded: it takes more memory than the principal may have.
+        """
+        if self._reading is None:
+            self._reading = asyncio.Lock()
+        async with self._reading:  # whoever reads it a second time would wait for the first charge of the same run
+            if self._history is not None:
+                return self._history
+            actor = self._run.actor
+            entries, charge = await history.read(self._host, actor.principal, actor.session)
+            if charge.amount:
+                self._history, self._charge = entries, charge
+                if self._run.ended:
+                    self.release()
+            return entries
+
+    def release(self) -> None:
+        """Give back what the run's history is charged; the run has ended."""
+        if self._charge is not None:
+            self._charge.release()
+            self._charge = None
 
     async def kept(self, n: int) -> str:
         """What an agent kept with the transcript's entry `n`."""
@@ -134,7 +164,9 @@ class RunSurroundings:
         taken: list[Message] = []
         after = self._run.started_seq
         while page := await patiently(
-            self._host, "read", functools.partial(store.read_events, actor.session, after=after, limit=PAGE)
+            self._host,
+            "read",
+            functools.partial(store.read_events, actor.session, after=after, limit=PAGE, limit_bytes=PAGE_BYTES),
         ):
             after = page[-1].seq
             for event in map(decode_event, (event for event in page if event.kind in _OF_STEERING)):

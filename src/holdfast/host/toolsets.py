@@ -1,7 +1,7 @@
-"""Enters the lifespans of the agents' toolsets when the host starts, and leaves them when it closes.
+"""Enter the lifespans of the agents' toolsets when the host starts, and exit them when it closes.
 
-Each lifespan has a task and a scope of its own, outside of any run: it is entered and left in the same task, as task
-groups need, and what it starts (servers, browsers) ends with it whatever it does.
+Each lifespan has its own task and scope, outside any run: it is entered and exited in the same task, as task groups
+require, and everything that it starts (servers, browsers) ends with it, whatever it does.
 """
 
 from __future__ import annotations

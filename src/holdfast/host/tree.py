@@ -1,4 +1,4 @@
-"""The task tree as people see it, from the scopes that are alive."""
+"""Task tree for people, built from the live scopes."""
 
 from __future__ import annotations
 

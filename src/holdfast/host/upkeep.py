@@ -1,4 +1,4 @@
-"""What a host does from time to time: forgets idle sessions, prunes what the store kept, lets questions expire."""
+"""Periodic maintenance of a host: evict idle sessions, prune the store, expire questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices when agent code blocks the host's event loop, and says where: every other user waits meanwhile."""
+"""Detect agent code that blocks the host's event loop, and report where: all other users wait meanwhile."""
 
 from __future__ import annotations
 

@@ -30,7 +30,9 @@ from holdfast.protocol.messages import EndedBy, Entry, KeptState, Message
 from holdfast.protocol.model import NO_RESULT
 from holdfast.protocol.stopping import Cause
 
-__all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "result_text"]
+__all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "memory_bytes", "result_text"]
+
+_ENTRY_BYTES = 256
 
 STEP_BREAK = "\n\n"
 """Stands in a run's text between what it said in one step and in the next; no entry begins with it but the first."""
@@ -39,6 +41,23 @@ STEP_BREAK = "\n\n"
 def result_text(result: ToolFinished) -> str:
     """What a call came to, as the model reads it."""
     return _json(result.result) if result.status == "ok" else result.error or NO_RESULT
+
+
+def memory_bytes(entries: Iterable[Entry]) -> int:
+    """Return about how many bytes of memory entries take."""
+    size = 0
+    for entry in entries:
+        size += _ENTRY_BYTES + _text_bytes(entry.content) + len(entry.run_id or "")
+        if entry.call_id is not None:
+            size += len(entry.call_id) + len(entry.name or "")
+        if entry.attachments:
+            size += _ENTRY_BYTES * len(entry.attachments)
+    return size
+
+
+def _text_bytes(text: str) -> int:
+    """About what a text takes; the same each time, unlike ``sys.getsizeof``, which grows once a text was encoded."""
+    return len(text) if text.isascii() else 4 * len(text)
 
 
 def last_kept(entries: Sequence[Entry]) -> KeptState | None:

@@ -1,4 +1,4 @@
-"""The HTTP server: the native API, event streams, keys, the page, and an orderly shutdown."""
+"""The HTTP server: the native API, event streams, keys, the page, and a graceful shutdown."""
 
 from holdfast.server.app import App
 from holdfast.server.auth import KeyRing

@@ -1,7 +1,7 @@
-"""The ASGI application: checks every request, then hands it to the native API or to the pages and probes.
+"""The ASGI application: check every request, then dispatch it to the native API or to the pages and probes.
 
-The native API is dispatched here by hand from its table, which keeps a send at a few microseconds; everything else is a
-small Starlette application. Nothing reaches a handler before the allow-lists, the key and the rate were checked.
+The native API is dispatched by hand from its table, which keeps a send at a few microseconds; everything else is a
+small Starlette application. No request reaches a handler before its allow-lists, key and rate are checked.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from holdfast.errors import (
     BodyTooLarge,
+    Draining,
     Forbidden,
     HoldfastError,
     InternalError,
@@ -158,9 +159,16 @@ class App:
             await self._answer(scope, receive, send)
         except asyncio.CancelledError:
             use: CredentialUse | None = scope.get(_USE)
-            if use is None or use.ended is None:
+            if use is not None and use.ended is not None:
+                use.absorb()
+                await self._end_early(
+                    scope, send, Unauthenticated(f"{use.ended}, while the request was under way", hint=_TAKEN)
+                )
+            elif self.host.draining and (task := asyncio.current_task()) is not None:
+                task.uncancel()
+                await self._end_early(scope, send, Draining("the server shuts down, and this request took too long"))
+            else:
                 raise
-            await self._end_unauthorized(scope, send, use)
         finally:
             use = scope.get(_USE)
             if use is not None:
@@ -235,10 +243,8 @@ class App:
         except TimeoutError:
             cut_connection(scope)
 
-    async def _end_unauthorized(self, scope: Scope, send: Send, use: CredentialUse) -> None:
-        """The credential ended while the request was under way: say so, or cut the connection in mid-answer."""
-        use.absorb()
-        error = Unauthenticated(f"{use.ended}, while the request was under way", hint=_TAKEN)
+    async def _end_early(self, scope: Scope, send: Send, error: HoldfastError) -> None:
+        """The request was cancelled while it was under way: say why, or cut the connection in mid-answer."""
         self.answers[error.status] += 1
         try:
             async with asyncio.timeout(LAST_FRAME_S):
@@ -310,11 +316,22 @@ class App:
     def _make_shell(self) -> Starlette:
         return Starlette(
             routes=[
-                Route(operation.path, partial(operation.handler, self), methods=[operation.method])
+                Route(operation.path, partial(self._enter, operation), methods=[operation.method])
                 for operation in SHELL.operations
             ],
             exception_handlers={HTTPException: self._refused, HoldfastError: self._failed},
         )
+
+    async def _enter(self, operation: Operation, request: Request) -> Response:
+        """Answer by a handler; what it did not expect is logged and told here, as Starlette would answer and raise."""
+        try:
+            response: Response = await operation.handler(self, request)
+        except (HoldfastError, HTTPException):
+            raise
+        except Exception as error:
+            log_failure(_log, f"{request.method} {request.url.path} failed", error)
+            return _json(error_answer(InternalError()))
+        return response
 
     @SHELL.enter("GET", "/", answers={200: "text/html"})
     async def show_page(self, request: Request) -> Response:

@@ -1,13 +1,15 @@
-"""The operations on attachments: bytes in, and the same bytes out, never to be run by a browser."""
+"""Operations on attachments: upload bytes, and return the same bytes in a form that no browser executes."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from urllib.parse import quote
 
 from holdfast import errors
 from holdfast.host import Session
 from holdfast.protocol.messages import Attachment
 from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.server.exports import read_parts
 from holdfast.server.native import Native
 from holdfast.server.operations import Query, Table
 
@@ -32,7 +34,7 @@ async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
     name = exchange.query("name") or ""
     media_type = exchange.headers.get(b"content-type", b"").decode("latin-1").strip() or "application/octet-stream"
     body = await exchange.raw_body(limit_bytes=exchange.settings.attachment_limit_bytes)
-    kept = await _owner(native, exchange).attach(bytes(body), media_type=media_type, name=name)
+    kept = await _owner(native, exchange).attach(body, media_type=media_type, name=name)
     return Answer(201, encode(kept))
 
 
@@ -40,24 +42,23 @@ async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
 async def get_attachment(native: Native, exchange: Exchange) -> None:
     """The bytes of an attachment, with the type and name that they were stored with. Browsers save it, not show it."""
     owner = _owner(native, exchange)
-    about = await owner.attachment_about(exchange.path["digest"])
-    await exchange.charge_memory(2 * about.size_bytes)  # in the store's hands, and in ours
-    attachment, body = await owner.attachment(exchange.path["digest"])
-    await _give(exchange, attachment, body)
-
-
-async def _give(exchange: Exchange, attachment: Attachment, body: bytes) -> None:
+    attachment = await owner.attachment_about(exchange.path["digest"])
     headers = [
         (b"content-type", attachment.media_type.encode("latin-1", "replace")),
-        (b"content-length", str(len(body)).encode()),
+        (b"content-length", str(attachment.size_bytes).encode()),
         (b"content-disposition", _disposition(attachment.name)),
         (b"content-security-policy", b"sandbox; default-src 'none'"),
         (b"x-content-type-options", b"nosniff"),
         (b"cache-control", b"private, no-store"),
         *exchange.extra,
     ]
-    await exchange.begin(200, headers)
-    await exchange.write(body)
+    parts = read_parts(exchange, owner, attachment)
+    async with aclosing(parts):
+        first = await anext(parts, b"")  # what is refused is refused before the head is written
+        await exchange.begin(200, headers)
+        await exchange.write(first)
+        async for part in parts:
+            await exchange.write(part)
     await exchange.end()
 
 

@@ -1,12 +1,12 @@
-"""Who may call: API keys, roles, and the allow-lists for ``Host`` and ``Origin``.
+"""Authentication: API keys, roles, and the allow-lists for ``Host`` and ``Origin``.
 
-A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, everybody on
-loopback is the principal ``local`` and may do everything; from the first key on, every request needs one. Any other
-address to listen on needs a key before the server starts. Where an agent does what a model says, even loopback needs
-something while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``. Signed tokens
-(`holdfast.server.tokens`) stand beside the keys where the settings have a key for them.
+A key is shown once and stored as the SHA-256 of its 160 random bits. While the store has never had a key, anyone on
+loopback acts as principal ``local`` and may do everything; from the first key on, every request needs one. To listen on
+any other address, the server needs a key before it starts. With an agent that follows a model, even loopback needs a
+credential while there are no keys: the local token (`holdfast.local_token`), whose holder is ``local``. Signed tokens
+(`holdfast.server.tokens`) are accepted in addition to keys if the settings have a key for them.
 
-The store is open in this process only, so the keys in memory are the truth: they change through `KeyRing` alone.
+Only this process opens the store, so the keys in memory are authoritative: they change only through `KeyRing`.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ class KeyRing:
         "_signed",
         "_store",
         "_token",
+        "_writes",
         "in_use",
     )
 
@@ -162,6 +163,7 @@ class KeyRing:
         self._shown_approver: bytes | None = None
         self._ever = False
         self._changing = asyncio.Lock()
+        self._writes: set[asyncio.Task[Any]] = set()
         self.in_use = CredentialsInUse(clock)
 
     @property
@@ -178,6 +180,11 @@ class KeyRing:
     def any_valid(self) -> bool:
         """Whether there is a key that is not revoked, or signed tokens are taken."""
         return bool(self._by_digest) or self._signed is not None
+
+    @property
+    def any_approver(self) -> bool:
+        """Whether there is an approval key that is not revoked."""
+        return bool(self._approvers)
 
     async def load(self) -> None:
         """Read the keys from the store."""
@@ -223,7 +230,16 @@ class KeyRing:
         return record
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
-        """Write to the store and take over what it has then, also where the caller is cancelled meanwhile."""
+        """Write to the store and take over what it has then, also where the caller is cancelled meanwhile.
+
+        A write that was submitted is done in any case: a task of its own waits for it, and reads the keys after it.
+        """
+        task = asyncio.create_task(self._write(change), name="change of keys")  # noqa: TID251  # this ring owns it
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+        return await asyncio.shield(task)
+
+    async def _write(self, change: Coroutine[Any, Any, T]) -> T:
         async with self._changing:
             try:
                 return await change

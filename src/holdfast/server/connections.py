@@ -1,16 +1,16 @@
-"""Connections of a server: how many there are, whose they are, and what closes one that does nothing.
+"""Connections of a server: their limits, their owners, and the timeouts that close idle ones.
 
-A connection is keyless until a request on it has shown a valid key; from then on it belongs to that principal.
+A connection is keyless until a request on it presents a valid key; from then on it belongs to that principal.
 
 Rules
-- There are fewer connections than descriptors: what agents' tools and the store need stays free.
-- Where there is no room, a new connection takes the place of the keyless one that was idle longest, then of any idle
-  one. So keyless connections, however many, keep nobody out. One that handles a principal's request is left alone.
-- A principal, and all keyless connections together, have a share. A request that would take a principal beyond its
-  share is refused, and its connection is closed.
-- A head has to be whole ``head_timeout_s`` after it began, the first one after the connection was made; between two
-  requests a connection may be idle for ``idle_connection_timeout_s``. One timer looks after all of them; a request
-  costs two changes of an ordered dictionary.
+- There are fewer connections than descriptors: the ones that agents' tools and the store need stay free.
+- When the server is full, a new connection replaces the keyless one that was idle longest, then any idle one. So
+  keyless connections, however many, lock no principal out. A connection that handles a principal's request is kept.
+- Each principal has a share, and so do all keyless connections together. A request that would take a principal over
+  its share is refused, and its connection is closed.
+- A head must be complete ``head_timeout_s`` after its start, the first one after the connection was made; between two
+  requests a connection may be idle for ``idle_connection_timeout_s``. One timer serves all of them; a request costs two
+  changes of an ordered dictionary.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ class Connections:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._told: dict[str, float] = {}
+        self._looked_at = -_LOOK_EVERY_S
+        self._default: tuple[object, bytes] = (None, b"")
         self.head_bytes = 0
         """Bytes of heads that are not whole yet."""
 
@@ -111,6 +113,14 @@ class Connections:
     def open(self) -> int:
         """Open connections."""
         return self._budget.used
+
+    def default_lines(self, fields: list[tuple[bytes, bytes]]) -> bytes:
+        """The fields that every head has, as lines; uvicorn makes a new list of them each second, for the date."""
+        made_of, lines = self._default
+        if made_of is not fields:
+            lines = b"".join([b"%s: %s\r\n" % field for field in fields])
+            self._default = (fields, lines)
+        return lines
 
     def opened(self, connection: Connection, descriptor: int) -> None:
         """A connection has come.
@@ -193,12 +203,14 @@ class Connections:
             oldest = next(iter(self._keyless), None)
             if oldest is None and budget.used >= budget.limit:
                 oldest = next(iter(self._idle), None)
-            most = max(self._peers, key=self._peers.__getitem__, default=peer)
-            if scarce:
-                text = f"the host has {descriptor:,} descriptors open, {budget.used:,} of them connections"
-            else:
-                text = f"the host has {budget.used:,} of {budget.limit:,} connections in use"
-            self._tell(f"peer {most}", f"{text}, {budget.held(UNKNOWN):,} of them without a key")
+            if self._now - self._looked_at >= _LOOK_EVERY_S:  # there may be tens of thousands of peers
+                self._looked_at = self._now
+                most = max(self._peers, key=self._peers.__getitem__, default=peer)
+                if scarce:
+                    text = f"the host has {descriptor:,} descriptors open, {budget.used:,} of them connections"
+                else:
+                    text = f"the host has {budget.used:,} of {budget.limit:,} connections in use"
+                self._tell(f"peer {most}", f"{text}, {budget.held(UNKNOWN):,} of them without a key")
             if oldest is None:
                 break
             self._close(oldest)

@@ -1,12 +1,12 @@
-"""Credentials in use: every request and stream under way, by the key or token that it came with.
+"""Credentials in use: every request and stream in progress, by the key or token that it came with.
 
 Rules
-- A revoked key, or the first key of a server that had none, ends what is under way without a valid credential, at once.
-- A token has expired when either the wall clock has reached its ``exp``, or as much time has passed on the monotonic
-  clock since the request came as the token had left then. A wall clock that is set back lengthens nothing that is open;
-  one that is set forward ends it.
-- Registering and releasing a request is O(1); one timer for the whole server looks for expiries, and only while there
-  is something that can expire.
+- A revoked key, or the first key of a server that had none, ends at once all requests without a valid credential.
+- A token has expired when the wall clock reaches its ``exp``, or when the time that the token had left at the request
+  has passed on the monotonic clock. Setting the wall clock back extends no open request or stream; setting it forward
+  ends it.
+- Registering and releasing a request is O(1). One timer for the whole server checks for expiry, and runs only while
+  something can expire.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a request holds of the host's budgets, and how its answer goes out: charged, in pieces, to readers that read.
+"""Budget charges of a request, and delivery of its response: charged, in pieces, to clients that keep reading.
 
-Every body that comes in and every body that goes out passes here (`tests/server/test_accounting.py` looks after it).
+Every request body and every response body passes through here (`tests/server/test_accounting.py` checks it).
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ CUT = "holdfast.cut"
 """Where the server's protocol puts into the scope how a connection is cut."""
 WAIT_S = 5.0
 """How long a large body or a list waits for room."""
+WRITTEN_PER_S = 1_000_000_000
+"""Bytes of large answers that a loop writes in a second; a reader that keeps up would let it do nothing else."""
+STORED_PER_S = 40_000_000
+"""Bytes of large messages that loop and store handle in a second. A principal gets a quarter of it in the long run."""
+TAKEN_PER_S = 80_000_000
+"""Bytes of large bodies that a host takes in a second: to decode and to store them makes others wait."""
 _PIECE_BYTES = 65_536
 _LEAST_RATE = 10_000
 """Bytes per second that the reader of a large answer takes in the long run; a slower one uses up its stall time."""
@@ -63,15 +69,26 @@ class Delivery:
                 charge.release()
             self._charges = None
 
-    async def charge_memory(self, amount: int) -> Charge:
-        """Charge memory and hold it until the request has ended. Raises `BudgetExceeded`, `HostBusy`."""
+    async def charge_memory(self, amount: int, *, in_memory: bool = False) -> Charge:
+        """Charge memory and hold it until the request has ended. As `Budget.wait_for`."""
         memory = self.budgets.memory
         amount = min(amount, memory.share)
-        return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S))
+        return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S, in_memory=in_memory))
 
     async def take_turn(self) -> None:
         """Wait for the principal's turn to read a list whole, and hold it. Raises `BudgetExceeded`, `HostBusy`."""
         self.hold(await self.budgets.listings.wait_for(self.principal, 1, within_s=WAIT_S))
+
+    async def take_write(self, amount: int) -> Charge:
+        """Wait for the principal's turn to store a large message, and charge it; until then it is charged as memory.
+
+        Release the charge once it is stored. Raises `BudgetExceeded`, `HostBusy`.
+        """
+        memory, writes = self.budgets.memory, self.budgets.writes
+        size = min(amount, memory.share)
+        with await memory.wait_for(self.principal, size, within_s=WAIT_S, in_memory=True):
+            await self.budgets.loop_time.turn(self.principal, amount / STORED_PER_S)
+            return await writes.wait_for(self.principal, min(amount, writes.share), within_s=WAIT_S)
 
     def take_edit(self) -> None:
         """Hold one of the principal's edits of histories until the request has ended. Raises `BudgetExceeded`."""
@@ -105,7 +122,7 @@ class Delivery:
         if len(body) <= FREE_BYTES:
             await self.put(message)  # answers before it may be unread still
             return
-        await self.charge_memory(len(body))
+        await self.charge_memory(len(body), in_memory=True)
         await self.write(body)
         await self.put({"type": "http.response.body", "body": b"", "more_body": message.get("more_body", False)})
 
@@ -119,6 +136,8 @@ class Delivery:
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             await self.put({"type": "http.response.body", "body": piece, "more_body": True})
+            if len(piece) == _PIECE_BYTES:
+                await self.budgets.loop_time.pay(self.principal, _PIECE_BYTES / WRITTEN_PER_S)
 
     async def end(self) -> None:
         """The body is whole. Raises as `put`."""

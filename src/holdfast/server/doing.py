@@ -1,4 +1,4 @@
-"""What a session does now, read from the end of its log: its step, its calls with their output, and what it says."""
+"""Current activity of a session, read from the end of its log: its step, its calls with their output, and its text."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.host.readers import events_bytes
 from holdfast.protocol.events import (
     ReasoningDelta,
     RunStarted,
@@ -88,14 +89,22 @@ def read_doing(events: Iterable[Event]) -> Doing:
     return now
 
 
-async def doing(host: Host, view: SessionView) -> Doing:
-    """What the session of `view`, which has a run, does now."""
+async def doing(host: Host, view: SessionView, *, reader: str) -> Doing:
+    """What the session of `view`, which has a run, does now.
+
+    Parameters:
+        reader: the principal that asks, which is charged for the events while they are read.
+    """
     found = await host.store.find_session(view.principal, view.key)
     if found is None:
         return Doing(agent=view.agent)
     row, view = found
-    stored = await host.store.read_events(row, after=max(0, view.seq - _LOOK_BACK), limit=_LOOK_BACK)
-    now = read_doing(map(decode_event, stored))
+    start = max(0, view.seq - _LOOK_BACK)
+    stored, charge = await host.budgets.read_page(
+        reader, lambda: host.store.read_events(row, after=start, limit=_LOOK_BACK), events_bytes
+    )
+    with charge:
+        now = read_doing(map(decode_event, stored))
     now.agent = now.agent or view.agent
     live = host.live.get(view.run_id or "")
     if live is not None:

@@ -1,4 +1,4 @@
-"""One HTTP request of the native API and its answer, on raw ASGI.
+"""One HTTP request of the native API and its response, on raw ASGI.
 
 Handlers get an `Exchange`, read what they need, and return an `Answer` or raise a `HoldfastError`.
 """
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -25,8 +25,9 @@ from holdfast.errors import (
     UnsupportedMediaType,
 )
 from holdfast.host.budgets import FREE_BYTES, Budgets
+from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
-from holdfast.server.delivery import Delivery, Receive, Scope, Send, cut_connection
+from holdfast.server.delivery import TAKEN_PER_S, Delivery, Receive, Scope, Send, cut_connection
 from holdfast.settings import Settings
 
 __all__ = [
@@ -61,6 +62,7 @@ _JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
 )
+_JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in _JSON_HEADERS]) + b"content-length: %d\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,18 @@ class Answer(NamedTuple):
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+class Wire(Protocol):
+    """What a request can do with its connection where nothing has to wait."""
+
+    def take_body(self) -> bytes | None:
+        """The request's body, if all of it is here."""
+        ...
+
+    def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
+        """Write the whole answer; False if that has to wait."""
+        ...
+
+
 class Exchange(Delivery):
     """A request. It belongs to the one task that handles it. ``started``: the handler began the response by itself.
 
@@ -111,6 +125,7 @@ class Exchange(Delivery):
         "_query",
         "agents",
         "caller",
+        "connection",
         "extra",
         "headers",
         "path",
@@ -135,6 +150,7 @@ class Exchange(Delivery):
     ) -> None:
         super().__init__(scope, send, principal=caller.principal, budgets=budgets, settings=settings)
         self.use = use
+        self.connection: Wire | None = scope.get(CONNECTION)
         self.agents = agents
         self.receive = receive
         self.headers = headers
@@ -236,18 +252,17 @@ class Exchange(Delivery):
     async def answer(self, answer: Answer) -> None:
         """Write a whole response; a large one is charged and goes in pieces. Raises as `Delivery.put`."""
         if len(answer.body) > FREE_BYTES:
-            await self.charge_memory(len(answer.body))
+            await self.charge_memory(len(answer.body), in_memory=True)
             await self.begin(answer.status, _headers(answer, self.extra))
             await self.write(answer.body)
             await self.end()
             return
         self.started = True
-        try:
-            async with asyncio.timeout(self.settings.stream_stall_s):  # answers before it may be unread still
-                await send_answer(self.send, answer, extra=self.extra)
-        except TimeoutError:
-            cut_connection(self.scope)
-            raise
+        plain = not (answer.headers or self.extra)
+        fields = _JSON_FIELDS % len(answer.body)
+        if self.connection is not None and plain and self.connection.answer_now(answer.status, fields, answer.body):
+            return
+        await send_answer(self.send, answer, extra=self.extra)
 
     async def begin_json(self) -> None:
         """Write the head of a successful JSON answer whose size is not known yet. Raises as `Delivery.put`."""
@@ -264,6 +279,11 @@ class Exchange(Delivery):
         if not length.isdigit() or int(length) > limit:
             raise BodyTooLarge(too_large, hint=hint)
         charge = await self.charge_memory(2 * int(length)) if int(length) > FREE_BYTES else None
+        here = self.connection.take_body() if self.connection is not None and charge is None else None
+        if here is not None:
+            if len(here) > limit:
+                raise BodyTooLarge(too_large, hint=hint)
+            return here
         try:
             async with asyncio.timeout(within_s):
                 message = await self.receive()
@@ -286,6 +306,8 @@ class Exchange(Delivery):
             raise InvalidRequest(f"the body did not come within {within_s:g} s", hint="send it in one go") from None
         if len(whole) > limit:
             raise BodyTooLarge(too_large, hint=hint)
+        if len(whole) > FREE_BYTES:
+            await self.budgets.loop_time.turn(self.principal, len(whole) / TAKEN_PER_S)
         return whole
 
 

@@ -1,4 +1,4 @@
-"""Transcripts and exports on their way out: read in pages, encoded in pieces, each charged while it is in memory."""
+"""Outgoing transcripts and exports: read in pages, encoded in pieces, each charged while it is in memory."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import msgspec
 from holdfast.errors import HistoryChanged
 from holdfast.host import Session
 from holdfast.host.budgets import PAGE_BYTES
-from holdfast.protocol.messages import Entry
+from holdfast.protocol.messages import Attachment, Entry
 from holdfast.server.exchange import Answer, Exchange, encode
 from holdfast.storage.port import ALL_ENTRIES
 
-__all__ = ["give_export", "give_list", "give_transcript"]
+__all__ = ["give_export", "give_list", "give_transcript", "read_parts"]
 
 _BASE64_BYTES = 196_608
 """Bytes that are encoded at a time; a multiple of three, so that the pieces join."""
+_PART_BYTES = 10 * _BASE64_BYTES
+"""Bytes of an attachment that are read at a time."""
 _SMALL_BYTES = PAGE_BYTES // 2
 """A page that is shorter as JSON has not ended because of its bytes."""
 
@@ -68,7 +70,7 @@ async def give_list(exchange: Exchange, name: str, items: Sequence[msgspec.Struc
     rest = items[len(begun) :]
     if not rest and size <= _SMALL_BYTES:
         return Answer(200, body + b"]}")
-    await exchange.charge_memory(2 * max(size, size * len(items) // len(begun)))
+    await exchange.charge_memory(2 * max(size, size * len(items) // len(begun)), in_memory=True)
     await exchange.begin_json()
     await exchange.write(body)
     for item in rest:
@@ -111,11 +113,8 @@ async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int
     while limit > 0:
         page, charge = await session.transcript_page(after=given, limit=limit)
         with charge:
-            if given:
-                before, other = await session.transcript_page(after=given - 1, limit=1)
-                other.release()
-                if not before or before[0].n != given:
-                    raise HistoryChanged("the transcript was changed while it was read")
+            if given and not await session.has_entry(given):
+                raise HistoryChanged("the transcript was changed while it was read")
             if not page:
                 return
             yield page
@@ -123,14 +122,25 @@ async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int
             given = page[-1].n
 
 
+async def read_parts(exchange: Exchange, session: Session, attachment: Attachment) -> AsyncGenerator[bytes]:
+    """The bytes of an attachment, `_PART_BYTES` at a time, and no more of them in memory.
+
+    Raises:
+        BudgetExceeded, HostBusy: there is no memory for a part in time.
+        UnknownAttachment: it is not there any more.
+    """
+    size = attachment.size_bytes
+    if not size:
+        return
+    with await exchange.charge_memory(min(size, _PART_BYTES)):
+        for start in range(0, size, _PART_BYTES):
+            yield await session.attachment_part(attachment.digest, start=start, size=_PART_BYTES)
+
+
 async def _give_base64(exchange: Exchange, session: Session, digest: str) -> None:
-    attachment = await session.attachment_about(digest)
-    charge = await exchange.charge_memory(2 * attachment.size_bytes)  # in SQLite's hands, and in ours
-    try:
-        _, body = await session.attachment(digest)
-        view = memoryview(body)
-        for start in range(0, len(view), _BASE64_BYTES):
-            piece = view[start : start + _BASE64_BYTES]
-            await exchange.write(await exchange.work(partial(binascii.b2a_base64, piece, newline=False)))
-    finally:
-        charge.release()
+    async with aclosing(read_parts(exchange, session, await session.attachment_about(digest))) as parts:
+        async for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(view), _BASE64_BYTES):
+                piece = view[start : start + _BASE64_BYTES]
+                await exchange.write(await exchange.work(partial(binascii.b2a_base64, piece, newline=False)))

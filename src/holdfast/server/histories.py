@@ -1,4 +1,4 @@
-"""The operations on a session's history: again, back, shorter, copied, carried elsewhere."""
+"""Operations on a session's history: retry, undo, compact, branch, export and import."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from msgspec import Meta
 from holdfast import errors
 from holdfast.protocol.messages import Receipt, SessionExport, SessionView
 from holdfast.server.exchange import Answer, Exchange, encode
-from holdfast.server.exports import give_export, give_list
+from holdfast.server.exports import give_export, give_list, give_transcript
 from holdfast.server.native import Body, Name, Native, Transcript
 from holdfast.server.operations import Table
+from holdfast.storage.port import ALL_ENTRIES
 
 __all__ = ["TABLE"]
 
@@ -91,7 +92,9 @@ async def compact_history(native: Native, exchange: Exchange) -> Answer | None:
     """Let the agent's model sum up all but the newest messages; the answer is the new transcript, whole."""
     body = await exchange.body(_compact_body, optional=True)
     exchange.take_edit()
-    return await give_list(exchange, "entries", await native.session(exchange).compact(keep=body.keep))
+    session = native.session(exchange)
+    await session.compact_history(body.keep)
+    return await give_transcript(exchange, session, after=0, limit=ALL_ENTRIES)
 
 
 @TABLE.enter(

@@ -1,11 +1,13 @@
-"""HTTP/1.1 on one connection: bounds for what a client sends ahead, and one write for one turn of the event loop.
+"""HTTP/1.1 on one connection: limits for pipelined requests, and one coalesced write per turn of the event loop.
 
-- uvicorn parses every request of what it read and queues them. Here at most ``_WAITING_LIMIT`` wait for their answer, a
-  read is at most ``_READ_BYTES``, and nothing is read while any waits: a connection holds one read, whatever it sends.
-- Heads, their fields, and the framing of bodies (chunk sizes, chunk extensions, trailers) are bounded in size.
-- What breaks a bound gets an answer after those that were asked for before it, and the connection is closed.
-- uvicorn writes the head and the body of an answer apart, and each write is a system call, a packet and a wake-up of
-  the client: together a tenth of what a small answer costs. Here they are one write.
+- uvicorn parses every request of a read and queues them. Here at most ``_WAITING_LIMIT`` requests wait for a response,
+  a read is at most ``_READ_BYTES``, and reading pauses while any waits: a connection holds one read, whatever it sends.
+- Heads, their fields, and the framing of bodies (chunk sizes, chunk extensions, trailers) are limited in size.
+- A request over a limit gets its response after the responses to earlier requests, and the connection is closed.
+- uvicorn writes the head and the body of a response separately, and each write is a system call, a packet and a wake-up
+  of the client: together a tenth of the cost of a small response. Here they are one write.
+- A body that is complete when it is read, and a response that can be written at once, bypass ASGI messages: nothing
+  waits then, so no deadline is set. That is nearly every request.
 """
 
 from __future__ import annotations
@@ -84,6 +86,7 @@ class JoiningProtocol(HttpToolsProtocol):
     peer = ""
     charge: Charge | None = None
     queue: OrderedDict[Connection, float] | None = None
+    transport: _JoiningTransport
     on_lost: Callable[[], object] | None = None
     """Called when the client goes while a request is handled."""
 
@@ -136,6 +139,37 @@ class JoiningProtocol(HttpToolsProtocol):
             if self._running is not None:
                 self._running.keep_alive = False
             raise
+
+    def take_body(self) -> bytes | None:
+        """The body of the request that is handled, if all of it is here; None: `receive` tells when it is."""
+        cycle = self._running
+        if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
+        return body
+
+    def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
+        """Write the whole answer to the request that is handled; False if it has to wait, or has begun.
+
+        Parameters:
+            fields: of the head, each with its end of line.
+        """
+        cycle = self._running
+        if cycle is None or cycle.response_started or cycle.disconnected or self.flow.write_paused:
+            return False
+        head = STATUS_LINE[status] + self._open.default_lines(self.server_state.default_headers) + fields
+        if not cycle.keep_alive:
+            head += b"connection: close\r\n"
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write_now(head + b"\r\n" + body)
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has gone: the request that is handled learns of it, even if others wait behind it."""
@@ -206,7 +240,10 @@ class JoiningProtocol(HttpToolsProtocol):
             return
         if len(self.headers) >= _FIELDS_LIMIT:
             raise _Refused(MalformedRequest(f"the request's head has more than {_FIELDS_LIMIT} fields"))
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The head is whole. Raises `_Refused` for an upgrade with a body, which the parser would not read."""
@@ -253,7 +290,8 @@ class JoiningProtocol(HttpToolsProtocol):
             self._write_refusal(self._refusal)
         else:
             self._open.answered(self, whole=not running.more_body, head_began=self._head_bytes > 0)
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
 
     def _head_came(self) -> None:
         if self._head_bytes:
@@ -351,6 +389,12 @@ class _JoiningTransport(asyncio.Transport):
         if not self._going:
             self._going = True
             self._loop.call_soon(self._turn_ends)
+
+    def write_now(self, data: bytes) -> None:
+        """Write at once, behind what is held: it is whole, and nothing is to be joined to it."""
+        self._go()
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def _turn_ends(self) -> None:
         self._going = False

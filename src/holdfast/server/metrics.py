@@ -1,4 +1,4 @@
-"""The figures of a host as Prometheus text."""
+"""Host metrics as Prometheus text."""
 
 from __future__ import annotations
 

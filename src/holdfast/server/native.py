@@ -1,7 +1,7 @@
 """The native API under ``/v1``: each handler turns one request into one call of the host.
 
-A caller reaches sessions only through `Native.session`, which asks the host for the session of *its* principal: that
-is the one place where ownership is decided.
+A caller reaches sessions only through `Native.session`, which asks the host for the session of *its* principal. This
+is the only place that decides ownership.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from holdfast import errors
 from holdfast.host import DrainReport, Host, HostStatistics, Incident, Session
-from holdfast.host.budgets import BudgetUsage
+from holdfast.host.budgets import SMALL_WRITE_BYTES, BudgetUsage
 from holdfast.protocol.messages import (
     Attachment,
     Entry,
@@ -264,6 +264,23 @@ class Native:
         """A session of the caller, in which it may use the agents that it may name."""
         return self.host.session(key, principal=exchange.caller.principal, agents=exchange.agents)
 
+    def approver(self, caller: Caller, secret: str, principal: str) -> str:
+        """The id of an approval key for the calls of `principal`.
+
+        Raises:
+            ApprovalKeyRequired: it is wrong; the operator is told who tries.
+            RateLimited: the caller has tried too many wrong ones.
+        """
+        who = caller.owner or caller.principal
+        self.host.budgets.wrong_keys.check(who)
+        try:
+            return self.keys.approver(secret, principal)
+        except errors.ApprovalKeyRequired:
+            if secret:
+                self.host.budgets.wrong_keys.take(who)
+                self.host.budgets.tell(who, f"{who}: a wrong approval key was tried", kind="approval key")
+            raise
+
     def agents_of(self, caller: Caller) -> frozenset[str] | None:
         """The agents that a caller may name; None: all of them."""
         if caller.agents is not None:
@@ -300,15 +317,20 @@ class Native:
         """
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         body = await exchange.body(_send_body)
-        receipt, settling = await self.session(exchange).send_expecting(
-            body.content,
-            policy=cast(Policy, body.policy),  # the store refuses any other word by name
-            idempotency_key=body.idempotency_key,
-            agent=body.agent,
-            quiet_s=body.quiet_s,
-            max_wait_s=body.max_wait_s,
-            attachments=[_attachment(one) for one in body.attachments],
-        )
+        writing = await exchange.take_write(len(body.content)) if len(body.content) > SMALL_WRITE_BYTES else None
+        try:
+            receipt, settling = await self.session(exchange).send_expecting(
+                body.content,
+                policy=cast(Policy, body.policy),  # the store refuses any other word by name
+                idempotency_key=body.idempotency_key,
+                agent=body.agent,
+                quiet_s=body.quiet_s,
+                max_wait_s=body.max_wait_s,
+                attachments=[_attachment(one) for one in body.attachments],
+            )
+        finally:
+            if writing is not None:
+                writing.release()
         settled = await self._settled(exchange, settling, wait_s)
         if settled is None:
             return Answer(202, encode(receipt))
@@ -564,7 +586,7 @@ class Native:
 
     async def _budgets(self, principal: str | None) -> dict[str, BudgetUsage]:
         """What is used of each budget, stored bytes included, by everybody or by one principal."""
-        store, limit = self.host.store, self.settings.principal_stored_bytes
+        store, limit = self.host.store, self.host.stored_limit
         if principal is None:
             stored: dict[str, float] = dict(await store.most_stored(limit=20))
         else:
@@ -592,7 +614,8 @@ class Native:
         """
         body = await exchange.body(_key_body)
         if body.role == "approver" and self.approval_key_required:
-            self.keys.approver(body.approval_key, body.principal)  # else an agent with a key makes one for itself
+            # Without this, an agent with a key makes one for itself.
+            self.approver(exchange.caller, body.approval_key, body.principal)
         exchange.use.release()  # who makes the first key came without one, and gets the answer all the same
         record, secret = await self.keys.create(
             principal=body.principal, role=body.role, label=body.label, agents=body.agents

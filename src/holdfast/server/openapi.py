@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations and the types they name."""
+"""The OpenAPI document, generated from the table of operations and their types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of the HTTP operations: each handler is entered with its address, parameters and answers.
+"""Table of the HTTP operations: each handler is registered with its path, parameters and responses.
 
 The dispatch, the OpenAPI document and the tests read this one table.
 """

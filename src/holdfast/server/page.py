@@ -1,6 +1,6 @@
-"""The page at ``/``: what runs and asks, what waits, what is due, how the promises stand, lines to paste.
+"""The page at ``/``: active runs, open questions, queued messages, schedules, promise counters, lines to paste.
 
-No script, no extra file. It renews itself, but not while it has a form that somebody may be about to use.
+No script, no extra file. It refreshes itself, except while it shows a form that may be in use.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from holdfast import clock
+from holdfast import clock, logs
 from holdfast.errors import InvalidRequest
 from holdfast.host import PROMISES, Host, HostStatistics, Incident
 from holdfast.protocol.messages import Question, SessionView, TreeNode, Usage
@@ -128,7 +128,7 @@ async def render(
     sessions = await host.sessions(principal=principal, limit=_SHOWN)
     schedules = await host.schedules(principal=principal, limit=_SHOWN)
     at_work = [view for view in sessions if view.run_id is not None][:_RUNS_SHOWN]
-    runs = [(view, await doing(host, view)) for view in at_work]
+    runs = [(view, await doing(host, view, reader=caller.principal)) for view in at_work]
     asked = any(now.questions for view, now in runs if view.principal == caller.principal)
     parts = [
         _head(statistics, renewed=not (asked or told), everybody=everybody),
@@ -268,7 +268,7 @@ def _question(key: str, question: Question, *, mine: bool, with_key: bool) -> st
 
 def _visible(text: str) -> str:
     """The text with what cannot be seen, such as a turn of the writing direction, written out."""
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
+    return logs.visible("".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text))
 
 
 def _sessions(sessions: list[SessionView], everybody: bool) -> str:

@@ -1,12 +1,13 @@
-"""What a principal has on a host: its sessions with work, and its schedules; and the end of all of it."""
+"""Work of a principal on a host: its active sessions and its schedules, and how to stop all of it."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import SessionDeleted
+from holdfast.logs import log_failure
 
 if TYPE_CHECKING:
     from holdfast.host import Host, Session
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ended", "find_work", "stop_principal"]
 
+_log = logging.getLogger("holdfast.server")
 _PAGE = 1000
 _REASON = "the key was revoked"
 
@@ -32,21 +34,29 @@ async def find_work(host: Host, principal: str) -> Ended:
 
 
 async def stop_principal(host: Host, principal: str) -> Ended:
-    """Pause a principal's schedules, then stop its sessions. Returns what was ended."""
+    """Pause a principal's schedules, then stop its sessions. Returns what was ended.
+
+    A session whose stop fails is logged and is not among them; the others are stopped all the same.
+    """
     found = await find_work(host, principal)
     for schedule_id in found.schedules:
         await host.find_schedule(schedule_id, principal=principal).pause()
     # Now, as a schedule may have fired since: nothing begins any more but what others of the same principal send.
     sessions = await _sessions(host, principal)
     async with asyncio.TaskGroup() as group:
-        for key in sessions:
-            group.create_task(_stop(host.session(key, principal=principal)))
-    return Ended(tuple(sessions), found.schedules)
+        stops = {key: group.create_task(_stop(host.session(key, principal=principal))) for key in sessions}
+    return Ended(tuple(key for key, stop in stops.items() if stop.result()), found.schedules)
 
 
-async def _stop(session: Session) -> None:
-    with suppress(SessionDeleted):
+async def _stop(session: Session) -> bool:
+    try:
         await session.stop(_REASON)
+    except SessionDeleted:
+        pass
+    except Exception as error:
+        log_failure(_log, "a stop after a revocation failed", error, principal=session.principal, session=session.key)
+        return False
+    return True
 
 
 async def _sessions(host: Host, principal: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The operations on what suspended runs ask of people: approvals of calls, and questions."""
+"""Operations on the open requests of suspended runs to people: approvals of calls, and questions."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ async def decide(
 
     Raises:
         ApprovalKeyRequired: an approval needs a key that a person typed, and there is none or a wrong one.
+        RateLimited: too many wrong ones were tried with this credential.
         InvalidRequest: an approval without a `call_hash`.
         CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionLike.approve` does.
     """
@@ -61,7 +62,7 @@ async def decide(
     if body.decision == "approve":
         hash_of(question_id, body.call_hash)
         if native.approval_key_required:
-            approval_key = native.keys.approver(body.approval_key, session.principal)
+            approval_key = native.approver(caller, body.approval_key, session.principal)
     who = Answerer(caller.owner or caller.principal, caller.credential, approval_key)
     decision = _DECISIONS[body.decision]
     return await session.decide(question_id, decision, body.text, call_hash=body.call_hash, answerer=who)

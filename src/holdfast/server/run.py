@@ -1,8 +1,8 @@
-"""Running a server: bind, open the host, serve, and shut down so that nothing hangs and no reader is left in the dark.
+"""Run a server: bind, open the host, serve, and shut down without hanging; open streams get a closing frame.
 
 The first SIGINT, SIGTERM or SIGHUP drains: sends are refused with 503, runs finish or are parked by the deadline, waits
-are answered, streams get their last frame. The second one ends the process at once; the store is safe at any instant.
-A watchdog outside the event loop ends a shutdown that hangs, with the stacks of all threads.
+are answered, streams get their last frame. The second one exits the process at once; the store is safe at any instant.
+A watchdog outside the event loop ends a shutdown that hangs, and prints the stacks of all threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operations on schedules: messages that are sent by the clock."""
+"""Operations on schedules, which send messages at set times."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Event streams: the log of a session as Server-Sent Events, for as long as the reader stays.
+"""Event streams: the log of a session as Server-Sent Events, until the client disconnects.
 
-- A stream holds no events: the host hands it what is stored behind the cursor, joined into one write, or a few if it is
-  much, so that little of it waits in the socket's buffer.
-- A reader that goes is noticed at once, one that takes nothing is let go after ``stream_stall_s``; the run, other
-  readers and the shutdown never wait for one.
-- When the server shuts down, or the reader's credential ends, a stream gets a last ``closed`` frame with the cursor to
-  resume from. After the end of a credential nothing else is sent; a reader that does not take that frame is cut.
+- A stream buffers no events: the host passes it the stored events after the cursor, joined into one write, or into a
+  few if they are large, so that few bytes wait in the socket's buffer.
+- A client that disconnects is noticed at once; one that stops reading is dropped after ``stream_stall_s``. The run,
+  other clients and the shutdown never wait for a client.
+- When the server shuts down, or the client's credential ends, a stream gets a last ``closed`` frame with the cursor to
+  resume from. After the end of a credential only this frame is sent; a client that does not read it is disconnected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.host import Session, SessionLog
 from holdfast.host.budgets import Budgets
 from holdfast.protocol.events import Gap, Stored
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
-from holdfast.server.exchange import Exchange, Receive
+from holdfast.server.exchange import Exchange, Receive, cut_connection
 
 __all__ = ["Streams"]
 
@@ -109,8 +109,11 @@ class Streams:
             last = b""
             if end.reason is not None:
                 last = encode_closed(Closed(reason=end.reason, cursor=end.cursor), retry_ms=_RETRY_MS)
-            async with asyncio.timeout(LAST_FRAME_S if end.reason == "unauthorized" else None):
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+            try:
+                async with asyncio.timeout(LAST_FRAME_S if end.reason == "unauthorized" else None):
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+            except TimeoutError:
+                cut_connection(exchange.scope)  # what waits behind the last piece that was taken must not follow later
 
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[SessionLog]:
@@ -129,6 +132,7 @@ class Streams:
         self._tasks.add(task)
         end: _End | None = None
         written = True
+        cancelled = False
         try:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(_watch(exchange.receive))
@@ -147,9 +151,11 @@ class Streams:
                 exchange.use.absorb()
                 end = _End(log.position, "unauthorized")
             elif not self._cut:
-                raise
+                cancelled = True  # a bare raise would wrap it in a group
         finally:
             self._tasks.discard(task)
+        if cancelled:
+            raise asyncio.CancelledError
         return end
 
 

@@ -1,4 +1,4 @@
-"""Stops under way: each goes on whatever becomes of the request that asked for it, and keeps its result for a while."""
+"""Stops in progress: each continues even if the request that started it ends, and keeps its result for a while."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Signed tokens (JWT) of your own identity provider: who they are for, and what they allow.
+"""Signed tokens (JWT) of your own identity provider: verify them, and derive the principal and its permissions.
 
 Invariants
-- The algorithm is one that a key was set for, and a key is used for its own algorithm only: ``none``, and a public key
-  taken for a secret, are refused before anything is verified.
+- The algorithm must be one with a configured key, and a key is used only for its own algorithm: ``none``, and a public
+  key used as a secret, are refused before anything is verified.
 - A token without an end (``exp``) or an owner (``sub``) is refused.
 """
 
@@ -28,6 +28,8 @@ AGENTS_CLAIM = "holdfast_agents"
 LOCAL_PRINCIPAL = "local"
 """Whoever calls a server without keys; no token speaks for it."""
 
+_LATEST = 1e12
+"""A later end is no time in seconds."""
 _LEEWAY_S = 10.0  # for nbf and iat; exp has none
 
 
@@ -84,7 +86,7 @@ class TokenVerifier:
     def _end_of(self, claims: dict[str, Any]) -> float:
         """When a token expires, without any leeway: as for a stream that is open. Raises `Unauthenticated`."""
         end = claims["exp"]
-        if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end):
+        if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) or end > _LATEST:
             raise Unauthenticated("the token is not valid: its exp is no time")
         if end <= self._clock.now():
             raise Unauthenticated("the token has expired", hint="get a new one")
