@@ -182,6 +182,9 @@ def test_keys_are_made_in_the_store_or_through_the_server(tmp_path: Path) -> Non
         alice = through.stdout.strip()
         assert server.run("send", "count a", "--wait", "10", HOLDFAST_KEY=alice).stdout == "1 word.\n"
         assert server.run("drain", HOLDFAST_KEY=alice).returncode == 4
+        budgets = [line for line in server.run("doctor", HOLDFAST_KEY=alice).stdout.splitlines() if "  budget " in line]
+        assert any("budget connections" in line and "alice 1;" in line for line in budgets)
+        assert [line for line in budgets if "alice 0;" in line or "e+" in line] == [], "only what is used, in figures"
         listed = json.loads(server.run("keys", "list", "--json", HOLDFAST_KEY=secret).stdout)["keys"]
         by_principal = {key["principal"]: key for key in listed}
         assert set(by_principal) == {"ops", "alice"}

@@ -182,9 +182,9 @@ def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_pa
 def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_shows(tmp_path: Path) -> None:
     arguments = ("serve", "--model", "scripted:demo", "--approve", "all", "--port", "0")
     with terminal(*arguments, folder=tmp_path, HOLDFAST_DRAIN_S="0.2") as serve:
+        url = "http" + serve.expect(" (pid").rpartition("http")[2].removesuffix(" (pid")
         serve.expect("approval key of this start")
         key = "hfa_" + serve.expect("\r\n").partition("hfa_")[2].strip()
-        url = "http" + serve.expect(" (pid").rpartition("http")[2].removesuffix(" (pid")
         here = {"HOLDFAST_URL": url}
         run("send", "run echo one > one.txt", "-s", "a", folder=tmp_path, **here)
         serve.expect("session a of local asks: terminal")
@@ -209,3 +209,14 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
             assert chat.end() == 0
         serve.type(CTRL_C)
         assert serve.end() == 0
+
+
+def test_serve_without_a_terminal_and_without_an_approval_key_says_that_nobody_can_approve(tmp_path: Path) -> None:
+    with served(tmp_path, "--model", "scripted:demo") as server:
+        assert server.end() == 0
+    assert "nobody can approve a call" in server.said
+    assert "holdfast keys create PRINCIPAL --approve" in server.said
+    approval_key(tmp_path)
+    with served(tmp_path, "--model", "scripted:demo") as server:
+        assert server.end() == 0
+    assert "nobody can approve" not in server.said

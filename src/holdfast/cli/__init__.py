@@ -1,4 +1,4 @@
-"""The command line. Commands load what they need when they run, so that ``holdfast --help`` is quick."""
+"""The command line. Commands import what they need when they run, which keeps ``holdfast --help`` fast."""
 
 from holdfast.cli.app import app, main
 

@@ -1,4 +1,4 @@
-"""``holdfast questions``, ``approve``, ``deny`` and ``answer``: what suspended runs ask, and what people say to it."""
+"""``holdfast questions``, ``approve``, ``deny`` and ``answer``: list and answer the questions of suspended runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command with its arguments and options. What a command does stands in a module that is loaded when it runs."""
+"""Every command with its arguments and options. The code of a command is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(
     name="holdfast",
     help="Host AI agents for many users at once, and keep them under control.",
     epilog=(
-        "Exit codes: 0 done · 1 failed, or something is left · 2 usage · 3 unreachable · 4 refused · 5 interrupted · "
+        "Exit codes: 0 success · 1 failed, or work is left · 2 usage · 3 unreachable · 4 refused · 5 interrupted · "
         "6 wait expired · 7 store"
     ),
     no_args_is_help=True,
@@ -23,23 +23,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-keys = typer.Typer(help="Make, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
+keys = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(keys, name="keys")
-schedule = typer.Typer(help="Send messages by the clock.", no_args_is_help=True, rich_markup_mode=None)
+schedule = typer.Typer(help="Send messages on a schedule.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(schedule, name="schedule")
-store_commands = typer.Typer(help="Look after the file of the store.", no_args_is_help=True, rich_markup_mode=None)
+store_commands = typer.Typer(help="Manage the store file.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(store_commands, name="store")
 
-Url = Annotated[str | None, typer.Option("--url", envvar="HOLDFAST_URL", help="The server's address.")]
-Key = Annotated[str | None, typer.Option("--key", envvar="HOLDFAST_KEY", help="An API key.", show_envvar=True)]
-User = Annotated[str | None, typer.Option("--user", help="Act for this principal (trusted and admin keys).")]
-Json = Annotated[bool, typer.Option("--json", help="Answer in JSON, one value a line.")]
-Session = Annotated[str, typer.Option("--session", "-s", envvar="HOLDFAST_SESSION", help="The session's key.")]
-Reason = Annotated[str, typer.Option("--reason", "-r", help="Why; it is kept with the run.")]
+Url = Annotated[str | None, typer.Option("--url", envvar="HOLDFAST_URL", help="Server address.")]
+Key = Annotated[str | None, typer.Option("--key", envvar="HOLDFAST_KEY", help="API key.", show_envvar=True)]
+User = Annotated[str | None, typer.Option("--user", help="Act as this principal (trusted and admin keys).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, one value per line.")]
+Session = Annotated[str, typer.Option("--session", "-s", envvar="HOLDFAST_SESSION", help="Session key.")]
+Reason = Annotated[str, typer.Option("--reason", "-r", help="Reason to record with the run.")]
 
 
 def seconds(text: str | float) -> float:
-    """A time from the command line. Raises `typer.BadParameter` for what is none, such as -1 or nan."""
+    """Parse a number of seconds. Raises `typer.BadParameter` for an invalid one, such as -1 or nan."""
     try:
         value = float(text)
     except ValueError:
@@ -49,10 +49,8 @@ def seconds(text: str | float) -> float:
     return value
 
 
-Grace = Annotated[
-    float | None, typer.Option("--grace", parser=seconds, help="Seconds that what runs has for its clean-up.")
-]
-Store = Annotated[str | None, typer.Option("--store", help="Where sessions are kept: sqlite:///file or memory://.")]
+Grace = Annotated[float | None, typer.Option("--grace", parser=seconds, help="Grace period for cleanup, in seconds.")]
+Store = Annotated[str | None, typer.Option("--store", help="Store URL: sqlite:///file or memory://.")]
 
 
 def main() -> None:
@@ -62,7 +60,7 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
     """Host AI agents for many users at once, and keep them under control."""
     if version:
@@ -76,39 +74,43 @@ def root(
 def serve(
     agents: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[MODULE:AGENT]...", help="Agents; the first is the default. Without any: the demo."),
+        typer.Argument(
+            metavar="[MODULE:AGENT]...", help="Agents to serve; the first is the default. Without any: the demo."
+        ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option("--model", "-m", help="Serve an assistant with this model, provider:name, or scripted:demo."),
+        typer.Option("--model", "-m", help="Serve an assistant with this model: provider:name or scripted:demo."),
     ] = None,
     workspace: Annotated[
         str | None,
-        typer.Option(
-            "--workspace", "-w", help="The folder that the assistant works in; default: one for each session."
-        ),
+        typer.Option("--workspace", "-w", help="Working folder of the assistant (default: one per session)."),
     ] = None,
     approve: Annotated[
         str | None,
         typer.Option(
             "--approve",
-            help="What the assistant may not do before a person approves: all, dangerous (default) or none.",
+            help="Calls of the assistant that need a person's approval: all, dangerous (default) or none.",
         ),
     ] = None,
     mcp: Annotated[
         list[str] | None,
-        typer.Option("--mcp", metavar="NAME=COMMAND|URL", help="An MCP server whose tools the assistant has too."),
+        typer.Option("--mcp", metavar="NAME=COMMAND|URL", help="Add the tools of this MCP server (repeatable)."),
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Give the assistant a browser.")] = False,
     host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 takes a free one.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 picks a free one.")] = None,
     store: Store = None,
     grace: Grace = None,
-    drain: Annotated[float | None, typer.Option("--drain", help="Seconds that runs have to finish at the end.")] = None,
-    log_level: Annotated[str | None, typer.Option("--log-level", help="debug, info, warning or error.")] = None,
+    drain: Annotated[
+        float | None, typer.Option("--drain", help="Time for runs to finish at shutdown, in seconds.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="Log level: debug, info, warning or error.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Start a server. Every setting can also come from holdfast.toml or HOLDFAST_<NAME>."""
+    """Start a server. Settings can also come from holdfast.toml or HOLDFAST_<NAME>."""
     from holdfast.cli.serving import AssistantFlags
     from holdfast.cli.serving import serve as serving
 
@@ -133,13 +135,13 @@ def serve(
 @app.command()
 def chat(
     session: Session = "main",
-    agent: Annotated[str | None, typer.Option("--agent", help="The agent to talk to.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Agent to talk to.")] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
-    json: Annotated[bool, typer.Option("--json", help="Write the events as JSON lines.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the events as JSON lines.")] = False,
 ) -> None:
-    """Talk to an agent. Ctrl-C interrupts the answer, twice stops the session, Ctrl-D leaves."""
+    """Chat with an agent. Press Ctrl-C to interrupt the answer, twice to stop the session, Ctrl-D to exit."""
     from holdfast.cli.chatting import chat as chatting
     from holdfast.cli.connection import Target
 
@@ -148,28 +150,28 @@ def chat(
 
 @app.command()
 def send(
-    text: Annotated[str | None, typer.Argument(help="The message; read from stdin if it is - or missing.")] = None,
+    text: Annotated[str | None, typer.Argument(help="Message text; read from stdin if - or omitted.")] = None,
     session: Session = "main",
     wait: Annotated[
         float | None,
-        typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, at most this many seconds."),
+        typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, up to this many seconds."),
     ] = None,
     policy: Annotated[
-        str, typer.Option("--policy", help="queue, steer, collect, interrupt, rollback or reject.")
+        str, typer.Option("--policy", help="Policy: queue, steer, collect, interrupt, rollback or reject.")
     ] = "queue",
-    agent: Annotated[str | None, typer.Option("--agent", help="The agent that answers.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Agent that answers.")] = None,
     idempotency_key: Annotated[
-        str | None, typer.Option("--idempotency-key", help="The same key is accepted once.")
+        str | None, typer.Option("--idempotency-key", help="Accept a message with this idempotency key only once.")
     ] = None,
     files: Annotated[
-        list[str] | None, typer.Option("--attach", "-f", metavar="FILE", help="Attach a file; may be given again.")
+        list[str] | None, typer.Option("--attach", "-f", metavar="FILE", help="Attach a file (repeatable).")
     ] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Send a message; print its receipt, or its answer with --wait."""
+    """Send a message and print its receipt, or its answer with --wait."""
     from holdfast.cli.connection import Target
     from holdfast.cli.sending import send as sending
 
@@ -189,14 +191,16 @@ def send(
 
 @app.command()
 def ps(
-    everybody: Annotated[bool, typer.Option("--all", "-a", help="All principals' sessions (admin).")] = False,
-    limit: Annotated[int, typer.Option("--limit", help="At most this many.", min=1, max=1000)] = 100,
+    everybody: Annotated[
+        bool, typer.Option("--all", "-a", help="List the sessions of all principals (admin).")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number to list.", min=1, max=1000)] = 100,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """List sessions: what runs, what waits."""
+    """List sessions with their active runs and queued messages."""
     from holdfast.cli.connection import Target
     from holdfast.cli.looking import ps as looking
 
@@ -205,14 +209,14 @@ def ps(
 
 @app.command()
 def tree(
-    session: Annotated[str | None, typer.Option("--session", "-s", help="Only this session.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", "-a", help="All principals' (admin).")] = False,
+    session: Annotated[str | None, typer.Option("--session", "-s", help="Show only this session.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", "-a", help="Show the work of all principals (admin).")] = False,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Show the tasks, threads and processes that are alive."""
+    """Show the live tasks, threads and processes."""
     from holdfast.cli.connection import Target
     from holdfast.cli.looking import tree as looking
 
@@ -223,14 +227,14 @@ def tree(
 def interrupt(
     session: Session = "main",
     reason: Reason = "",
-    run_id: Annotated[str | None, typer.Option("--run", help="Only this run, not a later one.")] = None,
+    run_id: Annotated[str | None, typer.Option("--run", help="Interrupt only this run, not a later one.")] = None,
     grace: Grace = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """End the run that is on; what waits runs afterwards. Exit 1 if something could not be ended."""
+    """Interrupt the active run; queued messages run next. Exit 1 if some work could not be stopped."""
     from holdfast.cli.connection import Target
     from holdfast.cli.ending import interrupt as ending
 
@@ -247,7 +251,7 @@ def stop(
     user: User = None,
     json: Json = False,
 ) -> None:
-    """End all of a session's work, and withdraw what waits."""
+    """Stop all work of a session and withdraw its queued messages."""
     from holdfast.cli.connection import Target
     from holdfast.cli.ending import stop as ending
 
@@ -257,15 +261,15 @@ def stop(
 @app.command()
 def tail(
     session: Session = "main",
-    after: Annotated[str | None, typer.Option("--after", help="A cursor: only what comes after it.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", help="Begin with this many of the newest events.", min=0)] = 20,
-    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Go on with what comes.")] = True,
+    after: Annotated[str | None, typer.Option("--after", help="Show only events after this cursor.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", help="Start with this many of the newest events.", min=0)] = 20,
+    follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Keep printing new events.")] = True,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Follow a session's events. After a cut connection it comes back by itself."""
+    """Follow a session's events. Reconnects automatically."""
     from holdfast.cli.connection import Target
     from holdfast.cli.looking import tail as looking
 
@@ -276,15 +280,15 @@ def tail(
 @app.command()
 def export(
     session: Session = "main",
-    events: Annotated[bool, typer.Option("--events", help="The event log instead of the transcript.")] = False,
-    archive: Annotated[bool, typer.Option("--archive", help="All of it, attachments too, for an import.")] = False,
+    events: Annotated[bool, typer.Option("--events", help="Export the event log instead of the transcript.")] = False,
+    archive: Annotated[bool, typer.Option("--archive", help="Export an archive for import, with attachments.")] = False,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Write to this file.")] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
-    json: Annotated[bool, typer.Option("--json", help="JSON lines instead of Markdown.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Write JSON lines instead of Markdown.")] = False,
 ) -> None:
-    """Write a session's transcript as Markdown, as JSON lines, or whole for an import."""
+    """Export a session's transcript as Markdown, as JSON lines, or as an archive for import."""
     from holdfast.cli.connection import Target
     from holdfast.cli.looking import export as looking
 
@@ -296,7 +300,7 @@ def export(
 def questions(
     session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False
 ) -> None:
-    """List what a session's run waits for: approvals of calls, and questions."""
+    """List the open approvals and questions of a session."""
     from holdfast.cli.answering import questions as answering
     from holdfast.cli.connection import Target
 
@@ -304,7 +308,7 @@ def questions(
 
 
 Question = Annotated[
-    str | None, typer.Argument(metavar="[QUESTION]", help="Its id; may be left out while only one is open.")
+    str | None, typer.Argument(metavar="[QUESTION]", help="Question ID; optional if only one is open.")
 ]
 
 
@@ -312,17 +316,17 @@ Question = Annotated[
 def approve(
     question: Question = None,
     session: Session = "main",
-    note: Annotated[str, typer.Option("--note", help="A word to the model.")] = "",
+    note: Annotated[str, typer.Option("--note", help="Note to the model.")] = "",
     call: Annotated[
         str | None,
-        typer.Option("--call", metavar="HASH", help="The call that was shown, as 'holdfast questions' names it."),
+        typer.Option("--call", metavar="HASH", help="Hash of the call to approve, as shown by 'holdfast questions'."),
     ] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Approve a call. Without --call it is shown, and you are asked."""
+    """Approve a call. Without --call, show it and ask for confirmation."""
     from holdfast.cli.answering import approve as answering
     from holdfast.cli.connection import Target
 
@@ -334,13 +338,13 @@ def approve(
 def deny(
     question: Question = None,
     session: Session = "main",
-    reason: Annotated[str, typer.Option("--reason", "-r", help="Why; the model is told.")] = "",
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Reason, passed on to the model.")] = "",
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Refuse a call that a run asks approval for."""
+    """Deny a call that waits for approval."""
     from holdfast.cli.answering import deny as answering
     from holdfast.cli.connection import Target
 
@@ -349,9 +353,9 @@ def deny(
 
 @app.command()
 def answer(
-    text: Annotated[str, typer.Argument(help="The answer.")],
+    text: Annotated[str, typer.Argument(help="Answer text.")],
     question: Annotated[
-        str | None, typer.Option("--question", "-q", help="Its id; may be left out while only one is open.")
+        str | None, typer.Option("--question", "-q", help="Question ID; optional if only one is open.")
     ] = None,
     session: Session = "main",
     url: Url = None,
@@ -359,7 +363,7 @@ def answer(
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Answer a question that a run asks."""
+    """Answer a question from a run."""
     from holdfast.cli.answering import answer as answering
     from holdfast.cli.connection import Target
 
@@ -371,14 +375,14 @@ def retry(
     session: Session = "main",
     wait: Annotated[
         float | None,
-        typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, at most this many seconds."),
+        typer.Option("--wait", "-w", parser=seconds, help="Wait for the answer, up to this many seconds."),
     ] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Take the last run out of the transcript and run its messages again."""
+    """Remove the last run from the transcript and run its messages again."""
     from holdfast.cli.connection import Target
     from holdfast.cli.editing import retry as editing
 
@@ -387,7 +391,7 @@ def retry(
 
 @app.command()
 def undo(session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False) -> None:
-    """Take the last run, or the last edit, out of the transcript, and print what was taken out."""
+    """Remove the last run, or the last edit, from the transcript and print the removed entries."""
     from holdfast.cli.connection import Target
     from holdfast.cli.editing import undo as editing
 
@@ -397,13 +401,13 @@ def undo(session: Session = "main", url: Url = None, key: Key = None, user: User
 @app.command()
 def compact(
     session: Session = "main",
-    keep: Annotated[int, typer.Option("--keep", help="Leave this many of your newest messages.", min=0, max=1000)] = 4,
+    keep: Annotated[int, typer.Option("--keep", help="Keep this many of your newest messages.", min=0, max=1000)] = 4,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Have the agent's model sum up the old part of the transcript."""
+    """Summarize the old part of the transcript with the agent's model."""
     from holdfast.cli.connection import Target
     from holdfast.cli.editing import compact as editing
 
@@ -412,17 +416,17 @@ def compact(
 
 @app.command()
 def branch(
-    to: Annotated[str, typer.Argument(metavar="KEY", help="The new session's key.")],
+    to: Annotated[str, typer.Argument(metavar="KEY", help="Key of the new session.")],
     session: Session = "main",
     through: Annotated[
-        int | None, typer.Option("--through", help="Up to this entry of the transcript; all by default.", min=0)
+        int | None, typer.Option("--through", help="Copy up to this entry of the transcript (default: all).", min=0)
     ] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Copy a session's transcript into a new session, to go on from there."""
+    """Copy a session's transcript into a new session, to continue from there."""
     from holdfast.cli.connection import Target
     from holdfast.cli.editing import branch as editing
 
@@ -431,14 +435,14 @@ def branch(
 
 @app.command("import")
 def import_(
-    file: Annotated[str, typer.Argument(help="What 'holdfast export --archive' wrote.")],
+    file: Annotated[str, typer.Argument(help="Archive written by 'holdfast export --archive'.")],
     session: Session = "main",
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Begin a new session with the history of an archive."""
+    """Start a new session with the history of an archive."""
     from holdfast.cli.connection import Target
     from holdfast.cli.editing import import_history
 
@@ -448,13 +452,13 @@ def import_(
 @app.command()
 def drain(
     deadline: Annotated[
-        float | None, typer.Option("--deadline", parser=seconds, help="Seconds that runs have to finish.")
+        float | None, typer.Option("--deadline", parser=seconds, help="Time for runs to finish, in seconds.")
     ] = None,
     url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Let a server finish what runs and take no new work. What is left is named (exit 1). Needs an admin key."""
+    """Drain a server: finish active runs, accept no new work. Lists any work left (exit 1). Requires an admin key."""
     from holdfast.cli.connection import Target
     from holdfast.cli.ending import drain as ending
 
@@ -468,7 +472,7 @@ def doctor(
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Check what Holdfast depends on. Store, disk, process control, ports, versions, orphans: each with what to do."""
+    """Check store, disk, process control, ports, versions and orphans, and print a fix for each problem."""
     from holdfast.cli.checking import doctor as checking
     from holdfast.cli.connection import Target
 
@@ -477,49 +481,52 @@ def doctor(
 
 @app.command()
 def storm(
-    sessions: Annotated[int, typer.Option("--sessions", help="Sessions that are driven.", min=1, max=10_000)] = 200,
-    seconds: Annotated[float, typer.Option("--seconds", help="How long.", min=0.1)] = 60.0,
+    sessions: Annotated[int, typer.Option("--sessions", help="Number of sessions to drive.", min=1, max=10_000)] = 200,
+    seconds: Annotated[float, typer.Option("--seconds", help="Duration, in seconds.", min=0.1)] = 60.0,
     kill_every: Annotated[
         float | None,
         typer.Option(
-            "--kill-every", help="Own a server; kill it once at every failpoint, then about every S seconds.", min=0.2
+            "--kill-every", help="Start a server; kill it once at every failpoint, then about every S seconds.", min=0.2
         ),
     ] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Storm this server instead of an embedded host.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Target this server instead of an embedded host.")] = None,
     key: Key = None,
     say: Annotated[
-        str, typer.Option("--say", help="With --url or --agent: what begins each message to the agent.")
+        str, typer.Option("--say", help="With --url or --agent: start of each message to the agent.")
     ] = "stream 10",
     nemesis: Annotated[
         str | None,
         typer.Option(
             "--nemesis",
             metavar="all|FAULT,...",
-            help="Inject faults into servers of its own: kill, disk-full, disk-slow, read-only, clock, signals, "
+            help="Inject faults into servers that it starts: kill, disk-full, disk-slow, read-only, clock, signals, "
             "readers, connections.",
         ),
     ] = None,
     agents: Annotated[
         list[str] | None,
-        typer.Option("--agent", metavar="MODULE:NAME", help="With --nemesis: torment this agent of yours."),
+        typer.Option("--agent", metavar="MODULE:NAME", help="With --nemesis: test your own agent (repeatable)."),
     ] = None,
     connections: Annotated[
-        int, typer.Option("--connections", help="With --nemesis: opened and dropped.", min=1, max=1_000_000)
+        int, typer.Option("--connections", help="With --nemesis: number to open and drop.", min=1, max=1_000_000)
     ] = 10_000,
     write_docs: Annotated[
-        bool, typer.Option("--write-docs", help="With --nemesis: write docs/measured/nemesis.md from here.")
+        bool,
+        typer.Option("--write-docs", help="With --nemesis: write docs/measured/nemesis.md (run in the source tree)."),
     ] = False,
     hostile: Annotated[
         bool,
-        typer.Option("--hostile", help="Add a hostile user who floods, does not read, and streams under revoked keys."),
+        typer.Option("--hostile", help="Add a hostile user who floods, does not read, and streams with revoked keys."),
     ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of all choices; a new one by default.")] = None,
-    rate: Annotated[float | None, typer.Option("--rate", help="Actions per second over all sessions.", min=0.1)] = None,
-    history: Annotated[str | None, typer.Option("--history", help="Keep the history in this file.")] = None,
-    check: Annotated[str | None, typer.Option("--check", help="Only judge this kept history again.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: random).")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Actions per second across all sessions.", min=0.1)
+    ] = None,
+    history: Annotated[str | None, typer.Option("--history", help="Save the history to this file.")] = None,
+    check: Annotated[str | None, typer.Option("--check", help="Only check this saved history again.")] = None,
     json: Json = False,
 ) -> None:
-    """Check the promises under load: double texts, interrupts, readers that vanish, kills. Exit 1 if one is broken."""
+    """Test the promises under load: double texts, interrupts, disconnects, kills. Exit 1 if one is broken."""
     from holdfast.cli.storm import Storm
     from holdfast.cli.storm import storm as storming
 
@@ -553,19 +560,21 @@ def check(
         list[str] | None,
         typer.Argument(
             metavar="[NAME|MODULE:ADAPTER]...",
-            help="holdfast (default), langgraph, pydantic-ai, openai-agents, google-adk, all, or an adapter of yours.",
+            help="holdfast (default), langgraph, pydantic-ai, openai-agents, google-adk, all, or your own adapter.",
         ),
     ] = None,
     promises: Annotated[
-        list[str] | None, typer.Option("--promise", help="Try only this promise; may be given again.")
+        list[str] | None, typer.Option("--promise", help="Test only this promise (repeatable).")
     ] = None,
-    times: Annotated[int, typer.Option("--times", help="Tries of a probe that finds fault.", min=1, max=100)] = 3,
+    times: Annotated[
+        int, typer.Option("--times", help="Attempts of a probe that finds a broken promise.", min=1, max=100)
+    ] = 3,
     write_docs: Annotated[
-        bool, typer.Option("--write-docs", help="Write docs/measured/conformance.md from here.")
+        bool, typer.Option("--write-docs", help="Write docs/measured/conformance.md (run in the source tree).")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Try an agent framework's promises. Exit 0: kept or not offered; 1: one is broken; 2: one could not be tried."""
+    """Test an agent framework's promises. Exit 0: kept or not offered; 1: one is broken; 2: one could not be tested."""
     from holdfast.cli.check import check as checking
 
     sys.exit(checking(names or ["holdfast"], promises=promises or (), times=times, as_json=json, write=write_docs))
@@ -573,23 +582,25 @@ def check(
 
 @keys.command("create")
 def create_key(
-    principal: Annotated[str, typer.Argument(help="Whose key: the owner of the sessions.")],
-    role: Annotated[str, typer.Option("--role", help="user, trusted (may act for others) or admin.")] = "user",
-    label: Annotated[str, typer.Option("--label", help="A note for people.")] = "",
+    principal: Annotated[str, typer.Argument(help="Principal of the key, who owns the sessions.")],
+    role: Annotated[str, typer.Option("--role", help="Role: user, trusted (may act for others) or admin.")] = "user",
+    label: Annotated[str, typer.Option("--label", help="Label for people.")] = "",
     agent: Annotated[
         list[str] | None,
-        typer.Option("--agent", help="An agent that the key may name (repeatable). Default: the public agents."),
+        typer.Option("--agent", help="Agent that the key may use (repeatable; default: the public agents)."),
     ] = None,
     approve: Annotated[
         bool,
-        typer.Option("--approve", help="Make an approval key: a person types it to approve calls; it opens nothing."),
+        typer.Option(
+            "--approve", help="Create an approval key: a person types it to approve calls; it gives no other access."
+        ),
     ] = False,
     store: Store = None,
     url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Make a key. It is shown once; the store has its hash. From the first key on, every request needs one."""
+    """Create a key. It is shown once; the store keeps its hash. From the first key on, every request needs one."""
     from holdfast.cli.connection import Target
     from holdfast.cli.keyring import create, create_approval_key
 
@@ -601,7 +612,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(store: Store = None, url: Url = None, key: Key = None, json: Json = False) -> None:
-    """List keys, revoked ones included."""
+    """List keys, including revoked ones."""
     from holdfast.cli.connection import Target
     from holdfast.cli.keyring import show
 
@@ -610,16 +621,16 @@ def list_keys(store: Store = None, url: Url = None, key: Key = None, json: Json 
 
 @keys.command("revoke")
 def revoke_key(
-    key_id: Annotated[str, typer.Argument(help="The key's id, k_…")],
+    key_id: Annotated[str, typer.Argument(help="Key ID, k_…")],
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop its principal's sessions and pause its schedules, too.")
+        bool, typer.Option("--stop", help="Also stop the principal's sessions and pause its schedules.")
     ] = False,
     store: Store = None,
     url: Url = None,
     key: Key = None,
     json: Json = False,
 ) -> None:
-    """Make a key invalid at once and end its streams. What goes on is named."""
+    """Revoke a key at once and close its streams. Lists the work that continues."""
     from holdfast.cli.connection import Target
     from holdfast.cli.keyring import revoke
 
@@ -628,49 +639,47 @@ def revoke_key(
 
 @store_commands.command("move")
 def move_store(json: Json = False) -> None:
-    """Move ./holdfast.db, where older versions kept it, into .holdfast/. Stop the server first."""
+    """Move ./holdfast.db of an older version into .holdfast/. Stop the server first."""
     from holdfast.cli.store_move import move_old_store
 
     sys.exit(move_old_store(as_json=json))
 
 
-ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule's id.")]
+ScheduleId = Annotated[str, typer.Argument(metavar="SCHEDULE", help="Schedule ID.")]
 
 
 @schedule.command("add")
 def add_schedule(
-    text: Annotated[str | None, typer.Argument(help="The message; read from stdin if it is - or missing.")] = None,
+    text: Annotated[str | None, typer.Argument(help="Message text; read from stdin if - or omitted.")] = None,
     session: Session = "main",
     every: Annotated[
-        float | None, typer.Option("--every", parser=seconds, help="Seconds from one tick to the next.")
+        float | None, typer.Option("--every", parser=seconds, help="Interval between ticks, in seconds.")
     ] = None,
-    cron: Annotated[str | None, typer.Option("--cron", help="A cron line, such as '30 9 * * MON-FRI'.")] = None,
+    cron: Annotated[str | None, typer.Option("--cron", help="Cron expression, such as '30 9 * * MON-FRI'.")] = None,
     timezone: Annotated[
-        str, typer.Option("--timezone", help="The zone of the cron line, such as Europe/Berlin.")
+        str, typer.Option("--timezone", help="Time zone of the cron expression, such as Europe/Berlin.")
     ] = "UTC",
     schedule_id: Annotated[
-        str | None, typer.Option("--id", help="Its id; the one that has it is replaced. Made up by default.")
+        str | None, typer.Option("--id", help="Schedule ID; replaces the schedule with this ID (default: generated).")
     ] = None,
-    agent: Annotated[str | None, typer.Option("--agent", help="The agent that answers.")] = None,
-    overlap: Annotated[
-        str, typer.Option("--overlap", help="What to do while a run is on: a policy as of send.")
-    ] = "queue",
+    agent: Annotated[str | None, typer.Option("--agent", help="Agent that answers.")] = None,
+    overlap: Annotated[str, typer.Option("--overlap", help="Policy if a run is active, as for send.")] = "queue",
     miss: Annotated[
-        str, typer.Option("--miss", help="What becomes of missed ticks: skip, delay (one for all) or burst (each).")
+        str, typer.Option("--miss", help="Handle missed ticks: skip, delay (one for all) or burst (each).")
     ] = "skip",
     initial_delay: Annotated[
-        float | None, typer.Option("--initial-delay", parser=seconds, help="Seconds to the first tick.")
+        float | None, typer.Option("--initial-delay", parser=seconds, help="Delay before the first tick, in seconds.")
     ] = None,
     jitter: Annotated[
-        float, typer.Option("--jitter", parser=seconds, help="Each tick comes later by up to so many seconds.")
+        float, typer.Option("--jitter", parser=seconds, help="Delay each tick by up to this many seconds.")
     ] = 0.0,
-    max_runs: Annotated[int | None, typer.Option("--max-runs", help="After so many firings it is finished.")] = None,
+    max_runs: Annotated[int | None, typer.Option("--max-runs", help="Finish after this many firings.")] = None,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """Send a message by the clock: --every or --cron."""
+    """Send a message on a schedule: --every or --cron."""
     from holdfast.cli.connection import Target
     from holdfast.cli.scheduling import add
 
@@ -695,15 +704,19 @@ def add_schedule(
 
 @schedule.command("ls")
 def list_schedules(
-    session: Annotated[str | None, typer.Option("--session", "-s", help="Only those of this session.")] = None,
-    everybody: Annotated[bool, typer.Option("--all", "-a", help="All principals' (admin).")] = False,
-    limit: Annotated[int, typer.Option("--limit", help="At most this many.", min=1, max=1000)] = 100,
+    session: Annotated[
+        str | None, typer.Option("--session", "-s", help="List only the schedules of this session.")
+    ] = None,
+    everybody: Annotated[
+        bool, typer.Option("--all", "-a", help="List the schedules of all principals (admin).")
+    ] = False,
+    limit: Annotated[int, typer.Option("--limit", help="Maximum number to list.", min=1, max=1000)] = 100,
     url: Url = None,
     key: Key = None,
     user: User = None,
     json: Json = False,
 ) -> None:
-    """List schedules: when they are due, and what became of their ticks."""
+    """List schedules with their next tick and the outcome of earlier ones."""
     from holdfast.cli.connection import Target
     from holdfast.cli.scheduling import show
 
@@ -714,7 +727,7 @@ def list_schedules(
 def pause_schedule(
     schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
 ) -> None:
-    """Have no more ticks until it is resumed."""
+    """Pause a schedule until it is resumed."""
     from holdfast.cli.connection import Target
     from holdfast.cli.scheduling import pause
 
@@ -725,7 +738,7 @@ def pause_schedule(
 def resume_schedule(
     schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
 ) -> None:
-    """Go on with the first tick from now on."""
+    """Resume a schedule from its next tick on."""
     from holdfast.cli.connection import Target
     from holdfast.cli.scheduling import resume
 
@@ -736,7 +749,7 @@ def resume_schedule(
 def run_now_schedule(
     schedule_id: ScheduleId, url: Url = None, key: Key = None, user: User = None, json: Json = False
 ) -> None:
-    """Send its message now; its ticks stay where they are."""
+    """Send a schedule's message now; its ticks stay unchanged."""
     from holdfast.cli.connection import Target
     from holdfast.cli.scheduling import run_now
 

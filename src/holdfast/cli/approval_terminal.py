@@ -1,7 +1,7 @@
-"""Approvals at the terminal of ``holdfast serve``: the calls that wait are shown there, and answered by what is typed.
+"""Approvals at the terminal of ``holdfast serve``: show pending calls and read the typed answers.
 
-What is typed names a call by its short hash, so that it is for the one that was read. No credential has a part in it:
-an agent's program has no way to the terminal but those that `docs/explanation/limits.md` names.
+An answer names a call by its short hash, so that it applies to the call that was read. No credential is involved: an
+agent's program can reach the terminal only in the ways that `docs/explanation/limits.md` names.
 """
 
 from __future__ import annotations

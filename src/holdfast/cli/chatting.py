@@ -1,7 +1,7 @@
 """``holdfast chat``: a conversation in the terminal.
 
-One task follows the session's events and prints them, another sends the lines that come from a thread which reads
-stdin. Ctrl-C never ends the program: it interrupts the run, and a second one soon after stops the session.
+One task follows the session's events and prints them; another sends the lines that a thread reads from stdin. Ctrl-C
+never exits the program: it interrupts the run, and a second one soon after stops the session.
 """
 
 from __future__ import annotations
@@ -181,6 +181,7 @@ class _Conversation:
         self._questions: dict[str, Question] = {}
         self._shown: Question | None = None
         self._taken_from = 0.0
+        self._taken_away = False  # the question on the screen ended, and not by what was typed here
         self._own: set[str] = set()  # ids of the questions that are answered here
         self._leaving = False
 
@@ -316,13 +317,20 @@ class _Conversation:
         """A question is not open any more."""
         self._questions.pop(question_id, None)
         if self._shown is not None and self._shown.question_id == question_id:
+            self._take_away()
+
+    def _take_away(self) -> None:
+        """The question on the screen is over."""
+        if self._shown is not None:
+            self._taken_away = self._shown.question_id not in self._own
             self._shown = None
 
-    def _prompt(self, *, replaced: bool = False) -> None:
+    def _prompt(self) -> None:
         """Ask for what is needed next; what the person types then is for the question that is shown here."""
         if self._questions:
             self._shown = next(iter(self._questions.values()))
-            self._taken_from = self._loop.time() + _LOOK_S if replaced else 0.0
+            self._taken_from = self._loop.time() + _LOOK_S if self._taken_away else 0.0
+            self._taken_away = False
             self.screen.question(self._shown)
         else:
             self._shown = None
@@ -386,7 +394,6 @@ class _Conversation:
 
     def _ask(self, event: RunSuspended | RunResumed) -> None:
         """Show the oldest open question, when one was asked or answered."""
-        before = self._shown
         if isinstance(event, RunSuspended):
             self._questions[event.question.question_id] = event.question
             self._wake()
@@ -395,7 +402,7 @@ class _Conversation:
         else:
             self.answered(event.answer.question_id)
         if self._questions and self._shown is None:
-            self._prompt(replaced=before is not None and before.question_id not in self._own)
+            self._prompt()
 
     def _wake(self) -> None:
         if self._idle is not None and not self._idle.done():
@@ -409,7 +416,7 @@ class _Conversation:
         elif isinstance(event, RunFinished):
             self._last_ended = event.run_id
             self._questions.clear()
-            self._shown = None
+            self._take_away()
             if event.run_id == self._run_id:
                 self._run_id = None
         elif isinstance(event, MessageSettled):

@@ -1,4 +1,4 @@
-"""``holdfast check``: the promises that make sense for any agent runtime, tried on an adapter, with evidence."""
+"""``holdfast check``: test an adapter against the promises that apply to any agent runtime, with evidence."""
 
 from __future__ import annotations
 

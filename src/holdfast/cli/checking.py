@@ -1,4 +1,4 @@
-"""``holdfast doctor``: look at everything that Holdfast depends on, and say what to do about each."""
+"""``holdfast doctor``: check everything that Holdfast depends on, and suggest a fix for each problem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import msgspec
 from holdfast import ids
 from holdfast.cli.connection import Target, run
 from holdfast.cli.exits import Exit
-from holdfast.cli.output import note, say, say_json
+from holdfast.cli.output import note, say, say_json, visible
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, ServerUnreachable, StoreLocked
 from holdfast.settings import DATA_FOLDER, Settings, default_store, load_settings
@@ -318,7 +318,7 @@ async def _server(target: Target) -> list[Check]:
             f"{statistics_['sessions_live']} sessions in memory, {agents}"
         )
     checks.append(Check(name="server", state="ok", found=found))
-    checks += [_budget(name, usage) for name, usage in view["budgets"].items() if usage["principals"]]
+    checks += [_budget(name, usage) for name, usage in view["budgets"].items() if usage["used"]]
     if view["version"] != __version__:
         checks.append(
             Check(
@@ -350,15 +350,21 @@ def _budget(name: str, usage: Mapping[str, Any]) -> Check:
     """Who uses most of a budget."""
     share = usage["share"]
     most = [
-        f"{principal or 'without a key'} {amount:,.4g}" for principal, amount in list(usage["principals"].items())[:3]
+        f"{visible(principal) or 'without a key'} {_figure(amount)}"
+        for principal, amount in list(usage["principals"].items())[:3]
     ]
     full = any(amount >= share for amount in usage["principals"].values()) and name not in _COUNTED
     return Check(
         name=f"budget {name}",
         state="advice" if full else "ok",
-        found=f"{', '.join(most)}; share {share:,.4g}, refused {usage['refused']}",
+        found=f"{', '.join(most)}; share {_figure(share)}, refused {usage['refused']:,}",
         advice="a principal is at its share: ask it to read its answers, or revoke its key" if full else "",
     )
+
+
+def _figure(amount: float) -> str:
+    """Bytes and counts in full, seconds to the millisecond."""
+    return f"{amount:,.0f}" if amount == round(amount) else f"{amount:,.3f}"
 
 
 _COUNTED = ("loop_time", "listings")

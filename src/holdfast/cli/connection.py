@@ -1,4 +1,4 @@
-"""From a command's flags to a client, and from what happens to an exit code."""
+"""Turn a command's flags into a client, and its result into an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``holdfast retry``, ``undo``, ``compact``, ``branch`` and ``import``: change a session's history by hand."""
+"""``holdfast retry``, ``undo``, ``compact``, ``branch`` and ``import``: edit a session's history."""
 
 from __future__ import annotations
 

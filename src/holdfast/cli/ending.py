@@ -1,4 +1,4 @@
-"""``holdfast interrupt``, ``stop`` and ``drain``: end things, and say what is proven gone."""
+"""``holdfast interrupt``, ``stop`` and ``drain``: stop work, and report what is proven gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exit codes of every command."""
+"""Exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ __all__ = ["Exit", "exit_of"]
 
 
 class Exit(IntEnum):
-    """What an exit code says."""
+    """Meaning of an exit code."""
 
     OK = 0
-    """done"""
+    """success"""
     FAILED = 1
-    """the run failed, a promise was broken, a check found a fault, or something is left that should be gone"""
+    """the run failed, a promise was broken, a check found a fault, or some work could not be stopped"""
     USAGE = 2
-    """an argument, setting or agent that cannot work"""
+    """an invalid argument, setting or agent"""
     UNREACHABLE = 3
     """the server does not answer"""
     REFUSED = 4
     """the server refused: busy, full, not found, not allowed, draining"""
     INTERRUPTED = 5
-    """the run was interrupted or its message withdrawn; for serve: it was forced to end"""
+    """the run was interrupted or its message withdrawn; for serve: forced to exit"""
     WAITED = 6
-    """the wait is over before the work is; the work goes on"""
+    """the wait timed out; the work continues"""
     STORE = 7
-    """the store cannot be used"""
+    """the store is unusable"""
 
 
 def exit_of(error: errors.HoldfastError) -> Exit:
-    """The exit code for an error."""
+    """Return the exit code for an error."""
     match error:
         case errors.ConfigurationError():
             return Exit.USAGE

@@ -1,4 +1,4 @@
-"""``holdfast keys``: through the server where one runs, else in the store itself."""
+"""``holdfast keys``: manage keys through a running server, or else directly in the store."""
 
 from __future__ import annotations
 

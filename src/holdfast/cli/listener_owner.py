@@ -1,6 +1,6 @@
-"""Who listens on a port of this machine: the local token goes to a server of the same user or of root only.
+"""Owner of a listening port on this machine: the local token goes only to a server of the same user or of root.
 
-Linux shows the owner of each socket in ``/proc/net``. Elsewhere nothing is known, and nothing is refused.
+Linux shows the owner of each socket in ``/proc/net``. Elsewhere the owner is unknown, and every server is accepted.
 """
 
 from __future__ import annotations

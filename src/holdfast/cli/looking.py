@@ -1,4 +1,4 @@
-"""``holdfast ps``, ``tree``, ``tail`` and ``export``: look, and change nothing."""
+"""``holdfast ps``, ``tree``, ``tail`` and ``export``: show state without changing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``holdfast storm --nemesis``: faults injected into a server under load, and what each of them found."""
+"""``holdfast storm --nemesis``: inject faults into a server under load, and report the findings of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands write: JSON for programs, tables and lines for people, notes and errors on stderr."""
+"""Output of commands: JSON for programs, tables and lines for people, notes and errors on stderr."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
+from holdfast import logs
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 
@@ -43,7 +44,7 @@ def printable(text: str) -> str:
 
 def visible(text: str) -> str:
     """Text with what cannot be seen written out: line breaks, escapes, turns of the writing direction."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return logs.visible("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
 
 
 def fit(text: str, stream: TextIO) -> str:

@@ -1,4 +1,4 @@
-"""``holdfast schedule``: messages that are sent by the clock."""
+"""``holdfast schedule``: send messages on a schedule."""
 
 from __future__ import annotations
 

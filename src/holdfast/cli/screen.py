@@ -1,4 +1,4 @@
-"""What ``holdfast chat`` shows: the answer as it streams, and everything else in short dim lines of its own."""
+"""Display of ``holdfast chat``: the answer as it streams, and everything else in short dim lines."""
 
 from __future__ import annotations
 

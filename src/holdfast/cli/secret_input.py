@@ -1,4 +1,4 @@
-"""Secrets and a person's terminal: read without an echo, and shown on the terminal alone."""
+"""Secrets at the terminal: read them without echo, and show them on the terminal only."""
 
 from __future__ import annotations
 

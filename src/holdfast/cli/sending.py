@@ -1,4 +1,4 @@
-"""``holdfast send``: one message, and its answer if that is waited for."""
+"""``holdfast send``: send one message, and print its answer with ``--wait``."""
 
 from __future__ import annotations
 

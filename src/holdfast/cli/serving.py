@@ -1,4 +1,4 @@
-"""``holdfast serve``: load the agents, take the port, run the server, and say what a person needs to know."""
+"""``holdfast serve``: load the agents, bind the port, run the server, and print its status."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.allocator import return_large_blocks
 from holdfast.cli.approval_terminal import ApprovalTerminal, has_terminal
 from holdfast.cli.exits import Exit, exit_of
 from holdfast.cli.output import counted, note, say, say_error, say_json
@@ -110,6 +111,7 @@ def serve(
         agents = [] if chosen is None else [chosen.agent()]
         agents += [load_agent(spec) for spec in (specs or ([] if agents else [settings.agent]))]
         raise_descriptor_limit()
+        return_large_blocks()
         host = Host(agents=agents, settings=settings)
         with bind(settings) as listener:
             report = _run(_serve(host, listener, settings, as_json=as_json))
@@ -216,10 +218,6 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
     terminals: list[ApprovalTerminal] = []
 
     def ready(running: Running) -> None:
-        if running.app.native.approval_key_required and has_terminal():
-            terminals.append(ApprovalTerminal(host, note))
-            terminals[0].start()
-            show_on_terminal(f"approval key of this start, for chat and the page: {running.app.keys.show_approver()}")
         with suppress(OSError):  # nobody reads our output; it serves all the same
             if as_json:
                 say_json(
@@ -236,6 +234,17 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
                 )
             else:
                 _say_ready(running, settings)
+            if running.app.native.approval_key_required:
+                offer_approvals(running)
+
+    def offer_approvals(running: Running) -> None:
+        if has_terminal():
+            terminals.append(ApprovalTerminal(host, note))
+            terminals[0].start()
+            show_on_terminal(f"approval key of this start, for chat and the page: {running.app.keys.show_approver()}")
+        elif not running.app.keys.any_approver:
+            note("nobody can approve a call: no terminal is here, and there is no approval key")
+            note("  stop the server, make one with 'holdfast keys create PRINCIPAL --approve', and start it again")
 
     def at_step(text: str) -> None:
         with suppress(OSError):

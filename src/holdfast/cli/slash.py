@@ -1,4 +1,4 @@
-"""What a person can say to ``holdfast chat`` itself: lines that begin with a slash go past the queue."""
+"""Slash commands of ``holdfast chat``: lines that begin with a slash bypass the queue."""
 
 from __future__ import annotations
 
@@ -189,24 +189,24 @@ async def _quit(talk: Talk, _: str) -> None:
 
 
 COMMANDS: dict[str, Slash] = {
-    "help": Slash("/help", "this list", _help),
-    "status": Slash("/status", "what the session does, and what it waits for", _status),
-    "tree": Slash("/tree", "the tasks, threads and processes that are alive", _tree),
-    "interrupt": Slash("/interrupt [TEXT]", "end the run; with a text, that is said next", _interrupt),
-    "stop": Slash("/stop [REASON]", "end the run and background work, withdraw what waits", _stop),
-    "queue": Slash("/queue TEXT", "a message for its turn, as a plain line", _queue),
-    "steer": Slash("/steer TEXT", "a message to the running agent, before its next step", _steer),
-    "rollback": Slash("/rollback TEXT", "a message in place of what runs, which is taken back", _rollback),
-    "approve": Slash("/approve [NOTE]", "let the call be made", _approve),
-    "deny": Slash("/deny [REASON]", "refuse the call", _deny),
+    "help": Slash("/help", "list the commands", _help),
+    "status": Slash("/status", "show the session's activity and pending questions", _status),
+    "tree": Slash("/tree", "show the live tasks, threads and processes", _tree),
+    "interrupt": Slash("/interrupt [TEXT]", "interrupt the run; TEXT is sent as the next message", _interrupt),
+    "stop": Slash("/stop [REASON]", "stop the run and background work, withdraw queued messages", _stop),
+    "queue": Slash("/queue TEXT", "queue a message, as a plain line does", _queue),
+    "steer": Slash("/steer TEXT", "send a message to the running agent, before its next step", _steer),
+    "rollback": Slash("/rollback TEXT", "roll back the active run and send this message instead", _rollback),
+    "approve": Slash("/approve [NOTE]", "approve the call", _approve),
+    "deny": Slash("/deny [REASON]", "deny the call", _deny),
     "answer": Slash("/answer TEXT", "answer the question", _answer),
     "retry": Slash("/retry", "run the last message again", _retry),
-    "undo": Slash("/undo", "take the last run out of the transcript", _undo),
-    "compact": Slash("/compact [KEEP]", "sum up all but the newest KEEP messages (4)", _compact),
-    "branch": Slash("/branch KEY [N]", "copy the transcript, up to entry N, and go on there", _branch),
+    "undo": Slash("/undo", "remove the last run from the transcript", _undo),
+    "compact": Slash("/compact [KEEP]", "summarize all but the newest KEEP messages (default: 4)", _compact),
+    "branch": Slash("/branch KEY [N]", "copy the transcript, up to entry N, and continue there", _branch),
     "attach": Slash("/attach FILE", "attach a file to the next message", _attach),
-    "new": Slash("/new [KEY]", "begin another session", _new),
-    "quit": Slash("/quit", "leave; what runs goes on", _quit),
+    "new": Slash("/new [KEY]", "start another session", _new),
+    "quit": Slash("/quit", "exit; active runs continue", _quit),
 }
 _NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "branch", "attach"))
 

@@ -1,4 +1,4 @@
-"""``holdfast store move``: bring the store of an older version into Holdfast's own folder."""
+"""``holdfast store move``: move the store of an older version into Holdfast's own folder."""
 
 from __future__ import annotations
 

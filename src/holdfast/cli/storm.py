@@ -1,4 +1,4 @@
-"""``holdfast storm``: a load that double-texts, interrupts, disconnects and kills, and a verdict on each promise."""
+"""``holdfast storm``: load with double texts, interrupts, disconnects and kills, and a verdict on each promise."""
 
 from __future__ import annotations
 
