@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from tests.mutants import (
     of_agents,
+    of_budgets,
+    of_guards,
     of_hosts,
     of_identity,
+    of_programs,
     of_reports,
     of_runtime,
     of_schedules,
@@ -23,7 +26,10 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_runtime.MUTANTS,
     *of_stores.MUTANTS,
     *of_hosts.MUTANTS,
+    *of_budgets.MUTANTS,
     *of_identity.MUTANTS,
+    *of_programs.MUTANTS,
+    *of_guards.MUTANTS,
     *of_agents.MUTANTS,
     *of_shapes.MUTANTS,
     *of_schedules.MUTANTS,

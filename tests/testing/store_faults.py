@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import Entry
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore
 from holdfast.storage.port import (
@@ -180,19 +181,23 @@ class FailsWhileItStops(MemoryStore):
 
 @found_by("a_repeated_append_or_commit_has_no_second_effect")
 class AppendsAgain(MemoryStore):
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
-        return super().append(lease, events)
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
+        return super().append(lease, events, stored_limit=stored_limit)
 
 
 @found_by("a_stale_lease_writes_nothing")
 class AsksForTheRunOnly(MemoryStore):
     """Writes for whoever is on, without a look at the fence."""
 
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
         row = self._tables.get(lease.session)
         if row is not None and row.run_id is not None:
             lease = Lease(row.session, row.run_id, row.fence)
-        return super().append(lease, events, nth=nth)
+        return super().append(lease, events, nth=nth, stored_limit=stored_limit)
 
 
 @found_by("a_rescue_takes_over_and_fences_the_old_holder")
@@ -262,8 +267,10 @@ class PrunesWhatIsOn(MemoryStore):
 
 @found_by("concurrent_appends_are_whole_and_in_order")
 class AnswersLongOnesLater(MemoryStore):
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
-        done = super().append(lease, events, nth=nth)
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
+        done = super().append(lease, events, nth=nth, stored_limit=stored_limit)
         return done if len(events) < 3 else later(lambda: done)
 
 
@@ -291,6 +298,26 @@ class KnowsNoQuota(MemoryStore):
         return super().send(changed(request, stored_limit=ALL_BYTES))
 
 
+@found_by("what_a_principal_stores_is_counted_bounded_and_given_back")
+class LetsRunsWriteOn(MemoryStore):
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
+        return super().append(lease, events, nth=nth)
+
+
+@found_by("what_a_principal_stores_is_counted_bounded_and_given_back")
+class CommitsWithoutEnd(MemoryStore):
+    def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
+        return super().commit_run(changed(commit, stored_limit=ALL_BYTES))
+
+
+@found_by("pages_end_where_they_have_enough_bytes")
+class GivesTranscriptsOfAnySize(MemoryStore):
+    async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
+        return await super().transcript_within(session, limit_bytes=ALL_BYTES)
+
+
 @found_by("pages_end_where_they_have_enough_bytes")
 class PagesByCountOnly(MemoryStore):
     async def read_events(
@@ -301,14 +328,16 @@ class PagesByCountOnly(MemoryStore):
 
 @found_by("a_dropped_or_cancelled_caller_does_not_undo_its_write")
 class CountsWhatItDrops(MemoryStore):
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
         def write() -> asyncio.Future[Appended]:
             row = self._tables.get(lease.session)
             assert row is not None
             if asked.cancelled():
                 row.next_seq += len(events)
                 return answered(Appended(events=()))
-            return MemoryStore.append(self, lease, events, nth=nth)
+            return MemoryStore.append(self, lease, events, nth=nth, stored_limit=stored_limit)
 
         asked = later(write)
         return asked
@@ -316,10 +345,12 @@ class CountsWhatItDrops(MemoryStore):
 
 @found_by("a_closed_store_has_finished_what_it_was_given")
 class DropsWhatItWasGiven(MemoryStore):
-    def append(self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0) -> asyncio.Future[Appended]:
+    def append(
+        self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
+    ) -> asyncio.Future[Appended]:
         def write() -> None:
             if self._node_id is not None:
-                future.set_result(MemoryStore.append(self, lease, events, nth=nth).result())
+                future.set_result(MemoryStore.append(self, lease, events, nth=nth, stored_limit=stored_limit).result())
 
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Appended] = loop.create_future()

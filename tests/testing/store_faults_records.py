@@ -153,6 +153,12 @@ class CountsNothing(Scheduled):
         return done
 
 
+@found_by("the_texts_of_schedules_count_as_stored")
+class StoresTextsForNothing(Scheduled):
+    def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
+        return super().put_schedule(changed(request, stored_limit=10**9))
+
+
 @found_by("a_paused_schedule_has_no_ticks")
 class ResumesWithWhatWasDue(Scheduled):
     def pause_schedule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -28,6 +28,7 @@ from holdfast.testing.history import (
     AccessTried,
     Drained,
     DrainRequested,
+    HoldingRead,
     HostExited,
     HostileAct,
     HostileActed,
@@ -36,7 +37,6 @@ from holdfast.testing.history import (
     LogRead,
     Lost,
     Opened,
-    PeakRead,
     ProcessesListed,
     ProcessSeen,
     ReaderClosed,
@@ -1086,22 +1086,36 @@ def a_principal_exceeds_its_cap(tale: Tale) -> None:
 # a hostile principal ------------------------------------------------------------------------------------------------
 
 
-def _besieged(tale: Tale, *records: Record) -> None:
+def _holding(
+    moment: Literal["before", "beside", "after"], *, memory: int = 60_000_000, descriptors: int = 90
+) -> Record:
+    return HoldingRead(at=3.0, incarnation=1, moment=moment, memory=memory, descriptors=descriptors)
+
+
+AFTERWARDS = _holding("after")
+
+
+def _besieged(tale: Tale, *records: Record, afterwards: Record = AFTERWARDS) -> None:
     tale.change(tale.first(Opened), hostile=HOSTILE)
     acts = tuple(HostileAct(name=name, did=3, felt=2, refused=1) for name in ACTS)
-    for record in (PeakRead(at=2.0, incarnation=1, before=True, memory=60_000_000, descriptors=90), *records):
+    for record in (_holding("before"), *records, afterwards):
         tale.add(record)
     tale.add(HostileActed(at=tale.records[-1].at + 1.0, acts=acts))
 
 
-@breaks("P9", "memory grew by 250,000,000 bytes")
+@breaks("P9", "holds 250,000,000 bytes more than before")
 def a_hostile_principal_fills_the_memory(tale: Tale) -> None:
-    _besieged(tale, PeakRead(at=3.0, incarnation=1, memory=310_000_000, descriptors=95))
+    _besieged(tale, afterwards=_holding("after", memory=310_000_000))
+
+
+@breaks("P9", "memory was not read after")
+def the_memory_after_a_hostile_principal_is_not_read(tale: Tale) -> None:
+    _besieged(tale, afterwards=HoldingRead(at=9.0, incarnation=2, moment="after", memory=60_000_000, descriptors=90))
 
 
 @breaks("P9", "holds 1001 descriptors")
 def a_hostile_principal_takes_the_descriptors(tale: Tale) -> None:
-    _besieged(tale, PeakRead(at=3.0, incarnation=1, memory=61_000_000, descriptors=1001))
+    _besieged(tale, _holding("beside", descriptors=1001))
 
 
 @breaks("P14", "kept another one out")
@@ -1159,7 +1173,7 @@ def test_a_hostile_principal_within_all_bounds_keeps_the_report_good() -> None:
     tale = Tale()
     _besieged(
         tale,
-        PeakRead(at=3.0, incarnation=1, memory=200_000_000, descriptors=900),
+        _holding("beside", memory=400_000_000, descriptors=900),
         StreamRevoked(at=9.0, key_id="k_1", late_s=0.9, ended=True),
     )
     report = judge(tale.records)

@@ -720,6 +720,44 @@ def test_a_simple_queue_does_what_the_one_in_c_does() -> None:
     explore(test)
 
 
+@pytest.mark.parametrize("make", [lambda: queue.SimpleQueue(), lambda: queue.Queue()], ids=["simple", "queue"])
+def test_a_put_is_a_switch_point(make: Callable[[], Any]) -> None:
+    """Between what a thread has read and what it writes of it, others may work."""
+
+    async def test() -> None:
+        box, count = make(), [0]
+
+        def add() -> None:
+            before = count[0]
+            box.put(before)
+            count[0] = before + 1
+
+        await all_of(start_thread(add), start_thread(add))
+        assert count == [2]
+
+    with pytest.raises(ScheduleFailure):
+        explore(test)
+
+
+def test_others_may_look_just_before_a_put() -> None:
+    async def test() -> None:
+        box = queue.SimpleQueue[int]()
+        said: list[str] = []
+
+        def announce_and_put() -> None:
+            said.append("it is there")
+            box.put(1)
+
+        def believe() -> None:
+            if said:
+                box.get_nowait()
+
+        await all_of(start_thread(announce_and_put), start_thread(believe))
+
+    with pytest.raises(ScheduleFailure):
+        explore(test)
+
+
 class Letters(queue.SimpleQueue[str]):
     """Of the interpreter's own class."""
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -180,6 +180,31 @@ def test_each_principal_can_have_a_program_of_its_own(tmp_path: Path) -> None:
             await seen((tmp_path / "carols.started").exists)
             assert "at work for 2 users" in await outcome(host.session("s", principal="alice"), "who")
         assert not any(alive(one["pid"]) for one in (*first.values(), carol))
+
+    asyncio.run(main())
+
+
+def test_a_call_that_ends_while_it_makes_room_gives_its_place_back(tmp_path: Path) -> None:
+    reached, _ = over_pipes(tmp_path)
+
+    class Stopping:
+        begun = asyncio.Event()
+
+        async def stop(self, reason: str) -> None:
+            self.begun.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with opened(reached, per_principal=True, principals=1) as (server, host):
+            await asked(host, "alice")
+            alice = server._own["alice"]
+            real, alice.scope = alice.scope, cast(Any, Stopping())
+            bob = host.session("s", principal="bob")
+            await bob.send("who")
+            await Stopping.begun.wait()
+            assert (await bob.interrupt("enough")).outcome == "gone"
+            await real.stop("as it should have been")
+            assert (await asked(host, "carol"))["before"] == []
 
     asyncio.run(main())
 

@@ -24,6 +24,7 @@ __all__ = [
     "fetches_url",
     "has_glob",
     "has_no_subscript",
+    "is_endless",
     "is_inside",
     "is_secret",
     "lacks",
@@ -77,6 +78,11 @@ def _may_be_secret(part: str) -> bool:
     if not re.search(r"[*?\[{]", part) or not part.startswith((".", "h")):
         return False
     return "{" in part or any(fnmatch.fnmatchcase(name, part) for name in _SECRET_NAMES)
+
+
+def is_endless(word: Word) -> bool:
+    """Return whether a word names a device that never ends: a copy of it fills the disk."""
+    return re.fullmatch(r"/dev/(zero|u?random|full)", word.text or "") is not None
 
 
 _HOMES = re.compile(r"~|/+(root|home|Users|var/lib)(/|$)|/+$|/+\*|\.\./\.\.(/|$)")

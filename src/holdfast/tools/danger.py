@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.tools.command_rules import is_inside, is_secret
+from holdfast.tools.command_rules import is_endless, is_inside, is_secret
 from holdfast.tools.harmless_commands import is_harmless
 from holdfast.tools.shell_syntax import Redirect, SimpleCommand, Word, parse
 
@@ -31,8 +31,10 @@ _ASSIGN = frozenset(
     ("read", "printf", "let", "wait", "unset", "export", "local", "readonly", "declare", "typeset", "mapfile")
 )
 """Builtins whose arguments are names of variables."""
-_SUBSCRIPT = re.compile(r"'[^']*\w\[[^]']*(\$\(|`)")
-"""A quoted element of an array: where the shell takes it for a number, it runs the command in it."""
+_SUBSCRIPT = re.compile(
+    r"'[^']*\w\[[^][']*(\$\(|`)|\"[^\"]*\w\[[^][\"]*\\(\$\(|`)|\$'[^']*\\(x24|0?44|u0024)|\b\w+='[^']*\$\("
+)
+"""A quoted element of an array, or a variable for one: where the shell takes it for a number, it runs what is in it."""
 _RETURN = re.compile(r"\s*(;|&&)\s*cd (\.\.|-)\s*$")
 """It goes back in the end, where nothing follows."""
 _UNCONTROLLING = frozenset(
@@ -102,7 +104,7 @@ def _is_harmless(command: SimpleCommand) -> bool:
 
 def _is_harmless_redirect(redirect: Redirect) -> bool:
     target = redirect.target
-    if is_secret(target):
+    if is_secret(target) or is_endless(target):
         return False
     if ">" not in redirect.operator:
         return True

@@ -221,8 +221,8 @@ class McpServer(Toolset):
         named = {"principal": run.principal, "session": run.session_key, "session_id": run.session_id}
         return {f"holdfast/{name}": value for name, value in {**named, "call": call.call_id}.items()}
 
-    async def _own_of(self, principal: str) -> _Own:
-        """Return the program of a principal, with one call more under way; start it if there is none.
+    def _own_of(self, principal: str) -> tuple[_Own, _Own | None]:
+        """Return the program of a principal, with one call more under way, and one to stop that gave up its place.
 
         Raises:
             ToolFailed: all that may run are at work for others.
@@ -240,12 +240,10 @@ class McpServer(Toolset):
             own = _Own(scope, link)
             self._own[principal] = own
             own.calls += 1
-            if past is not None:
-                await past.scope.stop("another principal needs its place")
-            return own
+            return own, past
         self._own[principal] = own
         own.calls += 1
-        return own
+        return own, None
 
     async def _call(self, tool: str, call: Call, /, **arguments: Any) -> Any:
         """Make a call; its result, or an error that the model can use."""
@@ -253,9 +251,11 @@ class McpServer(Toolset):
 
         if self._link is None:
             raise ToolFailed(f"the MCP server {self.name!r} is not connected: its host is not open")
-        own = await self._own_of(call.run.principal) if self._per_principal else None
+        own, past = self._own_of(call.run.principal) if self._per_principal else (None, None)
         link = self._link if own is None else own.link
         try:
+            if past is not None:
+                await past.scope.stop("another principal needs its place")
             result = await link.call(tool, arguments, _Progress(call), caller=self._caller(call))
         except (LinkDown, MCPError) as error:
             raise ToolFailed(str(error)) from None

@@ -2,7 +2,8 @@
 
 An agent that can write the settings, the store, a module of the host or its interpreter becomes the host with its next
 start. So a workspace may not contain one of them, nor lie in one, through links neither; whether the settings file is
-there already makes no difference.
+there already makes no difference. The same holds for what others run as their own: the folders of the system, the SSH
+keys in the home folder (and with them that folder), and what Git keeps, whose hooks run with the next commit.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 
 from holdfast.errors import ConfigurationError
 from holdfast.settings import config_file, data_folder
@@ -20,6 +22,14 @@ __all__ = ["WORKSPACES", "check_folder", "own_paths"]
 WORKSPACES = "workspaces"
 """The folder in Holdfast's own one that holds the workspaces of sessions, where no other was named."""
 
+_SYSTEM = (
+    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/var/spool"),
+    *("/usr/bin", "/usr/include", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/sbin", "/usr/share"),
+    *("/usr/local/bin", "/usr/local/etc", "/usr/local/lib", "/usr/local/sbin"),
+)
+_SHARED_MEMORY = "/dev/shm"
+_IN_REPOSITORY = ("HEAD", "objects", "refs")
+
 
 def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) -> None:
     """Check that an agent may work in `folder`.
@@ -29,7 +39,7 @@ def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) ->
         private: further files and folders of the host, such as those of its store.
 
     Raises:
-        ConfigurationError: it contains something of the host's, or lies in it; the message names what.
+        ConfigurationError: it contains something of the host's or the system's, or lies in it; the message names what.
     """
     root = os.path.realpath(folder)
     for what, path in _protected(private):
@@ -39,7 +49,7 @@ def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) ->
                 hint="name a folder that has the agent's files only, such as --workspace work; "
                 "without a name each session gets one of its own",
             )
-    for what, path in _closed():
+    for what, path in _closed(root):
         if _contains(path, root) and not _contains(_workspaces(), root):
             raise ConfigurationError(
                 f"the workspace {root} lies in {what} ({path})",
@@ -64,13 +74,27 @@ def _protected(private: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield "a folder that Python imports from", os.path.realpath(place or ".")
     for folder, name in _modules():
         yield "code of the host", os.path.join(folder, name)
+    yield from _of_everybody()
 
 
-def _closed() -> Iterator[tuple[str, str]]:
+def _closed(root: str) -> Iterator[tuple[str, str]]:
     yield "Holdfast's own folder", _real(data_folder())
     for path in interpreter_paths():
         yield "the Python environment", os.path.realpath(path)
     yield "Holdfast's code", os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+    if not _contains(_SHARED_MEMORY, root):
+        yield from _of_everybody()
+    for folder in (root, *map(str, PurePath(root).parents)):
+        if os.path.basename(folder) == ".git" or all(
+            os.path.exists(os.path.join(folder, name)) for name in _IN_REPOSITORY
+        ):
+            yield "what Git keeps of a repository", folder
+
+
+def _of_everybody() -> Iterator[tuple[str, str]]:
+    for path in _SYSTEM:
+        yield "a folder of the system", os.path.realpath(path)
+    yield "the folder of your SSH keys", os.path.realpath(os.path.expanduser("~/.ssh"))
 
 
 def _modules() -> set[tuple[str, str]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -54,9 +55,18 @@ import ctypes, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+import mmap, os, struct, time
+from holdfast.clock import SystemClock
+if os.path.exists({1!r}):
+    file = open({1!r}, "r+b")
+    ahead = mmap.mmap(file.fileno(), 8)
+    SystemClock.now = staticmethod(lambda: time.time() + struct.unpack_from("d", ahead)[0])
 from holdfast.cli import main
 main()
 """
+_CLOCK = "clock"
+_SETTINGS: dict[str, object] = {"drain_s": 1.0}
+"""Not the default, as runs that never end would hold up the end of each test."""
 _AGENTS = ("tests.system.attacks.agents:echo", "tests.system.attacks.agents:endless")
 
 
@@ -143,6 +153,11 @@ class AttackedServer:
         """Descriptors that the server has open."""
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
+    def set_clock(self, ahead_s: float) -> None:
+        """Let the server's wall clock jump: from now on it is so far ahead of this machine's, or behind."""
+        with (self.folder / _CLOCK).open("r+b") as file:
+            file.write(struct.pack("d", ahead_s))
+
     def log(self) -> str:
         """Everything that the server wrote for people."""
         return (self.folder / "serve.log").read_text("utf-8", "replace")
@@ -157,12 +172,15 @@ class AttackedServer:
 
     async def doctor(self) -> str:
         """What ``holdfast doctor`` says to an operator of this server."""
+        return (await self.command("doctor", "--json"))[1]
+
+    async def command(self, *arguments: str) -> tuple[int, str]:
+        """Run a command of ``holdfast`` as an operator; its exit code, and what it said."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
             "from holdfast.cli import main; main()",
-            "doctor",
-            "--json",
+            *arguments,
             "--url",
             self.url,
             "--key",
@@ -174,7 +192,8 @@ class AttackedServer:
             stderr=subprocess.STDOUT,
         )
         said, _ = await process.communicate()
-        return said.decode()
+        assert process.returncode is not None
+        return process.returncode, said.decode()
 
     async def check(self, *, accused: str | None = None, latency: bool = False) -> None:
         """Fail unless the server lives in bounded memory and the bystander got everything it asked for.
@@ -206,6 +225,7 @@ async def attacked_server(
     settings: Mapping[str, object] | None = None,
     descriptors: int = DESCRIPTORS,
     memory_bytes: int = MEMORY_LIMIT_BYTES,
+    clock: bool = False,
 ) -> AsyncIterator[AttackedServer]:
     """A server in a process of its own with default settings, quiet and measured; afterwards it is ended.
 
@@ -215,14 +235,17 @@ async def attacked_server(
         settings: for tests that must shorten a deadline; never a bound.
         descriptors: its ``ulimit -n``, soft and hard.
         memory_bytes: it is killed above that.
+        clock: `AttackedServer.set_clock` is used.
     """
     port = free_port()
-    values = {f"HOLDFAST_{name.upper()}": str(value) for name, value in (settings or {}).items()}
+    if clock:
+        (folder / _CLOCK).write_bytes(struct.pack("d", 0.0))
+    values = {f"HOLDFAST_{name.upper()}": str(value) for name, value in (_SETTINGS | dict(settings or {})).items()}
     with (folder / "serve.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
-            _PROGRAM.format(descriptors),
+            _PROGRAM.format(descriptors, str(folder / _CLOCK)),
             "serve",
             "--json",
             *agents,

@@ -1,7 +1,7 @@
 """A host with a hostile program, in a process of its own: ``HOSTILE=<word or file> hostile_host.py <what> <user>``.
 
 It says ``up`` when the program runs, and then for a line on its input stops the session and says the outcome, and how
-many are left. At the end of its input it closes the host. As ``user`` it has no capabilities, as an ordinary user.
+many are left. At the end of its input it closes the host.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from pathlib import Path
 
 import holdfast
 from holdfast.agents.run import Run
+from tests.runtime.fence import LIFE_S, own_user
 from tests.runtime.processes_zoo import await_condition, living
 
 BOMB = Path(__file__).with_name("hostile_bomb.py")
 
+
+_LIVING = 200
+"""How many programs the endless thread has at once, though nobody ends them: each ends by itself after a minute."""
 
 _programs: list[subprocess.Popen[bytes]] = []
 _over = [False]
@@ -49,6 +53,10 @@ def endless(run: Run) -> None:
     """A thread that listens to nobody, and starts programs for ever."""
     _over[0] = False
     while not _over[0]:
+        if len(_programs) >= _LIVING:
+            _programs[:] = [program for program in _programs if program.poll() is None]
+            time.sleep(0.01)
+            continue
         try:
             start("setsid", "sleep", run.text)
         except Exception:
@@ -77,18 +85,27 @@ def lives(word: str) -> int:
 
 def bomb(word: str, life_s: float = 0.002, branches: int = 2, doublings: int = 2) -> str:
     """The command that starts one."""
-    return f"exec {sys.executable} -S -E {BOMB} {life_s} {branches} {doublings} {word}"
+    return f"exec {sys.executable} -S -E {BOMB} {life_s} {branches} {doublings} {word} {LIFE_S}"
 
 
-def drop_capabilities() -> None:
-    """Be nobody special: what only the user root may do by its files goes on."""
+def become_ordinary() -> None:
+    """Become an ordinary user, who has nothing of root's but that it may open the project's files."""
     libc = ctypes.CDLL(None, use_errno=True)
-    for capability in range(64):
+    open_any = (1, 2)
+    libc.prctl(8, 1, 0, 0, 0)  # capabilities outlive the change of the user
+    for capability in set(range(64)) - set(open_any):
         libc.prctl(24, capability, 0, 0, 0)
-    libc.prctl(28, 1 << 0 | 1 << 1, 0, 0, 0)
-    header, nothing = struct.pack("=Ii", 0x20080522, 0), struct.pack("=6I", *[0] * 6)
-    if libc.capset(header, nothing) != 0:
+    user = own_user()
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    held = sum(1 << capability for capability in open_any)
+    libc.prctl(4, 1, 0, 0, 0)  # debuggers of its user see it, as any other
+    header = struct.pack("=Ii", 0x20080522, 0)
+    if libc.capset(header, struct.pack("=6I", held, held, held, 0, 0, 0)) != 0:
         raise OSError(ctypes.get_errno(), "capset")
+    for capability in open_any:
+        libc.prctl(47, 2, capability, 0, 0)  # programs inherit it
 
 
 async def main(what: str, word: str) -> None:
@@ -116,6 +133,6 @@ async def main(what: str, word: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2] == "user":
-        drop_capabilities()
+    if sys.argv[2] == "user" and os.geteuid() == 0:
+        become_ordinary()
     asyncio.run(main(sys.argv[1], os.environ["HOSTILE"]))

@@ -55,7 +55,6 @@ async def read_whole(server: AttackedServer, path: str) -> int:
     return size
 
 
-@pytest.mark.nightly
 def test_unread_streams_and_transcripts_of_large_messages_take_no_memory(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:

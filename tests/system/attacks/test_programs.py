@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import json
 import logging
 import os
 import random
@@ -35,8 +36,8 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def word() -> Iterator[str]:
-    """A number of seconds by which its sleepers are known."""
-    chosen = str(random.randrange(10_000_000, 99_999_999))
+    """A number of seconds by which its sleepers are known: about a minute, whoever fails to end them."""
+    chosen = f"60.{random.randrange(10_000_000, 99_999_999)}"
     yield chosen
     for pid in living(chosen):  # only after a failure
         with contextlib.suppress(ProcessLookupError):
@@ -76,6 +77,7 @@ SHEDDING = {
     "word of the tracker": "setsid sleep {} & # multiprocessing.resource_tracker",
     "su": "su - nobody -s /bin/sh -c 'setsid sleep {} &'",
     "runuser": "runuser -l nobody -s /bin/sh -c 'setsid sleep {} &'",
+    "setpriv": "setpriv --reuid=65534 --regid=65534 --clear-groups env -i sh -c 'setsid sleep {} &'",
     "ulimit": "ulimit -x unlimited; ulimit -m unlimited; env -i setsid sleep {} & sleep 0.1",
     "syscalls": f'{sys.executable} -c "{_SHED} import os; os.fork() and os._exit(0); os.setsid(); '
     "os.execve('/bin/sleep', ['sleep', '{}'], {{}})\"",
@@ -95,7 +97,7 @@ def shell_in_a_thread(run: Run) -> None:
 @pytest.mark.parametrize("way", SHEDDING)
 @pytest.mark.parametrize("agent", [shell, shell_in_a_thread])
 def test_a_program_that_sheds_every_mark_is_gone_when_the_receipt_says_so(word: str, way: str, agent: Any) -> None:
-    if way in ("su", "runuser") and os.geteuid() != 0:
+    if way in ("su", "runuser", "setpriv") and os.geteuid() != 0:
         pytest.skip("only root changes its user without a password")
 
     async def body() -> None:
@@ -177,6 +179,27 @@ def test_what_an_abandoned_thread_starts_is_refused_or_killed_and_outlives_no_ho
 
     run(body)
     assert living(word) == [], "nor does it start any after the host's end"
+
+
+WAYS = ["popen", "posix_spawn", "fork", "system", "multiprocessing-fork", "multiprocessing-spawn", "thread"]
+
+
+@pytest.mark.parametrize("hosts", ["after", "beside"])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_abandoned_thread_is_refused_for_good_and_is_in_no_other_hosts_receipts(
+    word: str, way: str, hosts: str
+) -> None:
+    path = f"{_ROOT}:{Path(holdfast.__file__).parents[1]}"
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.system.attacks.hostile_thread", way, hosts, word],
+        check=True,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        cwd="/",
+        env={**os.environ, "PYTHONPATH": path},
+    ).stdout
+    others = 4 if hosts == "after" else 5
+    assert json.loads(said) == {"outcome": "quarantined", "after": 0, "said": [["gone"]] * others, "left": 0}
 
 
 BOMBS = {"slow": (0.005, 1, 0), "fast": (0.0003, 1, 0), "at once": (0.0, 1, 0), "branches": (0.002, 4, 0)}
@@ -320,26 +343,125 @@ async def mixed(run: Run) -> None:
         await run.interrupt.wait()
 
 
-@pytest.mark.parametrize("victims", ["reapers", "zygote", "both"])
-def test_receipts_are_true_when_reapers_and_zygote_are_killed_under_load(word: str, victims: str) -> None:
+VICTIMS = ["reapers", "zygote", "both"]
+
+
+def kill_helpers(victims: str) -> int:
+    """Kill the reapers that there are now, or the zygote, or both; which zygote that was."""
+    zygote = process_host()._zygote
+    assert zygote is not None
+    reapers = procfs.children(zygote.pid)
+    for pid in {"reapers": reapers, "zygote": [zygote.pid], "both": [zygote.pid, *reapers]}[victims]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return zygote.pid
+
+
+def zombies() -> set[int]:
+    return {pid for pid in procfs.children(os.getpid()) if (stat := procfs.read_stat(pid)) is not None and stat.dead}
+
+
+@pytest.fixture
+def earlier() -> set[int]:
+    """Zombies of earlier tests, which left them to nobody who waits."""
+    return zombies()
+
+
+async def works(host: holdfast.Host, name: str, word: str) -> None:
+    """A session of its own starts programs, and they are gone when it stops."""
+    session = host.session(name)
+    await session.send(word)
+    await until(lambda: len(living(word)) == 4, "its programs run")
+    assert (await session.interrupt(grace_s=0.1)).outcome == "gone"
+    assert living(word) == []
+
+
+@pytest.mark.parametrize("victims", VICTIMS)
+def test_receipts_are_true_when_reapers_and_zygote_are_killed_under_load(
+    word: str, victims: str, earlier: set[int]
+) -> None:
     async def body() -> None:
         async with holdfast.Host(mixed, store="memory://") as host:
             every = [host.session(f"s{number}") for number in range(20)]
             await asyncio.gather(*(session.send(word) for session in every))
             await until(lambda: len(living(word)) == 80, "all run")
-            zygote = process_host()._zygote
-            assert zygote is not None
-            reapers = procfs.children(zygote.pid)
             stops = [asyncio.ensure_future(session.interrupt(grace_s=0.1)) for session in every]
             await asyncio.sleep(0)
-            hit = {"reapers": reapers, "zygote": [zygote.pid], "both": [zygote.pid, *reapers]}[victims]
-            for pid in hit:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            kill_helpers(victims)
             receipts = await asyncio.gather(*stops)
             if all(receipt.outcome == "gone" for receipt in receipts):
                 assert living(word) == []
-        if victims != "both":  # strays of trees that lost both are not found again, see the limits
-            await until(lambda: living(word) == [], "the host's end leaves nothing")
+            await until(lambda: living(word) == [], "what they held is killed all the same")
+            await works(host, "next", f"{word}1")
+        end_programs()
+        await until(lambda: zombies() <= earlier, "no zombie stays")
+
+    run(body)
+
+
+@pytest.mark.parametrize("victims", VICTIMS)
+def test_killed_helpers_are_replaced_and_leave_no_zombie_to_a_host_that_is_idle(
+    word: str, victims: str, earlier: set[int]
+) -> None:
+    async def body() -> None:
+        async with holdfast.Host(mixed, store="memory://") as host:
+            await works(host, "first", word)
+            await host.session("idle").send(f"{word}1")
+            await until(lambda: len(living(f"{word}1")) == 4, "its programs run")
+            first = kill_helpers(victims)
+            await until(lambda: len(living(f"{word}1")) == (4 if victims == "zygote" else 2), "the others live")
+            await works(host, "next", f"{word}2")
+            zygote = process_host()._zygote
+            assert zygote is not None
+            assert (zygote.pid == first) == (victims == "reapers")
+            receipt = await host.session("idle").interrupt(grace_s=0.1)
+            assert living(f"{word}1") == []
+            assert receipt.outcome == ("unknown" if victims == "both" else "gone")
+            end_programs()
+            await until(lambda: zombies() <= earlier, "no zombie stays")
+
+    run(body)
+
+
+async def insistent(run: Run) -> None:
+    """As `mixed`; what holds its program may be killed while it starts."""
+    with contextlib.suppress(OSError):
+        await mixed(run)
+    await run.interrupt.wait()
+
+
+@pytest.mark.parametrize("victims", VICTIMS)
+def test_helpers_that_are_killed_again_and_again_while_sessions_start_and_stop(
+    word: str, victims: str, earlier: set[int]
+) -> None:
+    async def body() -> None:
+        said: list[str] = []
+
+        async def go_on(name: str) -> None:
+            while stopped[name] < 4:
+                await once(name, f"{word}{name}{stopped[name]}")
+                stopped[name] += 1
+
+        async def once(name: str, mine: str) -> None:
+            await host.session(name).send(mine)
+            await until(lambda: len(living(mine)) >= 2, "a program of it runs")
+            receipt = await host.session(name).interrupt(grace_s=0.1)
+            alive = living(mine) if receipt.outcome == "gone" else []
+            said.extend([f"{receipt} though {alive} live"] if alive else [])
+
+        stopped = dict.fromkeys("123456", 0)
+        async with holdfast.Host(insistent, store="memory://") as host:
+            load = asyncio.gather(*map(go_on, stopped))
+            for total in range(2, 24, 3):
+                while sum(stopped.values()) < total and not load.done():
+                    await asyncio.sleep(0.005)
+                kill_helpers(victims)
+            await load
+            assert said == []
+            rounds = [f"{word}{name}{number}" for name in stopped for number in range(4)]
+            await until(lambda: not any(map(living, rounds)), "what they held is killed too")
+            await works(host, "next", f"{word}0")
+        end_programs()
+        await until(lambda: zombies() <= earlier, "no zombie stays")
 
     run(body)

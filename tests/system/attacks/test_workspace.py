@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,23 @@ def test_own_folder_environment_and_code_are_no_workspaces(project: Path) -> Non
     link = project / "link.py"
     link.symlink_to(__file__)
     assert "contains" in refusal(Path(__file__).parent)
+
+
+def test_what_others_run_as_their_own_is_no_workspace(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = project.parent / "home"
+    monkeypatch.setenv("HOME", str(home))
+    assert "SSH keys" in refusal(home) and "SSH keys" in refusal(home / ".ssh" / "inner")
+    for root in ("/etc", "/etc/cron.d", "/usr/bin", "/usr/local", "/usr/local/bin/made", "/bin", "/proc/self", "/var"):
+        assert "a folder of the system" in refusal(root)
+    subprocess.run(["git", "init", "-q", "code"], check=True, timeout=60)
+    subprocess.run(["git", "init", "-q", "--bare", "store"], check=True, timeout=60)
+    for root in ("code/.git", "code/.git/hooks", "store", "store/hooks"):
+        assert "what Git keeps" in refusal(root)
+    for allowed in ("code", "code/work", str(home / "work")):
+        Workspace(allowed)
+    shared = tempfile.mkdtemp(dir="/dev/shm")
+    Workspace(shared)
+    os.rmdir(shared)
 
 
 def test_a_module_that_is_only_linked_from_elsewhere_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Literal
 
 import msgspec
 import psutil
@@ -28,7 +29,7 @@ from holdfast import ids
 from holdfast.client import Client
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, LimitExceeded
-from holdfast.testing.history import HostileAct, HostileActed, PeakRead, StreamRevoked
+from holdfast.testing.history import HoldingRead, HostileAct, HostileActed, StreamRevoked
 from holdfast.testing.nemesis.line import Line
 from holdfast.testing.storm.access import RemoteAccess
 from holdfast.testing.storm.agent import REPLAYABLE
@@ -137,8 +138,7 @@ class Hostile:
             session.readers.clear()  # it reads in its own way
 
     def begin(self) -> None:
-        """Start all acts; each is repeated until `end`."""
-        self.load.start()
+        """Start all acts, or go on with them; each is repeated until `let_go` or `end`."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "unread exports": lambda: self._unread("unread exports", f"/v1/sessions/{self._large.key}/export"),
             "unread transcripts": lambda: self._unread(
@@ -159,7 +159,10 @@ class Hostile:
         self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
 
     async def prepare(self) -> None:
-        """Make the sessions that it abuses: a large one, and one that stays idle. The server is up."""
+        """Begin its own load, and make the sessions that it abuses: a large one, and one that stays idle. The server is
+        up.
+        """
+        self.load.start()
         for number in range(_POURS):
             plan = Plan(name=f"{self.load.prefix}pour{number}", pieces=("pour",), span_s=0.0)
             await self._pour(plan)
@@ -169,7 +172,7 @@ class Hostile:
 
     async def end(self) -> None:
         """Let go of everything, and note what was done. The server is up; raises what broke in an act."""
-        await self._let_go()
+        await self.let_go()
         for schedule_id in self._schedules:
             with suppress(HoldfastError):
                 await self._access.client(HOSTILE).find_schedule(schedule_id).delete()
@@ -185,10 +188,11 @@ class Hostile:
     async def abandon(self) -> None:
         """Take everything away at once; nothing is noted any more."""
         with suppress(Exception):
-            await self._let_go()
+            await self.let_go()
         await self.load.abandon()
 
-    async def _let_go(self) -> None:
+    async def let_go(self) -> None:
+        """Stop all acts, and drop every connection that is held. Raises what broke in an act."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -212,16 +216,15 @@ class Hostile:
         """The acts that were not felt yet."""
         return [name for name in ACTS if not self._felt[name]]
 
-    def read_peak(self, *, before: bool = False) -> None:
+    def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
         """Note what the server's process holds now; nothing when it is gone."""
         with suppress(psutil.Error, HoldfastError):
-            process = psutil.Process(self._server.pid)
             self._recorder.note(
-                PeakRead,
+                HoldingRead,
                 incarnation=self._server.incarnation,
-                before=before,
-                memory=process.memory_info().rss,
-                descriptors=process.num_fds(),
+                moment=moment,
+                memory=self._server.memory,
+                descriptors=psutil.Process(self._server.pid).num_fds(),
             )
 
     async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:

@@ -40,8 +40,10 @@ _HIT_S = 60.0
 _OF_STOPS = ("interrupt", "stop_session")
 """Verbs of the store that are to meet a run that is on."""
 
-_ALONE_S = 2.0
-"""How long the load runs alone before that: what it takes is no fault of the hostile principal."""
+_QUIET_S = 2.0
+"""How long a server's memory must not have grown before it is compared: what the load takes is nobody's fault."""
+_GROWTH_BYTES = 1_000_000
+_SETTLE_LONGEST_S = 20.0
 _BESIEGED_S = 8.0
 """How long a hostile principal acts before the first kill, at least."""
 _BESIEGED_LONGEST_S = 60.0
@@ -101,8 +103,8 @@ class _KillStorm:
     async def besiege(self, hostile: Hostile, progress: Progress) -> None:
         """Let a hostile principal act beside the load, until each of its acts was felt; it stays for the kills."""
         progress("a hostile principal beside the others")
-        await self.watch(_ALONE_S)
-        hostile.read_peak(before=True)
+        await self.settle_memory()
+        hostile.read_holdings("before")
         await hostile.prepare()
         hostile.begin()
         began = system_clock.monotonic()
@@ -110,6 +112,19 @@ class _KillStorm:
             if spent_s >= _BESIEGED_S and not hostile.unfelt():
                 break
             await self.watch(0.5)
+        await hostile.let_go()
+        await self.settle_memory()
+        hostile.read_holdings("after")
+        hostile.begin()
+
+    async def settle_memory(self) -> None:
+        """Wait until the server's memory grows no more under the load that is on, a bounded time."""
+        most, quiet_s, began = 0, 0.0, system_clock.monotonic()
+        while quiet_s < _QUIET_S and system_clock.monotonic() - began < _SETTLE_LONGEST_S:
+            await self.watch(0.5)
+            memory = self.server.memory
+            quiet_s = 0.0 if memory > most + _GROWTH_BYTES else quiet_s + 0.5
+            most = max(most, memory)
 
     async def kill_at_failpoints(self, names: Sequence[str], progress: Progress) -> None:
         """Once at each; those that were not reached are tried once more."""
@@ -223,7 +238,7 @@ class _KillStorm:
             await asyncio.sleep(min(0.5, left))
             await note_processes(self.recorder, self.storm)
             if self.hostile is not None:
-                self.hostile.read_peak()
+                self.hostile.read_holdings()
             self.raise_broken()
 
     def raise_broken(self) -> None:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from holdfast import failpoints
 from holdfast.clock import system_clock
@@ -137,6 +138,13 @@ class OwnServer:
         if self._process is None:
             raise ServerUnreachable("the storm's server is not started")
         return self._process.pid
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the process has in memory; 0 when it is gone."""
+        with suppress(psutil.Error, ServerUnreachable):
+            return int(psutil.Process(self.pid).memory_info().rss)
+        return 0
 
     async def start(self, failpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> bool:
         """Start the next incarnation; False if it ended before it answered.
