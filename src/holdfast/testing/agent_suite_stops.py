@@ -75,13 +75,15 @@ async def an_interrupt_ends_an_async_step_at_once(subject: AgentSubject) -> None
 async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSubject) -> None:
     """Wherever in its run the agent is interrupted: nothing is left, and the session's next run works."""
     inside = 0
+    stopping = False
 
     async def step(text: str) -> str:
         nonlocal inside
         inside += 1
         try:
             for _ in range(_STEP_TURNS):
-                await asyncio.sleep(0)
+                # once it is being stopped it ends by nothing else, or a slow receipt would come after it by chance
+                await asyncio.sleep(1000.0 if stopping else 0.0)
             check_interrupt()
             return said(text)
         finally:
@@ -94,7 +96,9 @@ async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSub
             sent = await bench.session(key).send("hello")
             for _ in range(turns):
                 await asyncio.sleep(0)
+            stopping = True
             receipt = await _interrupted(bench, key)
+            stopping = False
             assert receipt.forced == (), f"{key}: force was needed for {receipt.forced}"
             assert inside == 0, f"{key}: the receipt is there, and the step is still at work"
             settled = await within(bench.session(key).wait(sent.message_id), f"{key}: the message was to be settled")
