@@ -28,6 +28,7 @@ PARTS = (
     "interrupt",
     "scope",
     "processes",
+    "stops",
     "isolated",
     "store",
     "host",
