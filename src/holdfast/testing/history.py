@@ -31,6 +31,7 @@ __all__ = [
     "DrainRequested",
     "Drained",
     "FailpointHit",
+    "HoldingRead",
     "HostExited",
     "HostKilled",
     "HostReady",
@@ -41,7 +42,6 @@ __all__ = [
     "LogRead",
     "Lost",
     "Opened",
-    "PeakRead",
     "PeopleSettled",
     "ProcessSeen",
     "ProcessesListed",
@@ -94,8 +94,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         share_factor: a backlogged consumer gets at least its even share divided by this, and at most times this.
         thread_slack, descriptor_slack: how many idle threads and descriptors a quiet host may hold beyond its baseline.
         revoked_s: how long after a key's revocation the last byte may come on its streams; one second is promised.
-        peak_memory, descriptors: how many bytes a server's memory may grow, and how many descriptors it may hold,
-            beside a hostile principal.
+        kept_memory: how many bytes more a server may hold when a hostile principal has let go than before it began.
+        descriptors: how many descriptors a server may hold beside a hostile principal.
     """
 
     answer_s: float = 30.0
@@ -111,7 +111,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     thread_slack: int = 0
     descriptor_slack: int = 0
     revoked_s: float = 2.0
-    peak_memory: int = 200_000_000
+    kept_memory: int = 200_000_000
     descriptors: int = 1000
 
 
@@ -496,11 +496,15 @@ class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked")
     ended: bool
 
 
-class PeakRead(RecordBase, frozen=True, kw_only=True, tag="peak.read"):
-    """What the server's process holds, its connections included; ``before``: the hostile principal began."""
+class HoldingRead(RecordBase, frozen=True, kw_only=True, tag="holding.read"):
+    """What the server's process holds, its connections included.
+
+    ``moment``: ``before`` the hostile principal began, ``beside`` it, and ``after`` it let go of everything. Before and
+    after, it was waited until the memory grew no more.
+    """
 
     incarnation: int
-    before: bool = False
+    moment: Literal["before", "beside", "after"] = "beside"
     memory: int
     descriptors: int
 
@@ -539,7 +543,7 @@ Record = (
     | PeopleSettled
     | HostileActed
     | StreamRevoked
-    | PeakRead
+    | HoldingRead
 )
 
 _encoder = msgspec.json.Encoder()

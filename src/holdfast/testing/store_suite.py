@@ -700,10 +700,16 @@ async def what_a_principal_stores_is_counted_bounded_and_given_back(make_store: 
         await refused(on.send(message_id="m2", key="k2", stored_limit=sent), QuotaExceeded)
         await refused(on.send(message_id="m2", stored_limit=sent), QuotaExceeded)
         assert await on.store.stored_bytes("p") == sent, "a refusal writes nothing"
-        await on.say(claim, "y" * 5000)
-        await on.commit(claim, entries=[Entry(role="assistant", content="z" * 5000)])
+        said = encode_event(TextDelta(run_id=claim.lease.run_id, text="y" * 5000))
+        await refused(on.store.append(claim.lease, [said], nth=1, stored_limit=sent + 4000), QuotaExceeded)
+        entries = [Entry(role="assistant", content="z" * 5000)]
+        await refused(on.commit(claim, entries=entries, stored_limit=sent + 4000), QuotaExceeded)
+        await refused(on.commit(claim, text="t" * 5000, stored_limit=sent + 4000), QuotaExceeded)
+        assert await on.store.stored_bytes("p") == sent, "what a run may not write is not written"
+        await on.store.append(claim.lease, [said], nth=1, stored_limit=sent + 6000)
+        await on.commit(claim, entries=entries)
         grown = await on.store.stored_bytes("p")
-        assert grown >= sent + 10_000, "what an accepted run writes is counted, and never refused"
+        assert grown >= sent + 10_000, "what a run writes is counted"
         assert list(await on.store.most_stored(limit=5)) == [("p", grown)]
         entries = [Entry(role="user", content="e" * 100)]
         await refused(
@@ -757,6 +763,11 @@ async def pages_end_where_they_have_enough_bytes(make_store: MakeStore) -> None:
         assert read == entries
         assert len(await on.store.transcript(session, limit_bytes=1)) == 1, "never empty because of it"
         assert len(await on.store.transcript(session, after=2, limit=3, limit_bytes=10**6)) == 3
+        size = await on.store.transcript_within(session, limit_bytes=1000)
+        assert isinstance(size, int), "it is more than that"
+        assert 6000 <= size <= 12_000
+        assert list(await on.store.transcript_within(session, limit_bytes=size)) == entries  # type: ignore[arg-type]
+        assert list(await on.store.transcript_within(999_999, limit_bytes=0)) == []  # type: ignore[arg-type]
 
 
 @_check

@@ -288,6 +288,9 @@ async def an_attachment_is_kept_once_for_each_principal(make_store: MakeStore) -
         assert again == kept, "the first answer"
         assert await on.store.attachment("p", "d1") == (kept, b"\0cat")
         assert await on.store.attachment("q", "d1") is None, "it is another's"
+        parts = [await on.store.attachment_part("p", "d1", start=start, size=3) for start in (0, 3, 4, 9)]
+        assert parts == [b"\0ca", b"t", b"", b""]
+        assert await on.store.attachment_part("q", "d1", start=0, size=3) is None
         await refused(on.send(principal="q", attachments=(kept,)), UnknownAttachment)
         assert await on.store.find_session("q", "k") is None
         await refused(on.store.add_attachment("p", _attachment("d2"), b"x", at=6.0, limit_bytes=4), LimitExceeded)

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.errors import (
     LimitExceeded,
+    QuotaExceeded,
     ScheduleChanged,
     ScheduleFinished,
     SessionBusy,
@@ -33,11 +34,25 @@ def _check(check: Check) -> Check:
 
 
 async def _put(
-    on: Driver, schedule_id: str = "s", *, principal: str = "p", at: float = 100.0, limit: int = 1000, **spec: Any
+    on: Driver,
+    schedule_id: str = "s",
+    *,
+    principal: str = "p",
+    at: float = 100.0,
+    limit: int = 1000,
+    stored_limit: int = 1_000_000,
+    **spec: Any,
 ) -> ScheduleView:
     spec = {"session": "k", "text": "tick", "every_s": 10.0, **spec}
     return await on.store.put_schedule(
-        PutSchedule(principal=principal, schedule_id=schedule_id, spec=ScheduleSpec(**spec), at=at, limit=limit)
+        PutSchedule(
+            principal=principal,
+            schedule_id=schedule_id,
+            spec=ScheduleSpec(**spec),
+            at=at,
+            limit=limit,
+            stored_limit=stored_limit,
+        )
     )
 
 
@@ -47,7 +62,15 @@ async def _read(on: Driver, schedule_id: str = "s", principal: str = "p") -> tup
     return found
 
 
-def _fire_of(on: Driver, due: DueSchedule, at: float, *, room: bool = True, by_hand: bool = False) -> Fire:
+def _fire_of(
+    on: Driver,
+    due: DueSchedule,
+    at: float,
+    *,
+    room: bool = True,
+    by_hand: bool = False,
+    stored_limit: int = 1_000_000,
+) -> Fire:
     spec = due.spec
     return Fire(
         schedule=due.schedule,
@@ -62,6 +85,7 @@ def _fire_of(on: Driver, due: DueSchedule, at: float, *, room: bool = True, by_h
             policy=spec.overlap,
             at=at,
             run_id=on.fresh("r") if room else None,
+            stored_limit=stored_limit,
         ),
         agents=_AGENTS,
         by_hand=by_hand,
@@ -140,6 +164,23 @@ async def what_refuses_a_tick_is_counted_and_the_schedule_goes_on(make_store: Ma
         _, view = await _read(on)
         assert (view.fired, view.refused, view.next_at) == (1, 3, 150.0)
         assert view.last is not None and view.last.outcome == "session_deleted"
+
+
+@_check
+async def the_texts_of_schedules_count_as_stored(make_store: MakeStore) -> None:
+    async with opened(make_store) as on:
+        await _put(on, text="x" * 1000, stored_limit=1000)
+        assert await on.store.stored_bytes("p") == 1000
+        await refused(_put(on, "more", text="y", stored_limit=1000), QuotaExceeded)
+        await refused(_put(on, text="x" * 1001, stored_limit=1000), QuotaExceeded)
+        await _put(on, "more", principal="q", text="y", stored_limit=1000)
+        over = await _fire(on, 110.0, stored_limit=1999)
+        assert (over.outcome, over.sent) == ("quota_exceeded", None)
+        assert (await _read(on))[1].refused == 1, "it is counted, and the schedule goes on"
+        await _put(on, text="x" * 400, stored_limit=1000)
+        assert await on.store.stored_bytes("p") == 400, "a shorter text gives room back"
+        await on.store.delete_schedule("p", "s")
+        assert await on.store.stored_bytes("p") == 0
 
 
 @_check

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestarted, RunStarted, ToolFinished
 from holdfast.testing.checks.facts import Facts, SessionLog
 from holdfast.testing.checks.ledger import Ledger
-from holdfast.testing.history import Lost, Refused, SendAttempted, StopAnswered, StopRequested
+from holdfast.testing.history import HoldingRead, Lost, Refused, SendAttempted, StopAnswered, StopRequested
 
 __all__ = ["bounded", "fair", "private"]
 
@@ -22,9 +22,10 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
     ``mailbox_full`` in a session whose mailbox never was; more restarts of a run than allowed without a call that came
     to a result between them; a call that got no answer though its host was ready before and lived on.
 
-    The calls of a hostile principal need no answer in time. With one, each reading of the server's memory and
-    descriptors is an observation, and a violation when it grew by more than ``peak_memory`` bytes, or to more than
-    ``descriptors``.
+    The calls of a hostile principal need no answer in time. With one, each reading of what the server's process holds
+    is an observation, and a violation when it has more than ``descriptors``, or, once that principal has let go, over
+    ``kept_memory`` bytes more memory than before it began. What is held meanwhile is no violation: a busy machine makes
+    any load high for a moment. It is one when no memory was read in the end.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -42,7 +43,7 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
                 elif isinstance(event, ToolFinished) and event.status != "interrupted":
                     in_vain = 0
     end = facts.records[-1].at
-    _judge_peaks(facts, ledger)
+    _judge_holdings(facts, ledger)
     for call in facts.calls.values():
         if call.request.principal == facts.opened.hostile:
             continue
@@ -69,15 +70,26 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
                 )
 
 
-def _judge_peaks(facts: Facts, ledger: Ledger) -> None:
-    before = max((peak.memory for peak in facts.peaks if peak.before), default=0)
-    for peak in facts.peaks:
+def _judge_holdings(facts: Facts, ledger: Ledger) -> None:
+    before: dict[int, HoldingRead] = {}
+    compared = False
+    for read in facts.holdings:
         ledger.saw()
-        grown = peak.memory - before
-        if before and grown > facts.limits.peak_memory:
-            ledger.broken(f"the server's memory grew by {grown:,} bytes beside a hostile principal", peak)
-        if peak.descriptors > facts.limits.descriptors:
-            ledger.broken(f"the server holds {peak.descriptors} descriptors beside a hostile principal", peak)
+        if read.moment == "before":
+            before[read.incarnation] = read
+        elif read.moment == "after" and read.incarnation in before:
+            compared = True
+            kept = read.memory - before[read.incarnation].memory
+            if kept > facts.limits.kept_memory:
+                ledger.broken(
+                    f"the server holds {kept:,} bytes more than before a hostile principal, which has let go",
+                    before[read.incarnation],
+                    read,
+                )
+        if read.descriptors > facts.limits.descriptors:
+            ledger.broken(f"the server holds {read.descriptors} descriptors beside a hostile principal", read)
+    if before and not compared:
+        ledger.broken("the server's memory was not read after a hostile principal", *before.values())
 
 
 def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:

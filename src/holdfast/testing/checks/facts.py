@@ -14,6 +14,7 @@ from holdfast.testing.history import (
     Drained,
     DrainRequested,
     FailpointHit,
+    HoldingRead,
     HostExited,
     HostileAct,
     HostileActed,
@@ -24,7 +25,6 @@ from holdfast.testing.history import (
     LogRead,
     Lost,
     Opened,
-    PeakRead,
     PeopleSettled,
     ProcessesListed,
     ProcessSeen,
@@ -205,7 +205,7 @@ class Facts:
         self.people: list[PeopleSettled] = []
         self.hostile_acts: list[HostileAct] = []
         self.revoked: list[StreamRevoked] = []
-        self.peaks: list[PeakRead] = []
+        self.holdings: list[HoldingRead] = []
         for record in self.records:
             self._take(record)
         self.run_logs: dict[str, LogRun] = {}
@@ -287,8 +287,8 @@ class Facts:
                 self.hostile_acts.extend(record.acts)
             case StreamRevoked():
                 self.revoked.append(record)
-            case PeakRead():
-                self.peaks.append(record)
+            case HoldingRead():
+                self.holdings.append(record)
             case Opened():
                 pass
 
