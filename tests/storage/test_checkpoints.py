@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,11 +40,11 @@ class Watched(sqlite3.Connection):
     copied = threading.Semaphore(0)
     problem: Exception | None = None
 
-    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+    def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
         if "wal_checkpoint" in sql and self.problem is not None:
             type(self).copied.release()
             raise self.problem
-        found = super().execute(sql, *values)  # type: ignore[arg-type]
+        found = super().execute(sql, *values)
         if "wal_checkpoint" in sql:
             type(self).copied.release()
         return found

@@ -31,7 +31,7 @@ E = TypeVar("E")
 __all__ = [
     "FREE_BYTES",
     "PAGE_BYTES",
-    "SMALL_WRITE_BYTES",
+    "SMALL_MESSAGE_CHARACTERS",
     "UNKNOWN",
     "Budget",
     "BudgetUsage",
@@ -392,13 +392,13 @@ class LoopTime:
         self._total = {principal: self._total[principal] for principal in self._debt}
 
 
-_BURST_S = 0.02
+_BURST_S = 0.002
 """Time of the loop that a principal may take before it has to wait."""
 _LOOP_SHARE = 0.25
 _COPIES = 3
 """A page is in memory as it was read, as events or entries, and encoded."""
-SMALL_WRITE_BYTES = 8192
-"""A message up to this size is stored without a charge."""
+SMALL_MESSAGE_CHARACTERS = 8192
+"""A message of at most this length is stored without a charge."""
 _WRITES_BYTES = 262_144
 _LISTINGS = 8
 _EDITS = 64
@@ -428,7 +428,8 @@ class Budgets:
             transaction takes without holding up the next.
         listings: lists that are read whole, from the read until the answer is taken.
         edits: undo, compact and branch, each of which reads a transcript whole; a model may be at work meanwhile.
-        reads: pages that are read just now: how large one is shows only then.
+        reads: pages and parts of attachments that are read just now: how large a page is shows only then, and a
+            principal that read several at once would keep all the store's readers busy.
         loop_time: seconds that large answers take of the loop.
         fires: schedules that fire.
         wrong_keys: wrong approval keys that were tried.
@@ -475,6 +476,13 @@ class Budgets:
         for budget in (self.memory, self.histories, self.streams, self.stops):
             budget.on_refused = self.tell
 
+    async def take_read(self, principal: str) -> Charge:
+        """Wait for the principal's turn to read something large from the store. Release the charge once it is read.
+
+        Raises `BudgetExceeded`, `HostBusy`: the principal's other reads took too long.
+        """
+        return await self.reads.wait_for(principal, 1, within_s=self._wait_s)
+
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
     ) -> tuple[T, Charge]:
@@ -489,7 +497,7 @@ class Budgets:
         while True:
             charge = await self.memory.wait_for(principal, amount, within_s=self._wait_s)
             try:
-                with await self.reads.wait_for(principal, 1, within_s=self._wait_s):
+                with await self.take_read(principal):
                     page = await read()
                 weight = min(_COPIES * weigh(page), self.memory.share)
             except BaseException:

@@ -22,7 +22,7 @@ CUT = "holdfast.cut"
 """Where the server's protocol puts into the scope how a connection is cut."""
 WAIT_S = 5.0
 """How long a large body or a list waits for room."""
-WRITTEN_PER_S = 1_000_000_000
+WRITTEN_PER_S = 500_000_000
 """Bytes of large answers that a loop writes in a second; a reader that keeps up would let it do nothing else."""
 STORED_PER_S = 40_000_000
 """Bytes of large messages that loop and store handle in a second. A principal gets a quarter of it in the long run."""

@@ -18,9 +18,9 @@ from holdfast.storage.port import ALL_ENTRIES
 
 __all__ = ["give_export", "give_list", "give_transcript", "read_parts"]
 
-_BASE64_BYTES = 196_608
+_BASE64_BYTES = 49_152
 """Bytes that are encoded at a time; a multiple of three, so that the pieces join."""
-_PART_BYTES = 10 * _BASE64_BYTES
+_PART_BYTES = 40 * _BASE64_BYTES
 """Bytes of an attachment that are read at a time."""
 _SMALL_BYTES = PAGE_BYTES // 2
 """A page that is shorter as JSON has not ended because of its bytes."""
@@ -134,7 +134,10 @@ async def read_parts(exchange: Exchange, session: Session, attachment: Attachmen
         return
     with await exchange.charge_memory(min(size, _PART_BYTES)):
         for start in range(0, size, _PART_BYTES):
-            yield await session.attachment_part(attachment.digest, start=start, size=_PART_BYTES)
+            with await exchange.budgets.take_read(exchange.principal):
+                part = await session.attachment_part(attachment.digest, start=start, size=_PART_BYTES)
+            yield part
+            del part
 
 
 async def _give_base64(exchange: Exchange, session: Session, digest: str) -> None:

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from holdfast import errors
 from holdfast.host import DrainReport, Host, HostStatistics, Incident, Session
-from holdfast.host.budgets import SMALL_WRITE_BYTES, BudgetUsage
+from holdfast.host.budgets import SMALL_MESSAGE_CHARACTERS, BudgetUsage
 from holdfast.protocol.messages import (
     Attachment,
     Entry,
@@ -317,7 +317,8 @@ class Native:
         """
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         body = await exchange.body(_send_body)
-        writing = await exchange.take_write(len(body.content)) if len(body.content) > SMALL_WRITE_BYTES else None
+        large = len(body.content) > SMALL_MESSAGE_CHARACTERS
+        writing = await exchange.take_write(len(body.content.encode())) if large else None
         try:
             receipt, settling = await self.session(exchange).send_expecting(
                 body.content,
