@@ -219,7 +219,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 75.0
     max_connections: Annotated[
         int,
-        Meta(ge=1, description="maximum open connections, within the file descriptors; a quarter of those stays free"),
+        Meta(
+            ge=1, description="maximum open connections; a quarter of the file descriptors, at most 4,096, stays free"
+        ),
     ] = 20_000
     principal_connections: Annotated[
         int,
@@ -228,7 +230,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="maximum open connections per principal, or of all clients without a key; at most half of all",
         ),
     ] = 10_000
-    body_s: Annotated[float, Meta(gt=0, description="time for a request body to arrive")] = 30.0
+    body_s: Annotated[
+        float, Meta(gt=0, description="time for a request body to arrive, for each megabyte that it may have")
+    ] = 30.0
     allowed_hosts: Annotated[
         tuple[str, ...],
         Meta(description="`Host` names to accept in addition to loopback and the listen address"),

@@ -75,7 +75,8 @@ def serve(
     agents: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODULE:AGENT]...", help="Agents to serve; the first is the default. Without any: the demo."
+            metavar="[MODULE:AGENT]...",
+            help="Agents to serve; the first is the default. Without any: the setting `agent`, or the demo.",
         ),
     ] = None,
     model: Annotated[
@@ -522,7 +523,9 @@ def storm(
     rate: Annotated[
         float | None, typer.Option("--rate", help="Actions per second across all sessions.", min=0.1)
     ] = None,
-    history: Annotated[str | None, typer.Option("--history", help="Save the history to this file.")] = None,
+    history: Annotated[
+        str | None, typer.Option("--history", help="Save the history to this file; with --nemesis, a folder.")
+    ] = None,
     check: Annotated[str | None, typer.Option("--check", help="Only check this saved history again.")] = None,
     json: Json = False,
 ) -> None:
