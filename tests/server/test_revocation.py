@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import json
 import socket
+import termios
 import time
 from collections.abc import MutableMapping
 from typing import Any
@@ -388,6 +391,48 @@ def test_a_reader_that_does_not_take_the_last_frame_is_cut() -> None:
             in_use.end_all_but((), "the key was revoked")
             await streaming
             assert cut.is_set()
+
+    asyncio.run(main())
+
+
+async def slowly(server: Live, secret: str, path: str) -> socket.socket:
+    """Ask on a connection that takes little at a time."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {secret}\r\n\r\n".encode())
+    connection.settimeout(5)
+    return connection
+
+
+def test_what_a_slow_reader_has_not_taken_when_its_key_is_revoked_never_comes() -> None:
+    """Its stream does not stall: everything was written, and lies in the transport and in the kernel."""
+
+    async def wordy(run: Run) -> None:
+        await run.emit("x" * 30_000)
+
+    async def main() -> None:
+        async with asyncio.timeout(30), live(*AGENTS, wordy) as server:
+            record, secret = await server.app.keys.create(principal="bob", role="user")
+            session = server.host.session("s", principal="bob")
+            for _ in range(5):
+                await session.ask("go", agent="wordy")
+            connection = await slowly(server, secret, "/v1/sessions/s/events")
+            there = array.array("i", [0])
+            while there[0] < 1500 or server.host.budgets.memory.used:  # its buffer is full, and all is written
+                fcntl.ioctl(connection, termios.FIONREAD, there)
+                await asyncio.sleep(0.01)
+            await server.app.keys.revoke(record.key_id)
+            async with asyncio.timeout(WITHIN_S):
+                while server.app.keys.in_use.count:
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(LAST_FRAME_S)
+            size = 0
+            with pytest.raises(ConnectionResetError):
+                while piece := await asyncio.to_thread(connection.recv, 65_536):
+                    size += len(piece)
+            assert size < 50_000
+            connection.close()
 
     asyncio.run(main())
 

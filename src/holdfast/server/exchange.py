@@ -52,6 +52,7 @@ encode = msgspec.json.Encoder().encode
 """A value as JSON."""
 
 _LINGER_S = 1.0
+_UNSENT_EVERY_S = 0.01
 _PLAIN_BYTES = 1_000_000
 _MOST_OPENED = 100_000
 _MOST_COMMAS = 1_000_000
@@ -103,6 +104,10 @@ class Wire(Protocol):
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
         """Write the whole answer; False if that has to wait."""
+        ...
+
+    def unsent(self) -> int:
+        """Bytes that were written and that the other side has not acknowledged."""
         ...
 
 
@@ -263,6 +268,11 @@ class Exchange(Delivery):
         if self.connection is not None and plain and self.connection.answer_now(answer.status, fields, answer.body):
             return
         await send_answer(self.send, answer, extra=self.extra)
+
+    async def all_sent(self) -> None:
+        """Wait until the other side has everything that was written."""
+        while self.connection is not None and self.connection.unsent():  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(_UNSENT_EVERY_S)
 
     async def begin_json(self) -> None:
         """Write the head of a successful JSON answer whose size is not known yet. Raises as `Delivery.put`."""

@@ -12,9 +12,13 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import socket
 import struct
+import sys
+import termios
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -99,6 +103,7 @@ class JoiningProtocol(HttpToolsProtocol):
     _dropped_bytes = 0
     _unread_bytes = 0
     _closing = False
+    _lost = False
     _running: RequestResponseCycle | None = None
     _refusal: HoldfastError | None = None
 
@@ -174,6 +179,7 @@ class JoiningProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has gone: the request that is handled learns of it, even if others wait behind it."""
         super().connection_lost(exc)
+        self._lost = True
         self._open.lost(self)
         self._head_came()
         self.pipeline.clear()
@@ -227,8 +233,21 @@ class JoiningProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope[CUT] = self._cut  # type: ignore[literal-required]  # a key of our own
 
+    def unsent(self) -> int:
+        """Bytes in the transport, and on Linux those in the kernel that the other side has not acknowledged."""
+        if self._lost:
+            return 0
+        waiting = self.transport.get_write_buffer_size()
+        if waiting or sys.platform != "linux":
+            return waiting
+        queued = array.array("i", [0])
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
+        return queued[0]
+
     def _cut(self) -> None:
         """Close at once, and have the kernel drop what the other side has not taken."""
+        if self._lost:
+            return  # the descriptor may be another connection's
         raw = self.transport.get_extra_info("socket")
         if raw is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)

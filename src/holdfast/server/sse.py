@@ -112,8 +112,10 @@ class Streams:
             try:
                 async with asyncio.timeout(LAST_FRAME_S if end.reason == "unauthorized" else None):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
+                    if end.reason == "unauthorized":
+                        await exchange.all_sent()
             except TimeoutError:
-                cut_connection(exchange.scope)  # what waits behind the last piece that was taken must not follow later
+                cut_connection(exchange.scope)  # what the reader has not taken must not follow later
 
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[SessionLog]:
