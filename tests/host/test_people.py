@@ -62,6 +62,27 @@ async def parked(host: Host) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_a_question_is_found_however_many_sessions_are_newer() -> None:
+    async def scenario() -> None:
+        async with hosted(MemoryStore()) as host:
+            asked = []
+            for principal in ("alice", "bob"):
+                session = host.session("s", principal=principal)
+                await session.send("hello", agent="patient")
+                asked.append((principal, await first_question(session)))
+            for n in range(300):
+                await host.session(f"newer {n}", principal="carol").ask("hi", agent="echo")
+            found = await host.open_questions()
+            assert [(one.principal, one.key, one.question) for one in found] == [
+                (principal, "s", question) for principal, question in asked
+            ]
+            await answer_all(host.session("s", principal="alice"))
+            assert [one.principal for one in await host.open_questions()] == ["bob"]
+            assert len(await host.open_questions(limit=1)) == 1
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize("name", ["patient", "present"])
 def test_a_run_that_asks_waits_for_the_answer_and_goes_on_under_its_id(name: str) -> None:
     async def scenario() -> None:

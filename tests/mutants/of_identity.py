@@ -205,7 +205,7 @@ MUTANTS = (
         of="M1 H8",
         breaks="what is typed at the terminal approves another call than the one that was read",
         file="cli/approval_terminal.py",
-        old="        found = [shown for shown in self._shown.values() if shown[1].call_hash.startswith(short.lower())]",
+        old="        found = [asked for asked in self._shown.values() if asked.question.call_hash.startswith(short)]",
         new="        found = list(self._shown.values())",
         tests=("tests/cli/test_serve_model.py",),
     ),

@@ -20,12 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.host import Host
-    from holdfast.protocol.messages import Question, SessionView
+    from holdfast.storage.port import DueQuestion
 
 __all__ = ["ApprovalTerminal", "has_terminal"]
 
 _LOOK_EVERY_S = 1.0
-_SESSIONS = 200
 _SHORT = 8
 
 
@@ -53,7 +52,7 @@ class ApprovalTerminal:
         self._host = host
         self._say = say
         self._loop = asyncio.get_running_loop()
-        self._shown: dict[str, tuple[SessionView, Question]] = {}
+        self._shown: dict[tuple[str, ...], DueQuestion] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._typed = b""
 
@@ -82,31 +81,26 @@ class ApprovalTerminal:
     async def _look(self) -> None:
         """Show what was not shown before, and forget what does not wait any more."""
         try:
-            waiting: dict[str, tuple[SessionView, Question]] = {}
-            for view in await self._host.sessions(limit=_SESSIONS):
-                if view.state != "suspended":
-                    continue
-                for question in await self._host.session(view.key, principal=view.principal).questions():
-                    if question.kind == "approval":
-                        waiting[f"{view.principal}\0{view.key}\0{question.question_id}\0{question.call_hash}"] = (
-                            view,
-                            question,
-                        )
+            waiting: dict[tuple[str, ...], DueQuestion] = {}
+            for asked in await self._host.open_questions():
+                question = asked.question
+                if question.kind == "approval":
+                    waiting[asked.principal, asked.key, question.question_id, question.call_hash] = asked
             for name in self._shown.keys() - waiting.keys():
                 del self._shown[name]
-            for name, (view, question) in waiting.items():
+            for name, asked in waiting.items():
                 if name not in self._shown:
-                    self._shown[name] = (view, question)
-                    self._show(view, question)
+                    self._shown[name] = asked
+                    self._show(asked)
         except HoldfastError:
             pass  # the store is busy or closed: the next look sees it
         finally:
             if not self._host.draining:
                 self._look_later(_LOOK_EVERY_S)
 
-    def _show(self, view: SessionView, question: Question) -> None:
-        self._say(f"session {visible(view.key)} of {visible(view.principal)} asks: {whole(question)}")
-        short = question.call_hash[:_SHORT]
+    def _show(self, asked: DueQuestion) -> None:
+        self._say(f"session {visible(asked.key)} of {visible(asked.principal)} asks: {whole(asked.question)}")
+        short = asked.question.call_hash[:_SHORT]
         self._say(f"  type: approve {short}   or: deny {short} REASON")
 
     # ── what is typed ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -134,14 +128,16 @@ class ApprovalTerminal:
         if word not in ("approve", "deny") or len(short) < _SHORT:
             self._say("  type approve or deny, and the short hash of a call that was shown")
             return
-        found = [shown for shown in self._shown.values() if shown[1].call_hash.startswith(short.lower())]
+        short = short.lower()
+        found = [asked for asked in self._shown.values() if asked.question.call_hash.startswith(short)]
         if len(found) != 1:
             self._say(f"  {len(found) or 'no'} calls with {visible(short)} were shown here and wait")
             return
-        self._host.start_task(self._decide(*found[0], word, reason.strip()), "answer at the terminal")
+        self._host.start_task(self._decide(found[0], word, reason.strip()), "answer at the terminal")
 
-    async def _decide(self, view: SessionView, question: Question, word: str, reason: str) -> None:
-        session = self._host.session(view.key, principal=view.principal)
+    async def _decide(self, asked: DueQuestion, word: str, reason: str) -> None:
+        question = asked.question
+        session = self._host.session(asked.key, principal=asked.principal)
         try:
             given = await session.decide(
                 question.question_id,

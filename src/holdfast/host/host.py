@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -44,7 +45,7 @@ from holdfast.runtime.adoption_processes import kill_everything
 from holdfast.runtime.processes import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store, stored_limit
 from holdfast.storage import MemoryStore, open_store
-from holdfast.storage.port import Claim, Committed, Interrupt, Store
+from holdfast.storage.port import Claim, Committed, DueQuestion, Interrupt, Store
 from holdfast.storage.port import Interrupted as InterruptDone
 from holdfast.storage.port import Stopped as StopDone
 
@@ -367,6 +368,10 @@ class Host:
     async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
         """The sessions that changed last; of all principals for None."""
         return list(await self.store.sessions(principal=principal, limit=limit))
+
+    async def open_questions(self, *, limit: int = 1000) -> list[DueQuestion]:
+        """The questions of all sessions that wait for an answer, the one that expires first at the front."""
+        return list(await self.store.due_questions(before=math.inf, limit=limit))
 
     async def schedule(
         self,

@@ -237,7 +237,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DueQuestion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A question whose time is over."""
+    """An open question, and the session that asks it."""
 
     principal: str
     key: str
