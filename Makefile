@@ -13,6 +13,8 @@ ARGS ?=
 TESTS ?= tests
 # The tests mostly wait, so all of them together are spread over some processes; a part of them starts sooner in one.
 SPREAD ?= $(if $(filter tests,$(TESTS)),--numprocesses auto --dist worksteal)
+NIGHTLY = $(BIN)/python -m pytest $(TESTS) --timeout 1800 -o faulthandler_timeout=2400
+NONE_FOUND := 5
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-16s %s\n", $$1, $$2}'
@@ -27,7 +29,10 @@ test: env-dev  ## all tests but the slow ones (TESTS=tests/runtime ARGS="-x")
 	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) $(ARGS)
 
 nightly: env-dev  ## the slow tests: long explorations, real killing, repeated runs, known faults put back
-	@exec $(BIN)/python -m pytest $(TESTS) $(SPREAD) -m nightly --timeout 1800 -o faulthandler_timeout=2400 $(ARGS)
+	@failed=0; \
+	$(NIGHTLY) $(SPREAD) -m "nightly and not alone" $(ARGS) || [ $$? -eq $(NONE_FOUND) ] || failed=1; \
+	$(NIGHTLY) -m "nightly and alone" $(ARGS) || [ $$? -eq $(NONE_FOUND) ] || failed=1; \
+	exit $$failed
 
 mutants: env-dev  ## put known faults back, one at a time: a test must see each (ARGS="--only fence --jobs 2")
 	@exec $(BIN)/python -m tests.mutants $(ARGS)

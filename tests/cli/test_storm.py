@@ -266,6 +266,7 @@ def test_every_failpoint_hit_is_one_that_was_registered() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.timeout(1800)
 def test_the_storm_of_the_readme_keeps_every_promise(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "holdfast"), "storm", "--sessions", "200", "--seconds", "60"]

@@ -67,10 +67,10 @@ def publish(self, events):
 SessionActor.publish = publish
 """
 WAITS_FOR_READERS = """
-from holdfast.server.exchange import Exchange
+from holdfast.server.delivery import Delivery
 async def put(self, message):
-    await self.send(message)
-Exchange.put = put
+    await self._send(message)
+Delivery.put = put
 """
 KEEPS_SOCKETS = """
 import os

@@ -89,6 +89,7 @@ def test_heads_that_are_not_whole_are_closed_after_their_time(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_the_worst_connections_at_once_slow_nobody(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:

@@ -100,6 +100,7 @@ def test_drips_within_every_bound_and_answers_that_nobody_reads_keep_nobody_out(
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_floods_of_drips_within_every_bound_slow_nobody(tmp_path):
     asyncio.run(attack(tmp_path, rounds=40, sends=2000))
 

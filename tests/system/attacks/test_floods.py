@@ -84,6 +84,7 @@ def test_lists_that_are_asked_for_again_and_again_keep_nobody_out(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 @pytest.mark.parametrize("what", [{"schedules": True}, {"mailboxes": 50}, {"lists": 10}], ids=str)
 def test_floods_of_what_is_allowed_slow_nobody(tmp_path, what):
     asyncio.run(attack(tmp_path, sends=2000, **what))

@@ -115,6 +115,7 @@ def test_large_messages_that_wait_take_no_memory(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_four_exports_of_fifty_attachments_take_no_memory(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:
@@ -127,6 +128,7 @@ def test_four_exports_of_fifty_attachments_take_no_memory(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_large_bodies_on_many_connections_take_no_memory(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:

@@ -34,6 +34,7 @@ def test_pipelined_requests_without_a_key_take_no_memory(tmp_path):
 
 
 @pytest.mark.nightly
+@pytest.mark.alone
 def test_pipelined_requests_on_many_connections_take_no_memory(tmp_path):
     async def main() -> None:
         async with attacked_server(tmp_path) as server:
