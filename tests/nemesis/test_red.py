@@ -114,7 +114,7 @@ def write(self, tables, batch, real=Writer._write):
             for write, result in answers:
                 if write.verb in EARLY:
                     self._loop.call_soon_threadsafe(succeed, write.future, result)
-            time.sleep(0.1)
+            time.sleep(1.0)  # the answer is on its way before the process dies
         passing(point, verbs)
     connection.passing = passed
     try:
