@@ -254,6 +254,7 @@ ALLOWED = {
     "host/surroundings.py RunSurroundings.history": "by Budgets.read_history",
     "host/surroundings.py RunSurroundings.kept": OPEN + "what an agent of the operator keeps",
     "host/upkeep.py Upkeep.__init__": "sessions that are live, each once",
+    "host/host.py Host.open_questions": "a bounded number, for the operator's terminal",
     "host/upkeep.py Upkeep._expire_due": "a bounded number at a time",
 }
 """Functions that have one of these constructs, and what bounds or charges it."""
