@@ -22,7 +22,7 @@ from holdfast.server.auth import KeyRing
 from holdfast.server.credentials import CredentialsInUse
 from holdfast.server.delivery import CUT
 from holdfast.server.exchange import Caller, Exchange
-from holdfast.server.sse import LAST_FRAME_S, Streams
+from holdfast.server.sse import Streams
 from holdfast.storage.port import KeyRecord
 from holdfast.testing.clock import ManualClock
 from tests.server.live import AGENTS, Live, live, served
@@ -395,14 +395,26 @@ def test_a_reader_that_does_not_take_the_last_frame_is_cut() -> None:
     asyncio.run(main())
 
 
-async def slowly(server: Live, secret: str, path: str) -> socket.socket:
-    """Ask on a connection that takes little at a time."""
+async def slowly(server: Live, secret: str, path: str, *, takes: int) -> socket.socket:
+    """Ask on a connection that takes so many bytes at a time."""
     connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, takes)
     connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
     connection.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {secret}\r\n\r\n".encode())
     connection.settimeout(5)
     return connection
+
+
+async def still_comes(server: Live, connection: socket.socket) -> int:
+    """How many bytes can still be read once the server has let the connection of bob go; it is reset after them."""
+    async with asyncio.timeout(WITHIN_S):
+        while server.host.budgets.connections.held("bob"):
+            await asyncio.sleep(0.01)
+    size = 0
+    with connection, pytest.raises(ConnectionResetError):
+        while piece := await asyncio.to_thread(connection.recv, 65_536):
+            size += len(piece)
+    return size
 
 
 def test_what_a_slow_reader_has_not_taken_when_its_key_is_revoked_never_comes() -> None:
@@ -417,22 +429,13 @@ def test_what_a_slow_reader_has_not_taken_when_its_key_is_revoked_never_comes() 
             session = server.host.session("s", principal="bob")
             for _ in range(5):
                 await session.ask("go", agent="wordy")
-            connection = await slowly(server, secret, "/v1/sessions/s/events")
+            connection = await slowly(server, secret, "/v1/sessions/s/events", takes=4096)
             there = array.array("i", [0])
             while there[0] < 1500 or server.host.budgets.memory.used:  # its buffer is full, and all is written
                 fcntl.ioctl(connection, termios.FIONREAD, there)
                 await asyncio.sleep(0.01)
             await server.app.keys.revoke(record.key_id)
-            async with asyncio.timeout(WITHIN_S):
-                while server.app.keys.in_use.count:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(LAST_FRAME_S)
-            size = 0
-            with pytest.raises(ConnectionResetError):
-                while piece := await asyncio.to_thread(connection.recv, 65_536):
-                    size += len(piece)
-            assert size < 50_000
-            connection.close()
+            assert await still_comes(server, connection) < 50_000
 
     asyncio.run(main())
 
@@ -446,24 +449,10 @@ def test_a_large_answer_under_way_is_cut() -> None:
             session = server.host.session("s", principal="bob")
             kept = await session.attach(b"x" * 15_000_000, media_type="text/plain")
             await session.ask("hi", attachments=[kept])
-            connection = socket.socket()
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
-            connection.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-            head = f"GET /v1/sessions/s/export HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {secret}\r\n\r\n"
-            connection.sendall(head.encode())
-            connection.settimeout(5)
+            connection = await slowly(server, secret, "/v1/sessions/s/export", takes=65_536)
             assert (await asyncio.to_thread(connection.recv, 1000)).startswith(b"HTTP/1.1 200")
             await server.app.keys.revoke(record.key_id)
-            async with asyncio.timeout(WITHIN_S + 1):
-                while server.app.keys.in_use.count or server.app.native.streams.open:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(LAST_FRAME_S)
-            size = 0
-            with pytest.raises(ConnectionResetError):
-                while piece := await asyncio.to_thread(connection.recv, 65_536):
-                    size += len(piece)
-            assert size < 15_000_000
-            connection.close()
+            assert await still_comes(server, connection) < 15_000_000
 
     asyncio.run(main())
 
