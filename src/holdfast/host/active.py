@@ -272,7 +272,7 @@ class ActiveRun:
         scope = self.scope
         cause = scope.interrupt.cause
         self._receipt = receipt = scope.receipt
-        error = _agent_error(self._handle)
+        error = self._handle.exception()
         self._log_failures(error)
         self._host.scope_closed(scope)
         if self.surroundings.resting:
@@ -689,11 +689,3 @@ def _pass_on(receipts: Sequence[asyncio.Future[StopReceipt]], done: asyncio.Futu
                 future.set_result(done.result())
             else:
                 future.set_exception(error)
-
-
-def _agent_error(handle: Handle[None]) -> BaseException | None:
-    try:
-        handle.result()
-    except BaseException as error:  # whatever the agent raised: it is told in the log
-        return error
-    return None

@@ -189,6 +189,13 @@ class JoiningProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
+        else:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Nothing comes any more: leave no cycle of references, of which each needs the garbage collector."""
+        self._running = self.cycle = None  # type: ignore[assignment]  # as uvicorn begins with
+        self.scope = {}  # type: ignore[typeddict-item]
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
@@ -300,6 +307,9 @@ class JoiningProtocol(HttpToolsProtocol):
         if running.body:
             running.body = bytearray()
         self.server_state.total_requests += 1
+        if self._lost:
+            self._let_go()
+            return
         if self.transport.is_closing():
             self._open.answered(self, whole=False, head_began=False)
             return
