@@ -14,6 +14,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, session_log, verbs
 from holdfast.storage.memory_tables import MemoryTables
 from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
+from holdfast.storage.records import pack_events
 from tests.explored.model import Model, fault
 from tests.explored.session_faults import (
     a_run_that_is_stopped_is_steered,
@@ -207,7 +208,8 @@ def numbers_are_taken_before_events_are_stored(patch: pytest.MonkeyPatch) -> Non
 
         def store(tables: Any) -> None:
             stored = [Stored(first + at, *event) for at, event in enumerate(events)]
-            tables.add_events(tables.get(lease.session), lease.run_id, 1.0, stored)
+            row = tables.get(lease.session)
+            tables.add_events(row, lease.run_id, 1.0, stored[0].seq, stored[-1].seq, pack_events(stored))
 
         first = await self._write(number)
         await self._write(store)

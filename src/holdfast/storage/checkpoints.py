@@ -18,8 +18,9 @@ from typing import Final
 
 __all__ = ["Checkpoints"]
 
-_PAGES: Final = 256
-"""Pages of the log that one checkpoint is to copy: a few milliseconds of work."""
+_PAGES: Final = 1000
+"""Pages of the log that one checkpoint is to copy. A page that many commits write is copied once; fewer of them at a
+time would cost more in all, for each checkpoint waits for the disk."""
 _FIRST_AFTER: Final = 50
 _AT_MOST_AFTER: Final = 1000
 

@@ -27,7 +27,6 @@ from holdfast.storage.records import (
     Mail,
     ScheduleRow,
     SessionRow,
-    pack_events,
     ready_since,
     unpack_events,
 )
@@ -230,10 +229,11 @@ class MemoryTables:
         for mail in mails:
             messages[mail.message.message_id].withdrawn = True
 
-    def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
-        pack = _Pack(events[0].seq, events[-1].seq, run_id, at, pack_events(events))
-        self.sessions[row.session].log.append(pack)
-        self.grow(row.principal, len(pack.body))
+    def add_events(
+        self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
+    ) -> None:
+        self.sessions[row.session].log.append(_Pack(first_seq, last_seq, run_id, at, body))
+        self.grow(row.principal, len(body))
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         session = self.sessions[row.session]

@@ -305,8 +305,10 @@ class Tables(Protocol):
         """Note that messages were withdrawn."""
         ...
 
-    def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
-        """Write one pack of numbered events."""
+    def add_events(
+        self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
+    ) -> None:
+        """Write events of these numbers, as `pack_events` packs them."""
         ...
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from holdfast.errors import LimitExceeded, QuotaExceeded, SessionDeleted, StaleFence, UnknownSession
 from holdfast.protocol.events import Event, RunStarted, RunStopping, Stored, encode_event
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
 from holdfast.storage.port import Claim, Lease
-from holdfast.storage.records import Mail, SessionRow, Tables
+from holdfast.storage.records import Mail, SessionRow, Tables, pack_events
 
 __all__ = [
     "Log",
@@ -57,15 +59,26 @@ class Log:
     def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
         """Write what was added as one pack, or as several of about ``_PACK_BYTES``: readers take whole packs."""
         events = self.events
-        start = size = 0
-        for index, event in enumerate(events):
-            size += len(event.body)
-            if size > _PACK_BYTES and index > start:
-                tables.add_events(self.row, run_id, at, events[start:index])
-                start, size = index, len(event.body)
-        if events:
-            tables.add_events(self.row, run_id, at, events[start:] if start else events)
+        if not events:
+            return ()
+        body = pack_events(events)
+        if len(body) <= _PACK_BYTES:
+            tables.add_events(self.row, run_id, at, events[0].seq, events[-1].seq, body)
+        else:
+            for some in _parts(events):
+                tables.add_events(self.row, run_id, at, some[0].seq, some[-1].seq, pack_events(some))
         return tuple(events)
+
+
+def _parts(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
+    """The events in parts of about ``_PACK_BYTES``."""
+    start = size = 0
+    for index, event in enumerate(events):
+        size += len(event.body)
+        if size > _PACK_BYTES and index > start:
+            yield events[start:index]
+            start, size = index, len(event.body)
+    yield events[start:]
 
 
 def check_quota(tables: Tables, principal: str, amount: int, limit: int) -> None:

@@ -10,7 +10,6 @@ seen. After any error the transaction is rolled back and `forget` is called.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from holdfast.storage.records import (
     ScheduleRow,
     SessionRow,
     pack_entries,
-    pack_events,
 )
 from holdfast.storage.sql_reads import SqlReads
 from holdfast.storage.sql_rows import (
@@ -86,14 +84,14 @@ class SqlTables:
         self._rows: dict[int, SessionRow] = {}
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
-        self._characters: Counter[int] = Counter()
+        self._characters: dict[int, int] = {}
         """What came to a kept session since its contents were shelved."""
         self._large: set[int] = set()
         self._mails: dict[int, int] = {}
         self._kept_mails = 0
         self._live: dict[str, int] = {}
         self._stored: dict[str, int] = {}
-        self._grown: Counter[str] = Counter()
+        self._grown: dict[str, int] = {}
         self._collected_bytes = 0
         """Of bodies in rows that were collected since the last flush."""
         self._new: dict[int, SessionRow] = {}
@@ -165,7 +163,9 @@ class SqlTables:
             self._between()
             for session, row in (*self._new.items(), *changed.items()):
                 self._seen[session] = (row.fence, row.next_seq)
-                self._count(row)
+                mails = len(row.waiting) + len(row.taken)
+                self._kept_mails += mails - self._mails[session]
+                self._mails[session] = mails
             self._new.clear()
             changed.clear()
         if self._messages:
@@ -188,19 +188,18 @@ class SqlTables:
                 collected.clear()
         if self._grown:
             write("add_stored", list(self._grown.items()), large=False)
+            for principal, amount in self._grown.items():
+                if principal in self._stored:
+                    self._stored[principal] += amount
             self._grown.clear()
 
     def _keep(self, row: SessionRow) -> SessionRow:
         self._rows[row.session] = row
         self._names[row.principal, row.key] = row
         self._seen[row.session] = (row.fence, row.next_seq)
-        self._count(row)
+        mails = self._mails[row.session] = len(row.waiting) + len(row.taken)
+        self._kept_mails += mails
         return row
-
-    def _count(self, row: SessionRow) -> None:
-        mails = len(row.waiting) + len(row.taken)
-        self._kept_mails += mails - self._mails.get(row.session, 0)
-        self._mails[row.session] = mails
 
     def _let_go(self, row: SessionRow) -> None:
         session = row.session
@@ -238,15 +237,13 @@ class SqlTables:
         stored = self._stored.get(principal)
         if stored is None:
             rows = self._database.query("stored_bytes", principal)
-            stored = self._stored[principal] = (int(rows[0][0]) if rows else 0) + self._grown[principal]
-        return stored
+            stored = self._stored[principal] = int(rows[0][0]) if rows else 0
+        return stored + self._grown.get(principal, 0)
 
     def grow(self, principal: str, amount: int) -> None:
         if amount > 0:
             self._collected_bytes += amount
-        self._grown[principal] += amount
-        if principal in self._stored:
-            self._stored[principal] += amount
+        self._grown[principal] = self._grown.get(principal, 0) + amount
 
     def new_session_number(self) -> int:
         self._last_number += 1
@@ -295,8 +292,8 @@ class SqlTables:
             self.flush()
         body = encode_json(message)
         self.grow(row.principal, len(body))
-        self._characters[row.session] += len(message.content)
-        if self._characters[row.session] > _KEPT_CHARACTERS:
+        characters = self._characters[row.session] = self._characters.get(row.session, 0) + len(message.content)
+        if characters > _KEPT_CHARACTERS:
             self._large.add(row.session)
         self._messages[key] = [
             row.session,
@@ -336,10 +333,11 @@ class SqlTables:
             else:
                 self._withdrawn.append((at, row.session, mail.message.message_id))
 
-    def add_events(self, row: SessionRow, run_id: str | None, at: float, events: Sequence[Stored]) -> None:
-        body = pack_events(events)
+    def add_events(
+        self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
+    ) -> None:
         self.grow(row.principal, len(body))
-        self._events.append((row.session, events[-1].seq, events[0].seq, run_id, at, body))
+        self._events.append((row.session, last_seq, first_seq, run_id, at, body))
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
         view = run.view

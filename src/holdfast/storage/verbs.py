@@ -425,9 +425,14 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
 
 def _commit_bytes(commit: RunCommit) -> int:
     """About how many bytes a commit adds: the text is stored in ``run.finished`` and in the run."""
-    said = sum([len(body) for _, body in commit.events]) + 2 * len(commit.text)
-    kept = sum([len(entry.kept.body) for entry in commit.entries if entry.kept is not None])
-    return said + kept + sum([len(entry.content) for entry in commit.entries])
+    size = 2 * len(commit.text)
+    for _, body in commit.events:
+        size += len(body)
+    for entry in commit.entries:
+        size += len(entry.content)
+        if entry.kept is not None:
+            size += len(entry.kept.body)
+    return size
 
 
 def _without_content(view: RunView) -> RunView:
