@@ -647,6 +647,24 @@ class _Adoption:
                 _report(f"{one.pid} {procfs.command(one.pid)}")
         return len(mine)
 
+    def look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer those on this loop who wait for a look."""
+        asked = self.waiting.pop(loop)
+        left = self.claim()
+        self.looked_at = time.monotonic()
+        self._tell_some(loop, left, asked)
+
+    def _tell_some(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        left: Sequence[Unclaimed],
+        asked: Sequence[tuple[float, Callable[[int], object]]],
+    ) -> None:
+        if rest := asked[_TOLD_PER_TURN:]:
+            loop.call_soon(self._tell_some, loop, left, rest, context=contextvars.Context())
+        for since, tell in asked[:_TOLD_PER_TURN]:
+            tell(self.strangers_since(left, since) if left else 0)
+
     def _let_go(self, process: ForeignProcess) -> None:
         """Close its pidfd, once. In the reading thread."""
         pidfd = process._give_up_pidfd()
@@ -781,24 +799,11 @@ def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int
     waiting.append((since, tell))
     if len(waiting) > 1:
         return
-
-    def look() -> None:
-        asked = adoption.waiting.pop(loop)
-        left = adoption.claim()
-        adoption.looked_at = time.monotonic()
-        tell_some(left, asked)
-
-    def tell_some(left: Sequence[Unclaimed], asked: Sequence[tuple[float, Callable[[int], object]]]) -> None:
-        if rest := asked[_TOLD_PER_TURN:]:
-            loop.call_soon(tell_some, left, rest, context=contextvars.Context())
-        for since, tell in asked[:_TOLD_PER_TURN]:
-            tell(adoption.strangers_since(left, since))
-
     pause_s = adoption.looked_at + _LOOK_PAUSE_S - time.monotonic()
     if pause_s > 0:
-        loop.call_later(pause_s, look, context=contextvars.Context())
+        loop.call_later(pause_s, adoption.look, loop, context=contextvars.Context())
     else:
-        loop.call_soon(look, context=contextvars.Context())
+        loop.call_soon(adoption.look, loop, context=contextvars.Context())
 
 
 def _bury_now(pid: int) -> bool:

@@ -125,19 +125,19 @@ def all_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-def _supports_children() -> bool:
-    return os.path.exists("/proc/thread-self/children")
-
-
 _children_listed: bool | None = None
+
+
+def _supports_children() -> bool:
+    global _children_listed
+    if _children_listed is None:
+        _children_listed = os.path.exists("/proc/thread-self/children")
+    return _children_listed
 
 
 def children_once(pid: int) -> list[int]:
     """The children of ``pid`` as one reading shows them; a child is skipped when its neighbour ends meanwhile."""
-    global _children_listed
-    if _children_listed is None:
-        _children_listed = _supports_children()
-    if not _children_listed:
+    if not _supports_children():
         return [stat.pid for stat in map(read_stat, all_pids()) if stat is not None and stat.parent == pid]
     found: list[int] = []
     try:

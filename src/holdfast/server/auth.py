@@ -135,6 +135,7 @@ class KeyRing:
     __slots__ = (
         "_approvers",
         "_by_digest",
+        "_callers",
         "_changing",
         "_clock",
         "_ever",
@@ -159,6 +160,7 @@ class KeyRing:
         self._clock = clock
         self._token = None if token is None else digest_of(token)
         self._by_digest: dict[bytes, KeyRecord] = {}
+        self._callers: dict[str, Caller] = {}
         self._approvers: dict[bytes, KeyRecord] = {}
         self._shown_approver: bytes | None = None
         self._ever = False
@@ -196,6 +198,7 @@ class KeyRing:
         records = await self._store.keys()
         valid_ones = {record.digest[:8]: record for record in records if record.revoked_at is None}
         self._by_digest = {start: record for start, record in valid_ones.items() if record.role != "approver"}
+        self._callers = {record.key_id: _caller_with(record) for record in self._by_digest.values()}
         self._approvers = {start: record for start, record in valid_ones.items() if record.role == "approver"}
         self._ever = any(record.role != "approver" for record in records)
         valid = {record.key_id for record in self._by_digest.values()}
@@ -304,9 +307,7 @@ class KeyRing:
         if self._signed is not None and authorization is not None and looks_signed(secret := _secret(authorization)):
             return self._signed.caller(secret)
         if self._ever:
-            record = self.find(_secret(authorization))
-            agents = None if record.agents is None else frozenset(record.agents)
-            return Caller(record.principal, cast(Role, record.role), record.key_id, agents=agents)
+            return self._callers[self.find(_secret(authorization)).key_id]
         if self._token is not None:
             self._check_token(self._token, authorization)
         elif self._signed is not None:
@@ -322,6 +323,11 @@ class KeyRing:
                 f"agents here do on this machine what a model says, and {said}",
                 hint="send 'Authorization: Bearer <token>'; the token lies beside the store, in a file named …-token",
             )
+
+
+def _caller_with(record: KeyRecord) -> Caller:
+    agents = None if record.agents is None else frozenset(record.agents)
+    return Caller(record.principal, cast(Role, record.role), record.key_id, agents=agents)
 
 
 def refuse_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:

@@ -40,15 +40,16 @@ class CredentialUse:
 
     Parameters:
         credential: the id of a key, ``jwt`` or ``local``.
+        buckets: the looks at which it expires, by the wall clock and by the monotonic one; None: it does not.
     """
 
-    __slots__ = ("_buckets", "_owner", "_task", "credential", "ended")
+    __slots__ = ("_owner", "_task", "buckets", "credential", "ended")
 
     def __init__(self, owner: CredentialsInUse, credential: str, buckets: tuple[int, int] | None) -> None:
         self.credential = credential
+        self.buckets = buckets
         self.ended: str | None = None
         self._owner = owner
-        self._buckets = buckets
         self._task = asyncio.current_task()
 
     def __enter__(self) -> CredentialUse:
@@ -61,7 +62,7 @@ class CredentialUse:
 
     def release(self) -> None:
         """Take it out of the register. May be called twice."""
-        self._owner.forget(self, self._buckets)
+        self._owner.forget(self)
 
     def end(self, reason: str) -> None:
         """The credential is not valid any more: cancel the request, once."""
@@ -123,12 +124,12 @@ class CredentialsInUse:
                 self._timer = asyncio.get_running_loop().call_later(LOOK_EVERY_S, self.look)
         return use
 
-    def forget(self, use: CredentialUse, buckets: tuple[int, int] | None) -> None:
+    def forget(self, use: CredentialUse) -> None:
         """Take a use out of the register."""
         _discard(self._by_credential, use.credential, use)
-        if buckets is not None:
-            _discard(self._by_wall, buckets[0], use)
-            _discard(self._by_monotonic, buckets[1], use)
+        if use.buckets is not None:
+            _discard(self._by_wall, use.buckets[0], use)
+            _discard(self._by_monotonic, use.buckets[1], use)
 
     def end_all_but(self, valid: Iterable[str], reason: str) -> int:
         """End what came with a credential that is not among `valid`. Returns how many that were."""
