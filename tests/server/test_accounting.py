@@ -275,6 +275,7 @@ GROWING = {
     "server/auth.py KeyRing._approvers": KEYS,
     "server/auth.py KeyRing._writes": "writes of keys, which operators make",
     "server/auth.py KeyRing._by_digest": KEYS,
+    "server/auth.py KeyRing._callers": KEYS,
     "server/connections.py Connections._bodies": CONNECTIONS,
     "server/connections.py Connections._heads": CONNECTIONS,
     "server/connections.py Connections._idle": CONNECTIONS,
