@@ -194,8 +194,7 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def _let_go(self) -> None:
         """Nothing comes any more: leave no cycle of references, of which each needs the garbage collector."""
-        self._running = self.cycle = None  # type: ignore[assignment]  # as uvicorn begins with
-        self.scope = {}  # type: ignore[typeddict-item]
+        self._running = self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn begins with
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come."""
