@@ -1,30 +1,33 @@
 """Accept connections, and serve those first whose head shows a valid key.
 
-The kernel hands connections out in order, and to serve one costs ten times as much as to accept it: behind a burst from
-one program, all others would wait. So whatever has come is accepted at once, and its first bytes are peeked at:
+The kernel hands connections out in order, and to serve one costs ten times as much as to accept it: behind a burst of
+one program, all others would wait. So what has come is accepted at once, and its first bytes are peeked at:
 
-- a connection with a valid API key or the local token is served next. Principals take turns, each within its share of
-  the connections;
-- then one whose token may be signed: only its request verifies it, as that is expensive;
-- then all others in their order, a few per turn of the event loop.
+- A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
+  the connections.
+- A token that may be signed comes after these: verifying it is expensive, and is left to its request.
+- All others are served in their order, a few per turn.
 
 Rules
-- This is an order and nothing else: the request is authenticated when it is handled. What was peeked at is not kept.
-- A waiting connection counts as an open one: as one without a key, or as the principal's. So it has the same timeout,
+- A turn comes once a millisecond, so that what is done for a flood leaves time for everything else.
+- This is an order and nothing else: a request is authenticated when it is handled. What was peeked at is not kept.
+- A waiting connection counts as an open one: as one without a key, or as its principal's. So it has the same timeout,
   makes room for newer ones, and leaves the same descriptors free (`holdfast.server.connections`).
-- While few connections come, each is served at once, and nothing is peeked at.
+- While only a few come, they are served straight away, without a look.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import select
 import socket
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-from holdfast.errors import HoldfastError
+from holdfast.logs import log_failure
 from holdfast.server.auth import KeyRing
 from holdfast.server.connections import Connection, Connections
 
@@ -35,21 +38,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Acceptor"]
 
+_log = logging.getLogger("holdfast.server")
+_TURN_S = 0.001
 _BATCH = 128
-"""Connections that are accepted in a turn of the event loop, at most."""
-_FEW = 4
-"""Connections without a key that are served in a turn."""
-_PREFERRED = 8
-"""Connections with a key that are served in a turn, besides."""
+"""Connections that are accepted in a turn, at most."""
+_MOST = 8
+"""Connections with a key that are served in a turn; where no key is needed, any."""
+_FEW = 2
+"""Connections without a key that are served in a turn, besides."""
 _PEEK_BYTES = 8192
 _PEEKS = 4
 """How often a head that is not whole is peeked at."""
 _WATCHED = 1024
 """Connections without a whole head that are watched for more bytes: the newest ones."""
 _PAUSE_S = 0.2
-_FIELD = b"\r\nauthorization:"
-
-_Accepted: TypeAlias = "tuple[socket.socket, str]"
+_AUTHORIZATION = re.compile(rb"\r\n(?i:authorization):[ \t]*([^\r\n]*)\r\n")
 
 
 class _Waiting:
@@ -104,27 +107,25 @@ class Acceptor:
         self._watched: dict[int, _Waiting] = {}
         self._poll = select.poll()
         self._starting: dict[asyncio.Task[object], tuple[socket.socket, _Waiting | None]] = {}
-        self._turn: asyncio.Handle | None = None
-        self._pause: asyncio.TimerHandle | None = None
+        self._turn: asyncio.TimerHandle | None = None
+        self._refused_at = -_PAUSE_S
+        self._ready = select.poll()
+        self._ready.register(listener, select.POLLIN)
         self._loop.add_reader(listener, self._on_connections)
 
     def close(self) -> None:
-        """Stop listening, and close what is not served yet. May be repeated."""
+        """Stop listening, and close what waits. May be repeated."""
         if self._turn is not None:
             self._turn.cancel()
-        if self._pause is not None:
-            self._pause.cancel()
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._listener)
             self._listener.close()
         for line in (*self._preferred.values(), self._signed, self._others):
             for waiting in list(line):
                 self.drop(waiting)
-        for task in self._starting:
-            task.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once nothing is being closed any more."""
+        """Return once each connection that was chosen to be served has its protocol: none is made afterwards."""
         if self._starting:
             await asyncio.wait(self._starting)
 
@@ -136,52 +137,67 @@ class Acceptor:
             waiting.socket.close()
 
     def _on_connections(self) -> None:
-        """Connections have come. While any wait, the next turn accepts them."""
-        if self._turn is None:
-            self._take_turn()
+        """Serve what has come; if that is more than a few, take turns until nothing waits any more."""
+        came = self._accept()
+        if len(came) <= _FEW:
+            for accepted, _ in came:
+                self._serve(accepted, None)
+        else:
+            self._admit_all(came)
+        if self._has_waiting or self._is_paused:
+            self._loop.remove_reader(self._listener)
+            self._plan_turn()
 
     def _take_turn(self) -> None:
         """Accept what has come, and serve some of what waits."""
-        self._turn = None
-        self._peek_again()
-        came = [] if self._pause is not None else self._accept()
-        if len(came) <= _FEW and not (self._others or self._signed or self._preferred):
-            for accepted, _ in came:
-                self._serve(accepted, None)
-            return
-        for accepted, peer in came:
-            self._admit(accepted, peer)
-        self._serve_some()
-        if self._others or self._signed or self._preferred:
-            self._turn = self._loop.call_soon(self._take_turn)
+        try:
+            self._peek_again()
+            self._admit_all([] if self._is_paused else self._accept())
+        finally:
+            self._plan_turn()
 
-    def _accept(self) -> list[_Accepted]:
-        came: list[_Accepted] = []
+    def _plan_turn(self) -> None:
+        """Take another turn while anything waits; else have the loop tell when connections come."""
+        if self._has_waiting or self._is_paused:
+            self._turn = self._loop.call_later(_TURN_S if self._has_waiting else _PAUSE_S, self._take_turn)
+        else:
+            self._turn = None
+            self._loop.add_reader(self._listener, self._on_connections)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._others or self._preferred or self._signed)
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._loop.time() < self._refused_at + _PAUSE_S
+
+    def _accept(self) -> list[tuple[socket.socket, str]]:
+        came: list[tuple[socket.socket, str]] = []
         most = min(_BATCH, self._connections.acceptable(_FEW))
         try:
-            while len(came) < most:
+            while len(came) < most and self._ready.poll(0):  # a tenth of the cost of a refusal
                 accepted, address = self._listener.accept()
                 came.append((accepted, address[0]))
         except (BlockingIOError, ConnectionError):
             pass  # no more have come, or the next one has gone already
         except OSError as error:
             self._connections.cannot_accept(error)
-            self._loop.remove_reader(self._listener)
-            self._pause = self._loop.call_later(_PAUSE_S, self._resume)
+            self._refused_at = self._loop.time()
         return came
 
-    def _resume(self) -> None:
-        self._pause = None
-        self._loop.add_reader(self._listener, self._on_connections)
+    def _admit_all(self, came: list[tuple[socket.socket, str]]) -> None:
+        for accepted, peer in came:
+            self._admit(accepted, peer)
+        self._serve_some()
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
         """Let a connection wait; where there is no room, its protocol tells it so."""
-        waiting = _Waiting(self, accepted, peer)
-        try:
-            self._connections.opened(waiting, accepted.fileno())
-        except HoldfastError:
+        if not self._connections.acceptable(0):
             self._serve(accepted, None)
             return
+        waiting = _Waiting(self, accepted, peer)
+        self._connections.opened(waiting, accepted.fileno())
         self._enter_line(waiting, self._others)
         if self._keys.required:
             self._peek(waiting)
@@ -198,10 +214,10 @@ class Acceptor:
         if not head:
             self.drop(waiting)  # the client has gone
             return
-        authorization = _authorization(head)
-        if authorization is not None:
+        field = _AUTHORIZATION.search(head)
+        if field is not None:
             self._unwatch(waiting)
-            self._rank(waiting, authorization)
+            self._rank(waiting, field[1])
             return
         waiting.peeks -= 1
         if waiting.peeks and len(head) < _PEEK_BYTES and b"\r\n\r\n" not in head:
@@ -239,7 +255,7 @@ class Acceptor:
             self._poll.unregister(descriptor)
 
     def _serve_some(self) -> None:
-        for _ in range(_PREFERRED):
+        for _ in range(_MOST):
             if not self._preferred:
                 break
             principal = next(iter(self._preferred))
@@ -247,8 +263,9 @@ class Acceptor:
             self._serve_first(line)
             if line:
                 self._preferred[principal] = line  # the others are first now
+        most = _FEW if self._keys.required else _MOST
         for line in (self._signed, self._others):
-            for _ in range(min(_FEW, len(line))):
+            for _ in range(min(most, len(line))):
                 self._serve_first(line)
 
     def _serve_first(self, line: dict[_Waiting, None]) -> None:
@@ -264,10 +281,14 @@ class Acceptor:
 
     def _on_started(self, task: asyncio.Task[object]) -> None:
         accepted, waiting = self._starting.pop(task)
-        if task.cancelled() or task.exception() is not None:  # it has gone, or the server ends
-            accepted.close()
-            if waiting is not None:
-                self._connections.lost(waiting)
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        accepted.close()
+        if waiting is not None:
+            self._connections.lost(waiting)
+        if error is not None and not isinstance(error, OSError):  # those are of clients that have gone
+            log_failure(_log, "a connection could not be served", error)
 
     @staticmethod
     def _enter_line(waiting: _Waiting, line: dict[_Waiting, None]) -> None:
@@ -279,13 +300,3 @@ class Acceptor:
         self._unwatch(waiting)
         del waiting.line[waiting]
         waiting.line = None
-
-
-def _authorization(head: bytes) -> bytes | None:
-    """The value of the field ``Authorization`` in the first bytes of a request; None: its line has not come."""
-    begin = head.lower().find(_FIELD)
-    if begin < 0:
-        return None
-    begin += len(_FIELD)
-    end = head.find(b"\r\n", begin)
-    return None if end < 0 else head[begin:end].strip()

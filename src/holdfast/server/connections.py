@@ -173,7 +173,7 @@ class Connections:
             least: so many may be, even where there is no room: then they are told so.
         """
         budget = self._budget
-        room = budget.limit - budget.used + len(self._keyless)
+        room = min(budget.limit - budget.used, budget.share - budget.held(UNKNOWN)) + len(self._keyless)
         return max(least, min(room, self._spare))
 
     def claim(self, connection: Connection, principal: str) -> bool:

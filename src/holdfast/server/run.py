@@ -134,11 +134,19 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on `sockets`."""
         await self.lifespan.startup()
-        self.servers = [  # type: ignore[assignment]  # of a server, uvicorn calls these two methods only
-            Acceptor(listener, self._protocol, self._connections, self._keys) for listener in sockets or ()
+        self.servers = [  # uvicorn closes them and waits for that, which is what an acceptor can
+            Acceptor(listener, self._protocol, self._connections, self._keys)  # type: ignore[misc]
+            for listener in sockets or ()
         ]
         self.started = True
         self.listening.set_result(None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and end those that are open; one that is just being made is among them."""
+        for server in self.servers:
+            server.close()
+            await server.wait_closed()
+        await super().shutdown(sockets)
 
     def _protocol(self, waited: Connection | None) -> BoundedReader:
         return BoundedReader(
