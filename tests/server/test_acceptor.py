@@ -266,11 +266,12 @@ def test_clients_that_have_gone_are_closed(play: Any) -> None:
         for number in scene.crowd(5):
             scene.clients[number].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             scene.clients.pop(number).close()
-        for number in scene.crowd(5, b""):
+        for number in (gone := scene.crowd(5, b"")):
             scene.clients.pop(number).close()
         left = scene.crowd(5)
         scene.accept()
         await scene.all_served(*left)
+        assert not set(gone) & set(scene.order)
         await scene.until(lambda: scene.connections.open == 5)
 
     play(scenario)
@@ -372,15 +373,18 @@ def test_a_flood_with_one_principals_key_does_not_delay_another(play: Any) -> No
     play(scenario)
 
 
-def test_a_principal_at_its_share_has_no_priority(play: Any) -> None:
+def test_a_principal_at_its_share_has_no_priority(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acceptor, "_FEW", 0)
+
     async def scenario(scene: Scene) -> None:
         mallory, alice = await key_of(scene, "mallory"), await key_of(scene, "alice")
-        scene.crowd(60, mallory)
-        hers = scene.client(alice)
+        flood = scene.crowd(30, mallory)
+        scene.owners = dict.fromkeys(flood, "mallory")
         scene.accept()
+        await scene.until(lambda: len(scene.order) == 20)
+        hers = scene.client(alice)
         await scene.all_served(hers)
-        assert not scene.is_closed(hers)
-        assert scene.host.budgets.connections.held("mallory") <= 20
+        assert scene.order == [*flood[:20], hers]
 
     play(scenario, max_connections=40)
 
