@@ -42,12 +42,12 @@ _log = logging.getLogger("holdfast.server")
 _TURN_S = 0.001
 _BATCH = 128
 """Connections that are accepted in a turn, at most."""
-_MOST = 8
+_MOST = 6
 """Connections with a key that are served in a turn; where no key is needed, any."""
 _FEW = 2
 """Connections without a key that are served in a turn, besides."""
 _PEEK_BYTES = 8192
-_PEEKS = 4
+_PEEKS = 2
 """How often a head that is not whole is peeked at."""
 _WATCHED = 1024
 """Connections without a whole head that are watched for more bytes: the newest ones."""
