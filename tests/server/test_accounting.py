@@ -183,6 +183,7 @@ OWN_CODE = "for callers in this process, the operator's own code; over HTTP it g
 OPEN = "not charged, see limits.md: "
 
 ALLOWED = {
+    "server/acceptor.py Acceptor._peek": "_PEEK_BYTES, dropped at once",
     "server/app.py App.__call__": PASSES_ON,
     "server/app.py App._admit": PASSES_ON,
     "server/app.py App._answer": PASSES_ON,
@@ -268,6 +269,11 @@ OF_ONE_RUN = "what one run waits for; it waits for the log from BEHIND_AT events
 LIVE = "sessions that are live: runs, background work and streams"
 
 GROWING = {
+    "server/acceptor.py Acceptor._others": CONNECTIONS,
+    "server/acceptor.py Acceptor._preferred": CONNECTIONS,
+    "server/acceptor.py Acceptor._signed": CONNECTIONS,
+    "server/acceptor.py Acceptor._starting": "connections that a few turns have chosen, until the loop has made them",
+    "server/acceptor.py Acceptor._watched": "_WATCHED",
     "server/app.py App.answers": "statuses of HTTP",
     "server/app.py _Node.children": "the table of operations",
     "server/app.py _Node.methods": "the table of operations",

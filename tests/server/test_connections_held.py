@@ -124,6 +124,34 @@ def test_a_principal_at_its_share_is_refused() -> None:
     run(scenario, max_connections=10)
 
 
+def test_what_waits_with_a_key_counts_as_its_principals_within_the_share() -> None:
+    async def scenario(held: Connections) -> None:
+        opened(held, 4, principal="alice")
+        first, second, third = opened(held, 3)
+        assert held.claim(first, "alice")
+        assert not held.claim(second, "alice")
+        assert held.claim(third, "bob")
+        opened(held, 10)
+        assert dropped(first, second, third) == [False, True, False]
+
+    run(scenario, max_connections=10)
+
+
+def test_no_more_is_accepted_than_finds_room() -> None:
+    async def scenario(held: Connections) -> None:
+        assert held.acceptable(2) == 5
+        keyless = opened(held, 5)
+        assert held.acceptable(2) == 5
+        for number, one in enumerate(keyless):
+            held.claim(one, f"principal {number}")
+        assert held.acceptable(2) == 5
+        opened(held, 5, principal="alice", idle=False)
+        assert held.acceptable(2) == 2
+        assert held.acceptable(0) == 0
+
+    run(scenario, max_connections=10)
+
+
 @contextmanager
 def descriptors(soft: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

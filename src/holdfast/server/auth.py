@@ -278,6 +278,28 @@ class KeyRing:
             raise Unauthenticated("the key is not valid")
         return record
 
+    def holder(self, authorization: bytes) -> str | None:
+        """The principal whose valid API key, or local token, an ``Authorization`` field has; None for all others.
+
+        It authenticates nobody: it is for the order in which connections are served.
+        """
+        try:
+            if self._ever:
+                return self.find(_secret(authorization)).principal
+            if self._token is not None:
+                self._check_token(self._token, authorization)
+                return LOCAL.principal
+        except Unauthenticated:
+            pass
+        return None
+
+    def may_be_signed(self, authorization: bytes) -> bool:
+        """Whether an ``Authorization`` field has what may be a signed token, where such are accepted."""
+        try:
+            return self._signed is not None and looks_signed(_secret(authorization))
+        except Unauthenticated:
+            return False
+
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
         """Who sends a request with these headers.
 

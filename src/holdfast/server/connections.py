@@ -88,7 +88,8 @@ class Connections:
         descriptors = _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
         reserve = descriptors_kept_free(descriptors)
         limit = max(1, min(settings.max_connections, descriptors - reserve))
-        self._highest_descriptor = descriptors - reserve // 2
+        self._spare = reserve // 2
+        self._highest_descriptor = descriptors - self._spare
         self._budget = host.budgets.connections
         self._budget.resize(limit=limit, share=max(1, min(settings.principal_connections, limit // 2)))
         self._now = self._loop.time()
@@ -164,6 +165,32 @@ class Connections:
             raise
         if keyless:
             self._forget_keyless(connection)
+
+    def acceptable(self, least: int) -> int:
+        """Return how many connections may be accepted before the next one is entered by `opened`.
+
+        Parameters:
+            least: so many may be, even where there is no room: then they are told so.
+        """
+        budget = self._budget
+        room = min(budget.limit - budget.used, budget.share - budget.held(UNKNOWN)) + len(self._keyless)
+        return max(least, min(room, self._spare))
+
+    def claim(self, connection: Connection, principal: str) -> bool:
+        """Count a connection that waits to be served as the principal's; it is kept then, whatever else comes.
+
+        Returns:
+            False, and changes nothing, if the principal has its share already.
+        """
+        if self._budget.held(principal) >= self._budget.share:
+            return False
+        self.own(connection, principal)
+        self._place(connection, None)
+        return True
+
+    def cannot_accept(self, error: OSError) -> None:
+        """The system refuses to hand out connections, as where it has no descriptors left: tell operators."""
+        self._tell("this host", f"it cannot accept connections for a moment: {error.strerror or error}")
 
     def head_began(self, connection: Connection) -> None:
         """A part of the next head has come, and not all of it."""

@@ -84,7 +84,8 @@ class JoiningProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol within bounds, on a transport that joins small writes.
 
     Parameters:
-        connections: the server's connections; the others are uvicorn's.
+        connections: the server's connections.
+        waited: what has had this one's place among them until now; the others are uvicorn's.
     """
 
     peer = ""
@@ -107,15 +108,21 @@ class JoiningProtocol(HttpToolsProtocol):
     _running: RequestResponseCycle | None = None
     _refusal: HoldfastError | None = None
 
-    def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
+    def __init__(
+        self, connections: Connections, *arguments: Any, waited: Connection | None = None, **options: Any
+    ) -> None:
         super().__init__(*arguments, **options)
         self._open = connections
+        self._waited = waited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A connection has come. Where there is no room for it, it is told so and closed."""
         super().connection_made(_JoiningTransport(transport, self.loop))
         self.flow = _Flow(self.transport, self.pipeline)
         self.peer = self.client[0] if self.client else ""
+        waited, self._waited = self._waited, None
+        if waited is not None:
+            self._open.lost(waited)
         try:
             self._open.opened(self, transport.get_extra_info("socket").fileno())
         except HoldfastError as error:

@@ -17,7 +17,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -25,9 +24,10 @@ import uvicorn
 from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
 from holdfast.local_token import keep_token, remove_token
+from holdfast.server.acceptor import Acceptor
 from holdfast.server.app import App
 from holdfast.server.auth import Gate, KeyRing
-from holdfast.server.connections import Connections
+from holdfast.server.connections import Connection, Connections
 from holdfast.server.joining import BoundedReader
 from holdfast.server.tokens import TokenVerifier
 from holdfast.settings import Settings
@@ -118,11 +118,13 @@ def holder_of(port: int) -> str | None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers; ``listening`` is done once it answers."""
+    """uvicorn with an acceptor of ours, and without its signal handlers; ``listening`` is done once it answers."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, connections: Connections, keys: KeyRing) -> None:
         super().__init__(config)
         self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connections = connections
+        self._keys = keys
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -130,9 +132,30 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening."""
-        await super().startup(sockets)
+        """Accept connections on `sockets`."""
+        await self.lifespan.startup()
+        self.servers = [  # uvicorn closes them and waits for that, which is what an acceptor can
+            Acceptor(listener, self._protocol, self._connections, self._keys)  # type: ignore[misc]
+            for listener in sockets or ()
+        ]
+        self.started = True
         self.listening.set_result(None)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, and end those that are open; one that is just being made is among them."""
+        for server in self.servers:
+            server.close()
+            await server.wait_closed()
+        await super().shutdown(sockets)
+
+    def _protocol(self, waited: Connection | None) -> BoundedReader:
+        return BoundedReader(
+            self._connections,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            waited=waited,
+        )
 
 
 async def serve(
@@ -196,7 +219,7 @@ async def serve_until(
         async with host, _guarded(host, signed) as (keys, token_file):
             async with App(host, keys) as app, asyncio.TaskGroup() as group:
                 connections = Connections(host)
-                server = _Server(_config(app, connections))
+                server = _Server(_config(app), connections, keys)
                 serving = group.create_task(server.serve(sockets=[listener]))
                 await server.listening
                 ready(
@@ -245,10 +268,9 @@ async def _last_frames(app: App) -> None:
         app.native.streams.cut()
 
 
-def _config(app: App, connections: Connections) -> uvicorn.Config:
+def _config(app: App) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=partial(BoundedReader, connections),  # type: ignore[arg-type]  # it is called as a class is
         ws="none",
         lifespan="off",
         loop="none",

@@ -1,0 +1,302 @@
+"""Accept connections, and serve those first whose head shows a valid key.
+
+The kernel hands connections out in order, and to serve one costs ten times as much as to accept it: behind a burst of
+one program, all others would wait. So what has come is accepted at once, and its first bytes are peeked at:
+
+- A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
+  the connections.
+- A token that may be signed comes after these: verifying it is expensive, and is left to its request.
+- All others are served in their order, a few per turn.
+
+Rules
+- A turn comes once a millisecond, so that what is done for a flood leaves time for everything else.
+- This is an order and nothing else: a request is authenticated when it is handled. What was peeked at is not kept.
+- A waiting connection counts as an open one: as one without a key, or as its principal's. So it has the same timeout,
+  makes room for newer ones, and leaves the same descriptors free (`holdfast.server.connections`).
+- While only a few come, they are served straight away, without a look.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import select
+import socket
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from holdfast.logs import log_failure
+from holdfast.server.auth import KeyRing
+from holdfast.server.connections import Connection, Connections
+
+if TYPE_CHECKING:
+    from collections import OrderedDict
+
+    from holdfast.host.budgets import Charge
+
+__all__ = ["Acceptor"]
+
+_log = logging.getLogger("holdfast.server")
+_TURN_S = 0.001
+_BATCH = 128
+"""Connections that are accepted in a turn, at most."""
+_MOST = 6
+"""Connections with a key that are served in a turn; where no key is needed, any."""
+_FEW = 2
+"""Connections without a key that are served in a turn, besides."""
+_PEEK_BYTES = 8192
+_PEEKS = 2
+"""How often a head that is not whole is peeked at."""
+_WATCHED = 1024
+"""Connections without a whole head that are watched for more bytes: the newest ones."""
+_PAUSE_S = 0.2
+_AUTHORIZATION = re.compile(rb"\r\n(?i:authorization):[ \t]*([^\r\n]*)\r\n")
+
+
+class _Waiting:
+    """A connection that is accepted and not served yet. It is a `Connection` of the server's `Connections`."""
+
+    __slots__ = ("_acceptor", "charge", "line", "peeks", "peer", "queue", "socket")
+
+    def __init__(self, acceptor: Acceptor, accepted: socket.socket, peer: str) -> None:
+        self._acceptor = acceptor
+        self.socket = accepted
+        self.peer = peer
+        self.charge: Charge | None = None
+        self.queue: OrderedDict[Connection, float] | None = None
+        self.line: dict[_Waiting, None] | None = None
+        """Where it waits; None: it is being served."""
+        self.peeks = _PEEKS
+
+    def on_timeout(self) -> None:
+        """Close: it was not served in time."""
+        self.drop()
+
+    def drop(self) -> None:
+        """Close at once, unless it is being served: then it only loses its place."""
+        self._acceptor.drop(self)
+
+
+class Acceptor:
+    """Accepts the connections of a listening socket; in place of an `asyncio.Server`. Of one loop.
+
+    Parameters:
+        listener: bound, listening and non-blocking; it is closed by `close`.
+        protocol: makes the protocol of a connection; gets the one that waited in its place, or None.
+        connections: the server's connections.
+        keys: tell who has a valid key.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        protocol: Callable[[Connection | None], asyncio.BaseProtocol],
+        connections: Connections,
+        keys: KeyRing,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        self._protocol = protocol
+        self._connections = connections
+        self._keys = keys
+        self._preferred: dict[str, dict[_Waiting, None]] = {}
+        self._signed: dict[_Waiting, None] = {}
+        self._others: dict[_Waiting, None] = {}
+        self._watched: dict[int, _Waiting] = {}
+        self._poll = select.poll()
+        self._starting: dict[asyncio.Task[object], tuple[socket.socket, _Waiting | None]] = {}
+        self._turn: asyncio.TimerHandle | None = None
+        self._refused_at = -_PAUSE_S
+        self._ready = select.poll()
+        self._ready.register(listener, select.POLLIN)
+        self._loop.add_reader(listener, self._on_connections)
+
+    def close(self) -> None:
+        """Stop listening, and close what waits. May be repeated."""
+        if self._turn is not None:
+            self._turn.cancel()
+        if self._listener.fileno() >= 0:
+            self._loop.remove_reader(self._listener)
+            self._listener.close()
+        for line in (*self._preferred.values(), self._signed, self._others):
+            for waiting in list(line):
+                self.drop(waiting)
+
+    async def wait_closed(self) -> None:
+        """Return once each connection that was chosen to be served has its protocol: none is made afterwards."""
+        if self._starting:
+            await asyncio.wait(self._starting)
+
+    def drop(self, waiting: _Waiting) -> None:
+        """Close a connection that waits; of one that is being served, take the place. May be repeated."""
+        self._connections.lost(waiting)
+        if waiting.line is not None:
+            self._leave_line(waiting)
+            waiting.socket.close()
+
+    def _on_connections(self) -> None:
+        """Serve what has come; if that is more than a few, take turns until nothing waits any more."""
+        came = self._accept()
+        if len(came) <= _FEW:
+            for accepted, _ in came:
+                self._serve(accepted, None)
+        else:
+            self._admit_all(came)
+        if self._has_waiting or self._is_paused:
+            self._loop.remove_reader(self._listener)
+            self._plan_turn()
+
+    def _take_turn(self) -> None:
+        """Accept what has come, and serve some of what waits."""
+        try:
+            self._peek_again()
+            self._admit_all([] if self._is_paused else self._accept())
+        finally:
+            self._plan_turn()
+
+    def _plan_turn(self) -> None:
+        """Take another turn while anything waits; else have the loop tell when connections come."""
+        if self._has_waiting or self._is_paused:
+            self._turn = self._loop.call_later(_TURN_S if self._has_waiting else _PAUSE_S, self._take_turn)
+        else:
+            self._turn = None
+            self._loop.add_reader(self._listener, self._on_connections)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return bool(self._others or self._preferred or self._signed)
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._loop.time() < self._refused_at + _PAUSE_S
+
+    def _accept(self) -> list[tuple[socket.socket, str]]:
+        came: list[tuple[socket.socket, str]] = []
+        most = min(_BATCH, self._connections.acceptable(_FEW))
+        try:
+            while len(came) < most and self._ready.poll(0):  # a tenth of the cost of a refusal
+                accepted, address = self._listener.accept()
+                came.append((accepted, address[0]))
+        except (BlockingIOError, ConnectionError):
+            pass  # no more have come, or the next one has gone already
+        except OSError as error:
+            self._connections.cannot_accept(error)
+            self._refused_at = self._loop.time()
+        return came
+
+    def _admit_all(self, came: list[tuple[socket.socket, str]]) -> None:
+        for accepted, peer in came:
+            self._admit(accepted, peer)
+        self._serve_some()
+
+    def _admit(self, accepted: socket.socket, peer: str) -> None:
+        """Let a connection wait; where there is no room, its protocol tells it so."""
+        if not self._connections.acceptable(0):
+            self._serve(accepted, None)
+            return
+        waiting = _Waiting(self, accepted, peer)
+        self._connections.opened(waiting, accepted.fileno())
+        self._enter_line(waiting, self._others)
+        if self._keys.required:
+            self._peek(waiting)
+
+    def _peek(self, waiting: _Waiting) -> None:
+        """Look at the first bytes: a valid key gives priority, and what is not whole yet is watched."""
+        try:
+            head = waiting.socket.recv(_PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            self._watch(waiting)
+            return
+        except OSError:
+            head = b""
+        if not head:
+            self.drop(waiting)  # the client has gone
+            return
+        field = _AUTHORIZATION.search(head)
+        if field is not None:
+            self._unwatch(waiting)
+            self._rank(waiting, field[1])
+            return
+        waiting.peeks -= 1
+        if waiting.peeks and len(head) < _PEEK_BYTES and b"\r\n\r\n" not in head:
+            self._watch(waiting)
+        else:
+            self._unwatch(waiting)
+
+    def _rank(self, waiting: _Waiting, authorization: bytes) -> None:
+        principal = self._keys.holder(authorization)
+        if principal is None:
+            if self._keys.may_be_signed(authorization):
+                self._leave_line(waiting)
+                self._enter_line(waiting, self._signed)
+        elif self._connections.claim(waiting, principal):
+            self._leave_line(waiting)
+            self._enter_line(waiting, self._preferred.setdefault(principal, {}))
+
+    def _peek_again(self) -> None:
+        if self._watched:
+            for descriptor, _ in self._poll.poll(0):
+                self._peek(self._watched[descriptor])
+
+    def _watch(self, waiting: _Waiting) -> None:
+        descriptor = waiting.socket.fileno()
+        if descriptor in self._watched:
+            return
+        if len(self._watched) >= _WATCHED:
+            self._unwatch(next(iter(self._watched.values())))
+        self._watched[descriptor] = waiting
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _unwatch(self, waiting: _Waiting) -> None:
+        descriptor = waiting.socket.fileno()
+        if self._watched.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def _serve_some(self) -> None:
+        for _ in range(_MOST):
+            if not self._preferred:
+                break
+            principal = next(iter(self._preferred))
+            line = self._preferred.pop(principal)
+            self._serve_first(line)
+            if line:
+                self._preferred[principal] = line  # the others are first now
+        most = _FEW if self._keys.required else _MOST
+        for line in (self._signed, self._others):
+            for _ in range(min(most, len(line))):
+                self._serve_first(line)
+
+    def _serve_first(self, line: dict[_Waiting, None]) -> None:
+        waiting = next(iter(line))
+        self._leave_line(waiting)
+        self._serve(waiting.socket, waiting)
+
+    def _serve(self, accepted: socket.socket, waiting: _Waiting | None) -> None:
+        serving = self._loop.connect_accepted_socket(partial(self._protocol, waiting), accepted)
+        task: asyncio.Task[object] = self._loop.create_task(serving)
+        self._starting[task] = (accepted, waiting)
+        task.add_done_callback(self._on_started)
+
+    def _on_started(self, task: asyncio.Task[object]) -> None:
+        accepted, waiting = self._starting.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is None and not task.cancelled():
+            return
+        accepted.close()
+        if waiting is not None:
+            self._connections.lost(waiting)
+        if error is not None and not isinstance(error, OSError):  # those are of clients that have gone
+            log_failure(_log, "a connection could not be served", error)
+
+    @staticmethod
+    def _enter_line(waiting: _Waiting, line: dict[_Waiting, None]) -> None:
+        waiting.line = line
+        line[waiting] = None
+
+    def _leave_line(self, waiting: _Waiting) -> None:
+        assert waiting.line is not None
+        self._unwatch(waiting)
+        del waiting.line[waiting]
+        waiting.line = None
