@@ -199,8 +199,8 @@ MUTANTS = (
         of="P14",
         breaks="large messages that wait fill the host's memory",
         file="storage/tables.py",
-        old="        if self._characters[row.session] > _KEPT_CHARACTERS:",
-        new="        if self._characters[row.session] < 0:",
+        old="        if characters > _KEPT_CHARACTERS:",
+        new="        if characters < 0:",
         tests=("tests/storage/test_sqlite_file.py",),
     ),
     Mutant(
