@@ -257,6 +257,7 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (writer, "SimpleQueue", _queue.SimpleQueue),
     (sqlite, "threading", _threading),
     (sqlite, "SimpleQueue", _queue.SimpleQueue),
+    (sqlite, "system_clock", _time),
     # What the interpreter's own conditions, events, queues and futures wait with.
     (threading, "_allocate_lock", _gate_of_condition),
     (threading, "_time", _now),
