@@ -198,7 +198,7 @@ def rows(sizes: Sequence[int] = SESSIONS, rounds: int = ROUNDS) -> list[Row]:
             note="least squares on logarithms of the medians",
         ),
         Row(
-            name="receipts of these stops that say gone",
+            name="receipts of these stops that report gone",
             value=gone / all_stopped,
             unit="",
             target=">= 1",

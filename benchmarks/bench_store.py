@@ -284,7 +284,7 @@ def starvation_rows(seconds: float = 5.0) -> list[Row]:
             unit="1/s",
             target=">= 30000",
             met=rate >= 30_000,
-            note=f"while the runs above went on, {at}",
+            note=f"during the runs above, {at}",
         ),
     ]
 

@@ -17,7 +17,7 @@ SECTIONS = ("Parameters:", "Raises:", "Returns:", "Yields:", "Example:", "Invari
 
 
 def to_markdown(docstring: str) -> str:
-    """A docstring with its sections as lists."""
+    """Return a docstring with its sections as lists."""
     out: list[str] = []
     in_section = False
     for line in plain(docstring).splitlines():
@@ -37,7 +37,7 @@ def to_markdown(docstring: str) -> str:
 
 
 def signature(name: str, thing: object, *, method: bool = False) -> str:
-    """The call as code, one parameter a line when it is long."""
+    """Return the signature as code, one parameter per line if it is long."""
     prefix = "async " if inspect.iscoroutinefunction(thing) or inspect.isasyncgenfunction(thing) else ""
     try:
         parsed = inspect.signature(thing)  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def signature(name: str, thing: object, *, method: bool = False) -> str:
 
 
 def written_parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]:
-    """The parameters as they stand in a definition."""
+    """Yield the parameters as written in a definition."""
     starred = False
     for number, parameter in enumerate(parameters):
         if parameter.kind is parameter.KEYWORD_ONLY and not starred:
@@ -78,7 +78,7 @@ def written_parameters(parameters: Sequence[inspect.Parameter]) -> Iterator[str]
 
 
 def annotation(of: object) -> str:
-    """A type as it would be written."""
+    """Return a type as source code."""
     if isinstance(of, str):
         return of.replace('"', "").replace("'", "") if "Literal" not in of else of
     if typing.get_origin(of) is typing.Annotated:
@@ -87,12 +87,12 @@ def annotation(of: object) -> str:
 
 
 def fence(text: str) -> str:
-    """A block of Python."""
+    """Return a fenced block of Python."""
     return f"```python\n{text}\n```"
 
 
 def class_page(name: str, cls: type) -> list[str]:
-    """A class with its public methods and properties, in the order of its source."""
+    """Return the lines for a class with its public methods and properties, in source order."""
     is_value = dataclasses.is_dataclass(cls) or issubclass(cls, msgspec.Struct)
     is_error = issubclass(cls, BaseException)
     out = [f"### {name}", ""]
@@ -114,12 +114,12 @@ def class_page(name: str, cls: type) -> list[str]:
 
 
 def one_paragraph(docstring: str) -> str:
-    """A docstring on one line."""
+    """Return a docstring on one line."""
     return " ".join(plain(docstring).split())
 
 
 def module_page(module: ModuleType) -> str:
-    """All names in a module's `__all__`."""
+    """Return the section for all names in a module's `__all__`."""
     out = [f"## `{module.__name__}`", "", to_markdown(module.__doc__ or ""), ""]
     for name in module.__all__:
         thing = getattr(module, name)
@@ -135,7 +135,7 @@ def module_page(module: ModuleType) -> str:
 
 
 def constant(name: str, thing: object) -> str:
-    """A value or type alias as code, cut where it is long."""
+    """Return a value or type alias as code, truncated if it is long."""
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(thing).replace("typing.", ""))
     if isinstance(thing, frozenset):
         text = "frozenset(" + repr(sorted(thing)) + ")"

@@ -1,4 +1,4 @@
-"""State diagrams, drawn from a transition table as SVG. A state without a place on the sheet is an error."""
+"""State diagrams, drawn from a transition table as SVG. A state without a position is an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StateDiagram:
     final: Set[str]
 
     def svg(self) -> str:
-        """The drawing."""
+        """Return the drawing as SVG."""
         states = {state for state, _ in self.table} | set(self.table.values())
         if states != set(self.places):
             raise ValueError(f"states without a place, or places without a state: {states ^ set(self.places)}")
@@ -77,7 +77,7 @@ class StateDiagram:
 
 
 def _border(x: float, y: float, box_x: float, box_y: float, to_x: float, to_y: float) -> tuple[float, float]:
-    """Where the line from (x, y) to (to_x, to_y) leaves the box around (box_x, box_y)."""
+    """Return the point where the line from (x, y) to (to_x, to_y) leaves the box around (box_x, box_y)."""
     dx, dy = to_x - x, to_y - y
     reach = []
     if dx:

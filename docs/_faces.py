@@ -20,7 +20,7 @@ import holdfast
 
 
 def http_page() -> str:
-    """Every operation with its parameters, answers and refusals."""
+    """Return every operation with its parameters, answers and refusals."""
     from holdfast.server.app import operations as all_operations
 
     operations = all_operations()
@@ -51,12 +51,12 @@ def http_page() -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text."""
+    """Return the first line of a text."""
     return text.strip().partition("\n")[0]
 
 
 def answer(kind: Any) -> str:
-    """What an operation answers with."""
+    """Return the answer type of an operation as text."""
     if isinstance(kind, str):
         return code(kind)
     if isinstance(kind, types.UnionType):
@@ -66,14 +66,14 @@ def answer(kind: Any) -> str:
 
 
 def import_everything() -> None:
-    """Import every module that users run on, so that each has registered what it has."""
+    """Import all modules except `holdfast.testing`, so that their errors and failpoints are registered."""
     for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
         if not module.name.startswith(("holdfast.__main__", "holdfast.testing.")):
             importlib.import_module(module.name)
 
 
 def failpoints_page() -> str:
-    """Every failpoint, those of one path in one row."""
+    """Return every failpoint, with one row per path."""
     from holdfast import failpoints
 
     import_everything()
@@ -84,7 +84,7 @@ def failpoints_page() -> str:
 
 
 def counters_page() -> str:
-    """The counter behind each promise."""
+    """Return the counter behind each promise."""
     from holdfast.host import PROMISES
 
     rows = ((code(number), name, kept, broken) for number, (name, kept, broken) in PROMISES.items())
@@ -92,14 +92,14 @@ def counters_page() -> str:
 
 
 def counts_page() -> str:
-    """Everything else that a host counts."""
+    """Return all other counters of a host."""
     from holdfast.host import COUNTS
 
     return table(("name", "what it counts"), ((code(name), what) for name, what in COUNTS.items()))
 
 
 def metrics_page() -> str:
-    """Every family of ``/metrics``."""
+    """Return every metric family of ``/metrics``."""
     from holdfast.host import HostStatistics
     from holdfast.server.metrics import render
 
@@ -112,7 +112,7 @@ def metrics_page() -> str:
 
 
 def cli_page() -> str:
-    """Every command with its arguments and options."""
+    """Return every command with its arguments and options."""
     import typer.main
 
     from holdfast.cli import app
@@ -130,7 +130,7 @@ def cli_page() -> str:
 
 
 def exits_page() -> str:
-    """The exit codes, with the words that stand beside them."""
+    """Return the exit codes with their meanings."""
     from holdfast.cli import exits
 
     tree = ast.parse(inspect.getsource(exits.Exit))
@@ -144,7 +144,7 @@ def exits_page() -> str:
 
 
 def command_section(path: str, command: Any) -> Iterator[str]:
-    """A command, and its subcommands."""
+    """Yield the sections of a command and its subcommands."""
     parameters = [p for p in command.params if not getattr(p, "hidden", False) and p.name != "help"]
     usage = [path]
     usage += [f"<{p.name}>" if p.required else f"[{p.name}]" for p in parameters if p.param_type_name == "argument"]
@@ -165,5 +165,5 @@ def command_section(path: str, command: Any) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> str:
-    """A help text as Markdown."""
+    """Return a help text as Markdown."""
     return text.replace("<", "\\<").strip()

@@ -1,7 +1,7 @@
 """Write docs/generated: the parts of the docs that come from code.
 
-python docs/_generate.py            write what has changed
-python docs/_generate.py --check    exit 1 if something is stale
+python docs/_generate.py            write changed files
+python docs/_generate.py --check    exit 1 if a file is stale
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Page = Callable[[], str]
 
 
 def settings_page() -> str:
-    """Every setting with its default."""
+    """Return every setting with its default."""
     rows = [
         (code(row.name), code(row.variable), row.type, code(row.default), plain(row.doc).replace("\n", " "))
         for row in describe()
@@ -48,7 +48,7 @@ def settings_page() -> str:
 
 
 def errors_page() -> str:
-    """Every error with its code, HTTP status, meaning and hint, in the order of the tree."""
+    """Return every error with its code, HTTP status, meaning and hint, in tree order."""
 
     def below(parent: type[errors.HoldfastError], depth: int) -> Iterable[Sequence[str]]:
         indent = "&nbsp;" * 4 * depth
@@ -68,13 +68,13 @@ def errors_page() -> str:
 
 
 def events_page() -> str:
-    """Every kind of event with its fields."""
+    """Return every kind of event with its fields."""
     rows = []
     for kind in events.EVENT_KINDS:
         member = next(m for m in events.Event.__args__ if m.__struct_config__.tag == kind)
         meaning = plain(member.__doc__ or "").split("\n")[0]
         rows.append((code(kind), meaning, fields_of(member, but=("seq", "at"))))
-    return table(("kind", "what it says", "fields"), rows)
+    return table(("kind", "meaning", "fields"), rows)
 
 
 State = TypeVar("State", bound=str)
@@ -82,18 +82,18 @@ Input = TypeVar("Input", bound=str)
 
 
 def as_text(of: Mapping[tuple[State, Input], State]) -> dict[tuple[str, str], str]:
-    """A state table without its own types."""
+    """Return a state table with plain strings."""
     return {(state, event): target for (state, event), target in of.items()}
 
 
 def transitions(table_of: Mapping[tuple[str, str], str]) -> str:
-    """A state table as rows."""
+    """Return a state table as rows."""
     rows = [(code(state), code(event), code(target)) for (state, event), target in table_of.items()]
     return table(("from", "input", "to"), rows)
 
 
 def decisions_page() -> str:
-    """What a session does with a message, as a grid of policies and occupancies."""
+    """Return the decisions on a message as a grid of policies and occupancies."""
     occupancies = list(dict.fromkeys(occupancy for occupancy, _ in decisions.DECISIONS))
     policies = list(dict.fromkeys(policy for _, policy in decisions.DECISIONS))
     rows = []
@@ -161,7 +161,7 @@ API_MODULES = (
 
 
 def api_page() -> str:
-    """All public names of the public modules."""
+    """Return all public names of the public modules."""
     rows = []
     for name in sorted(holdfast.__all__):
         home = next(module for module in API_MODULES if name in importlib.import_module(module).__all__)
@@ -189,12 +189,12 @@ PAGES: Mapping[str, Page] = {
     "python.md": api_page,
 }
 
-# Made for each build and not committed: it changes with every docstring.
+# Generated for each build and not committed: it changes with every docstring.
 UNCOMMITTED = {"python.md"}
 
 
 def stale() -> list[str]:
-    """The differences between what is written and what the code says, one text for each file."""
+    """Return the differences between the written files and the code, one text for each file."""
     found = []
     for name, page in PAGES.items():
         if name in UNCOMMITTED:
@@ -212,7 +212,7 @@ def stale() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write or check; returns the exit code."""
+    """Write or check; return the exit code."""
     if list(arguments) == ["--check"]:
         found = stale()
         for difference in found:

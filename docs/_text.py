@@ -1,4 +1,4 @@
-"""Pieces of Markdown."""
+"""Markdown building blocks."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import msgspec
 
 
 def plain(docstring: str) -> str:
-    """The text of a docstring as Markdown: one kind of inline code, and nothing that MyST takes for syntax."""
+    """Return a docstring as Markdown: one kind of inline code, and nothing that MyST takes for syntax."""
     return re.sub(r"``([^`]*)``", r"`\1`", inspect.cleandoc(docstring))
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def code(text: object) -> str:
-    """Inline code, or nothing for an empty text."""
+    """Return inline code, or an empty text for an empty one."""
     return f"`{text}`" if text != "" else ""
 
 
 def fields_of(struct: type[msgspec.Struct], *, but: Iterable[str] = ()) -> str:
-    """The fields of a wire value, optional ones marked."""
+    """Return the fields of a wire value, optional ones marked."""
     return ", ".join(
         code(field.name) + ("" if field.required else "?")
         for field in msgspec.structs.fields(struct)

@@ -60,7 +60,7 @@ def _page(found: Found, schedules: int) -> Iterator[str]:
         f"Measured on {day} with Holdfast {holdfast.__version__}, Python {platform.python_version()} on "
         f"{platform.system()}: {sum(one.schedules for one in everything):,} schedules in "
         f"{sum(one.cpu_s for one in everything):,.0f} s of one processor. "
-        f"Each part that does not end got {schedules:,} in all."
+        f"Each part that cannot be exhausted got {schedules:,} in all."
     )
     for item in ITEMS:
         models = [(model, covered) for model, covered in found if model.item == item]
@@ -69,7 +69,7 @@ def _page(found: Found, schedules: int) -> Iterator[str]:
         yield ""
         yield f"## {item[0].upper()}{item[1:]}"
         yield ""
-        yield "| model | promise | schedules, ordinary tasks | eager tasks | states | sees the faults (after so many) |"
+        yield "| model | promise | schedules, ordinary tasks | eager tasks | states | faults found (schedules needed) |"
         yield "|---|---|---:|---:|---:|---|"
         for model, covered in models:
             counts = " | ".join(f"{'all ' if one.exhausted else ''}{one.schedules:,}" for one in covered)

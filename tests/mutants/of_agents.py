@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         name="effect before intent",
         of="P11",
-        breaks="a call has its effect, and after a crash nobody knows that it was made",
+        breaks="a call has its effect, and after a crash no record shows that it was made",
         file="agents/calls.py",
         old="""
         return past.result
@@ -22,7 +22,7 @@ MUTANTS = (
     Mutant(
         name="step answer and intent not durable before their calls",
         of="P11",
-        breaks="a tool of a model has its effect before the log knows of the step and the call",
+        breaks="a model's tool takes effect before the step and the call are in the log",
         file="agents/loop.py",
         old="""
         if fresh:
@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         name="late result accepted",
         of="P1",
-        breaks="a tool that was given up goes on talking into the log",
+        breaks="an abandoned tool keeps writing to the log",
         file="agents/call.py",
         old='''
         """From now on nothing that it says counts."""
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         name="budget not applied",
         of="P9",
-        breaks="a model that goes round in circles spends without end",
+        breaks="a model that goes in circles spends without limit",
         file="protocol/loop.py",
         old="""
         if problem := self._limits.exceeded(used, asked=len(step.calls)):
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         name="children spend for free",
         of="P9",
-        breaks="what child agents use does not count for the budget of the run above",
+        breaks="usage of child agents does not count towards the parent run's budget",
         file="agents/run.py",
         old="            above._used += used",
         new="",
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         name="a denied call is made",
         of="P6",
-        breaks="what a person denied is done all the same",
+        breaks="a call that a person denied is made all the same",
         file="protocol/loop.py",
         old="""
         if approval:
@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         name="model connection not closed",
         of="P1",
-        breaks="a stopped request to the model stays open and goes on billing",
+        breaks="a stopped request to the model stays open and keeps billing",
         file="agents/model.py",
         old="""
             async with aclosing(parts):
@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         name="what was steered is forgotten at a restart",
         of="P5",
-        breaks="a run that goes on after a crash acts as if nobody had steered it",
+        breaks="a run that resumes after a crash acts as if it had not been steered",
         file="agents/run.py",
         old="""
         known = [self._steered_before.pop(i) for i in self._journal.steered(step) if i in self._steered_before]
@@ -216,7 +216,7 @@ MUTANTS = (
     Mutant(
         name="a lock stays taken in the next schedule",
         of="F11",
-        breaks="a repaired race is told as a deadlock",
+        breaks="a repaired race is reported as a deadlock",
         file="testing/thread_primitives.py",
         old="        self._strands, self._locked, self._owner, self._waiting = here, False, None, {}",
         new="        self._strands, self._waiting = here, {}",

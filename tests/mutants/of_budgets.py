@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         name="who waits at its share holds the others up",
         of="P9",
-        breaks="one principal's waiting answers keep everybody else's from going out",
+        breaks="one principal's waiting answers block all other answers",
         file="host/budgets.py",
         old="                if line and self._has_room(principal, line[0][0]):",
         new="""
@@ -100,7 +100,7 @@ MUTANTS = (
     Mutant(
         name="large answers take all of the loop",
         of="P9",
-        breaks="one user's large answers slow everybody's messages",
+        breaks="one user's large answers slow the messages of all users",
         file="host/budgets.py",
         old="        return debt / self._share if debt > _BURST_S else 0.0",
         new="        return 0.0",
@@ -226,7 +226,7 @@ MUTANTS = (
     Mutant(
         name="idle connections keep others out",
         of="P9",
-        breaks="a thousand connections that do nothing keep everybody out",
+        breaks="a thousand idle connections lock all users out",
         file="server/connections.py",
         old="            oldest = next(iter(self._keyless), None)",
         new="            oldest = None",
@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         name="connections of keys keep others out",
         of="P9",
-        breaks="a few users' idle connections keep everybody else out",
+        breaks="a few users' idle connections lock all others out",
         file="server/connections.py",
         old="                oldest = next(iter(self._idle), None)",
         new="                pass",

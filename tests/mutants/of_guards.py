@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         name="a folder that others can enter is used",
         of="M3 P14",
-        breaks="a folder that somebody opened to others still gets the store",
+        breaks="a folder that is open to other users still gets the store",
         file="storage/private_file.py",
         old="    if mode := stat.S_IMODE(status.st_mode) & 0o077:",
         new="    if mode := stat.S_IMODE(status.st_mode) & 0:",
@@ -168,7 +168,7 @@ MUTANTS = (
     Mutant(
         name="a long command is harmless",
         of="M6",
-        breaks="what nobody could read is run unasked",
+        breaks="a command too long to read is run without approval",
         file="tools/danger.py",
         old="    if len(command) > _READABLE:\n        return True",
         new="    if len(command) > _READABLE:\n        return False",

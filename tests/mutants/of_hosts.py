@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         name="steer delivered before durable",
         of="P5 P6",
-        breaks="a message is acted upon that the log, after a crash, says nobody took",
+        breaks="a message takes effect although the log, after a crash, shows it as not taken",
         file="host/surroundings.py",
         old="""
         steered = await self._insist(
@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         name="what waits is forgotten after a run",
         of="P13",
-        breaks="a message that came during a run is never run when the host was full at its end",
+        breaks="a message that arrived during a run never runs if the host was full at the run's end",
         file="host/dispatch.py",
         old="""
         if committed.waiting:
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         name="a place is not given on",
         of="P13",
-        breaks="sessions wait in line for ever though there is room",
+        breaks="sessions wait for a slot forever although one is free",
         file="host/dispatch.py",
         old="""
         self.admission.release(principal)
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         name="places without a cap",
         of="P14",
-        breaks="one principal takes all places of the host",
+        breaks="one principal takes all slots of the host",
         file="host/admission.py",
         old="        if self._running >= self._max_runs or held >= self._principal_runs:",
         new="        if self._running >= self._max_runs:",
@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         name="drain that waits for people",
         of="P12",
-        breaks="a shutdown takes its whole deadline because somebody was asked something",
+        breaks="a shutdown takes its whole deadline because a question is open",
         file="host/host.py",
         old="""
             if run.surroundings.resting:
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         name="a draining host takes messages",
         of="P12",
-        breaks="a message is accepted by a host that is about to end",
+        breaks="a host that is about to exit accepts a message",
         file="host/session.py",
         old="""
         if host.draining:
@@ -132,7 +132,7 @@ MUTANTS = (
     Mutant(
         name="reader that drops the tail",
         of="P7",
-        breaks="a reader that comes after the end of a session's streams gets nothing of what is stored",
+        breaks="a reader that connects after a session's streams have ended gets no stored events",
         file="host/readers.py",
         old="""
             elif self.cursor < self._stored:
@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         name="pruned events are passed over",
         of="P7",
-        breaks="a reader of old events is not told that some are gone",
+        breaks="a reader of old events does not learn that some are gone",
         file="host/readers.py",
         old="""
         if page and page[0].seq == cursor + 1:
@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         name="a settlement between look and wait is missed",
         of="P5",
-        breaks="whoever waits for a message that is settled at that moment waits for ever",
+        breaks="a caller that waits for a message settled at that moment waits forever",
         file="host/session.py",
         old="""
         if settlement.state in TERMINAL_MESSAGE_STATES and not future.done():

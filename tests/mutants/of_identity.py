@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         name="revoked keys keep their streams",
         of="H4",
-        breaks="whoever had the key reads on, for as long as the stream is open",
+        breaks="the former key's owner keeps reading for as long as the stream is open",
         file="server/auth.py",
         old="        self.in_use.end_all_but(",
         new="        _ = (",
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         name="answers by the session's owner",
         of="F10",
-        breaks="nobody can see who approved",
+        breaks="no record shows who approved",
         file="server/questions.py",
         old="Answerer(caller.owner or caller.principal, ",
         new="Answerer(caller.principal, ",
@@ -149,7 +149,7 @@ MUTANTS = (
     Mutant(
         name="another inner call than the approved one is made",
         of="M1",
-        breaks="a call inside of another one is made with arguments that nobody saw",
+        breaks="a nested call is made with arguments that no person saw",
         file="agents/calls.py",
         old="    if is_for_another_call(answer, question):",
         new="    if is_for_another_call(answer, question) and not question:",
@@ -167,7 +167,7 @@ MUTANTS = (
     Mutant(
         name="a revoked approval key approves",
         of="H8",
-        breaks="a key that somebody else has seen cannot be taken out of use",
+        breaks="a leaked key cannot be revoked",
         file="server/auth.py",
         old='self._approvers = {start: record for start, record in valid_ones.items() if record.role == "approver"}',
         new='self._approvers |= {start: record for start, record in valid_ones.items() if record.role == "approver"}',

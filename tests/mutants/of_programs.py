@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         name="programs of foreign code without a tag",
         of="F1 P3",
-        breaks="the receipt says gone though a program that left its parents lives",
+        breaks="the receipt reports gone although a program that left its parents is alive",
         file="runtime/adoption_processes.py",
         old="            self.seal.put(0, self.outside_tag if tag is None else tag)",
         new="            assert self.seal",
@@ -26,7 +26,7 @@ MUTANTS = (
     Mutant(
         name="a tag that can be taken off",
         of="F1 P3",
-        breaks="a program that sets its limits lives on though the receipt says gone",
+        breaks="a program that sets its limits survives although the receipt reports gone",
         file="runtime/seal.py",
         old="        (_EQUAL, 0, 13, carrier),\n        (_RETURN, 0, 0, _PRETEND),",
         new="        (_EQUAL, 0, 13, carrier),\n        (_RETURN, 0, 0, _ALLOW),",
@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         name="nothing is looked for when the last program has ended",
         of="F1 P3",
-        breaks="the receipt says gone of a session whose programs left their parents",
+        breaks="the receipt reports gone for a session whose programs left their parents",
         file="runtime/stopping.py",
         old="        if not self._proven and may_have_started(self.scope):",
         new="        if not self._proven and not self.scope:",
@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         name="a stop that was asked for during a look is forgotten",
         of="F6 P3",
-        breaks="a stop waits until its time is over for a kill that nobody does",
+        breaks="a stop waits until its time is over for a kill that never happens",
         file="runtime/passes.py",
         old="            self._hear(taken, done)\n            self._begin()",
         new="            self._hear(taken, done)",
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         name="gone is said of a kill that nobody answered",
         of="F1 P3",
-        breaks="the receipt says gone though nobody could look",
+        breaks="the receipt reports gone although no scan was possible",
         file="runtime/passes.py",
         old="proven=not (self.left or self.survivors)",
         new="proven=not self.survivors",
@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         name="the host ends without a last kill",
         of="F4 P12",
-        breaks="strays of nobody outlive the host",
+        breaks="strays without an owner outlive the host",
         file="host/host.py",
         old="            await kill_everything()\n",
         new="            assert kill_everything\n",
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         name="older strays make receipts unknown",
         of="F3 P3",
-        breaks="one stray of another user, and no receipt says gone any more",
+        breaks="after one stray of another user, no receipt reports gone any more",
         file="runtime/adoption_processes.py",
         old="        mine = [one for one in left if one.started >= int(since)]",
         new="        mine = list(left)",
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         name="strays are not told",
         of="F2 P3",
-        breaks="the receipt says gone though C code of the session started a program that lives",
+        breaks="the receipt reports gone although C code of the session started a program that is alive",
         file="runtime/stopping.py",
         old="            self._unattributed.append(STRANGER)\n            self._unknown = True",
         new="            assert STRANGER",
@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         name="a fork bomb is looked for once",
         of="F5 P3",
-        breaks="programs that multiply live on though the receipt says gone",
+        breaks="programs that multiply survive although the receipt reports gone",
         file="runtime/foreign.py",
         old="_CLEAN = 2",
         new="_CLEAN = 1",
@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         name="a look that never caught up proves that nobody is left",
         of="F5 P3",
-        breaks="a bomb that is faster than any look lives on though the receipt says gone",
+        breaks="a fork bomb that outruns every scan survives although the receipt reports gone",
         file="runtime/foreign.py",
         old="count + 1 if complete and tag not in found else 0 for tag, count",
         new="count + 1 if tag not in found else 0 for tag, count",

@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         name="notify one",
         of="R0 P1",
-        breaks="a stop wakes one of many waiters; the others work on for ever",
+        breaks="a stop wakes one of many waiters; the others keep running forever",
         file="runtime/interrupt_dispatch.py",
         old="""
 def _wake_group(group: FutureGroup) -> None:
@@ -37,7 +37,7 @@ def _wake_group(group: FutureGroup) -> None:
     Mutant(
         name="park without a second look",
         of="R0 P1",
-        breaks="a stop that comes between the check and the park of a task is missed",
+        breaks="a stop between the check and the park of a task is missed",
         file="runtime/interrupt.py",
         old="""
                 if not self._latch:
@@ -79,7 +79,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="clear on start",
         of="R1 P1",
-        breaks="a run that begins forgets the stop that was meant for it",
+        breaks="a new run forgets the stop that was meant for it",
         file="runtime/scope.py",
         old="""
         self.interrupt.check()
@@ -103,7 +103,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="clean-up misses what comes meanwhile",
         of="R2 P1",
-        breaks="a task that is started during the clean-up is owned by nobody and never ends",
+        breaks="a task that starts during the cleanup has no owner and never ends",
         file="runtime/membership.py",
         old="""
             if self._state != "open" or self._loop is None:
@@ -116,7 +116,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="tracked after it was started",
         of="R2 P1",
-        breaks="a task that ends at once is tracked for ever, or a stop does not see it",
+        breaks="a task that ends at once is tracked forever, or a stop misses it",
         file="runtime/scope.py",
         old="""
         try:
@@ -189,7 +189,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="the claim is acted upon by the caller",
         of="R3 P5",
-        breaks="a sender that goes away after its message was accepted leaves a session that never runs",
+        breaks="a sender that disconnects after its message was accepted leaves a session that never runs",
         file="host/session.py",
         old="""
         done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
@@ -206,7 +206,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="free without fence",
         of="R3 P4 P11",
-        breaks="the end of an old run frees the slot of the new one: a third run starts beside it",
+        breaks="the end of an old run frees the slot of the new one, and a third run starts beside it",
         file="storage/verbs.py",
         old="""
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
@@ -221,7 +221,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="one consumer takes all",
         of="R4 P13",
-        breaks="of three consumers of one output one gets everything and the others starve",
+        breaks="of three consumers of one output, one gets everything and the others starve",
         file="runtime/fair.py",
         old="""
             next_one = next((waiter for waiter in line.waiting if self._consumers[waiter] not in self._served), None)
@@ -232,7 +232,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="two appends in flight",
         of="R4 P7",
-        breaks="what an agent says reaches the log in another order, or not at all",
+        breaks="an agent's output reaches the log in another order, or not at all",
         file="host/active.py",
         old="""
         if self._inflight is not None or self.lost or self._ended:
@@ -249,7 +249,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="the stream ends when the first token is slow",
         of="R4 P7",
-        breaks="an event stream ends without a word when nothing comes for a while",
+        breaks="an event stream ends silently when idle for a while",
         file="host/readers.py",
         old="""
                 except TimeoutError:
@@ -264,7 +264,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="an end restores an older state",
         of="R4 P10",
-        breaks="a run that was interrupted is shown and settled as if it had failed by itself",
+        breaks="an interrupted run is shown and settled as if it had failed by itself",
         file="storage/verbs.py",
         old='            return "failed" if next_run_state(state, "fail") == "failed" else "interrupted"',
         new='            return "failed"',
@@ -273,7 +273,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
     Mutant(
         name="a call without a deadline",
         of="R4 P3",
-        breaks="an agent that asks another one, or a tool, waits for ever",
+        breaks="an agent that asks another one, or a tool, waits forever",
         file="agents/calls.py",
         old="    scope = around.child(name, deadline_s=None if deadline_s == math.inf else deadline_s)",
         new="    scope = around.child(name)",

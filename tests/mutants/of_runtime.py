@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         name="lock in trigger",
         of="P1",
-        breaks="a signal handler that triggers while its thread does the same hangs the process",
+        breaks="a signal handler that triggers while its own thread triggers hangs the process",
         file="runtime/interrupt.py",
         old="""
             if self._latch.setdefault(_CAUSE, entry) is not entry:
@@ -37,7 +37,7 @@ _triggering = allocate_lock()
     Mutant(
         name="redelivery into clean-up",
         of="P1",
-        breaks="an honest `finally: await close()` is cancelled again and again and never finishes",
+        breaks="an honest `finally: await close()` is cancelled repeatedly and never finishes",
         file="runtime/stopping.py",
         old="""
         self._ask_all(iter(first))
@@ -56,7 +56,7 @@ _triggering = allocate_lock()
     Mutant(
         name="our cancellation is not taken back",
         of="P1",
-        breaks="whoever entered a scope is cancelled by it at a later, innocent await",
+        breaks="the task that entered a scope is cancelled by it at a later, innocent await",
         file="runtime/enclosure.py",
         old="""
                 for _ in range(self.cancels):
@@ -68,7 +68,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a thread that hangs is not replaced",
         of="P3",
-        breaks="tools that never return use the pool up, and other sessions of the principal wait for ever",
+        breaks="tools that never return exhaust the pool, and other sessions of the principal wait forever",
         file="runtime/owned_threads.py",
         old="""
             stack = call.stack()
@@ -95,7 +95,7 @@ _triggering = allocate_lock()
     Mutant(
         name="an unproven end is heard, not told",
         of="P3",
-        breaks="the receipt says gone though the kill of a program could not prove that all it started is dead",
+        breaks="the receipt reports gone although the kill could not prove that the whole tree is dead",
         file="runtime/owned_processes.py",
         old="""
         if result.outcome != "gone" and not self._done:
@@ -108,7 +108,7 @@ _triggering = allocate_lock()
     Mutant(
         name="named before its time is over",
         of="P3",
-        breaks="a program that is slow to die on a busy machine is called a survivor in a stop that has time left",
+        breaks="a program that dies slowly on a busy machine is named a survivor while the stop has time left",
         file="runtime/owned_processes.py",
         old="        self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors",
         new="        self._conclude(await process.kill_tree(term_first_s=term_first_s))",
@@ -117,7 +117,7 @@ _triggering = allocate_lock()
     Mutant(
         name="who lost its first thread is dead",
         of="P3",
-        breaks="a program whose main thread has ended works on in others, is never struck, and the receipt says gone",
+        breaks="a program whose main thread has ended runs on in others, is never killed, and the receipt reports gone",
         file="runtime/procfs.py",
         old='        return self.state in "ZX" and self.threads <= 1',
         new='        return self.state in "ZX"',
@@ -126,7 +126,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a stopped zygote stays stopped",
         of="P3",
-        breaks="one SIGSTOP, and no stop can kill what foreign code has started",
+        breaks="after one SIGSTOP, no stop can kill programs that foreign code started",
         file="runtime/zygote_link.py",
         old="        procfs.strike(self.pid, signal.SIGCONT, lambda stat:",
         new="        procfs.strike(self.pid, 0, lambda stat:",
@@ -137,7 +137,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a kill is asked for once",
         of="P3",
-        breaks="a zygote that is killed over the kill takes it along, and the programs live on",
+        breaks="a zygote that is killed during a kill loses the kill, and the programs survive",
         file="runtime/adoption_processes.py",
         old="_AGAIN_S = (0.01, 0.1)",
         new="_AGAIN_S: tuple[float, ...] = ()",
@@ -148,7 +148,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a late return counts",
         of="P1",
-        breaks="a thread that was given up still delivers its result into a run that is over",
+        breaks="an abandoned thread still delivers its result into a run that is over",
         file="runtime/members.py",
         old="""
         if self._done:
@@ -161,7 +161,7 @@ _triggering = allocate_lock()
     Mutant(
         name="unbounded queue",
         of="P9",
-        breaks="a slow consumer lets the memory grow without end",
+        breaks="a slow consumer lets memory grow without bound",
         file="runtime/bounded.py",
         old="        return self._maxsize - len(self._items) - len(self._putters.promised)",
         new="        return self._maxsize",
@@ -170,7 +170,7 @@ _triggering = allocate_lock()
     Mutant(
         name="what was promised is taken away",
         of="P5 P13",
-        breaks="who was woken for an item finds it gone, and fails or takes one that another was woken for",
+        breaks="a consumer woken for an item finds it gone, and fails or takes one meant for another",
         file="runtime/fair.py",
         old="""
         if self._free() < 0:
@@ -188,7 +188,7 @@ _triggering = allocate_lock()
     Mutant(
         name="who comes late takes what was promised",
         of="P13",
-        breaks="a task that never stood in line takes the item that another one was woken for",
+        breaks="a task that did not queue takes the item that another one was woken for",
         file="runtime/bounded.py",
         old="""
         check_interrupt()
@@ -207,7 +207,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a drained queue keeps its promises",
         of="P5",
-        breaks="who was woken for an item that was drained fails, or waits beside the next one",
+        breaks="a consumer woken for a drained item fails, or waits beside the next one",
         file="runtime/bounded.py",
         old="        self._getters.take_back()",
         new="        pass",
@@ -230,7 +230,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a promise dies with who had it",
         of="P5",
-        breaks="an item whose consumer was cancelled wakes nobody else: the others wait beside it",
+        breaks="an item whose consumer was cancelled wakes no other consumer: they wait beside it",
         file="runtime/line.py",
         old="""
             if self.redeem(waiter):
@@ -261,7 +261,7 @@ _triggering = allocate_lock()
     Mutant(
         name="a gap is not told",
         of="P7",
-        breaks="a reader that was too slow misses events without a word",
+        breaks="a reader that was too slow silently misses events",
         file="runtime/broadcast.py",
         old="""
                 self._has_seen_everything()
@@ -285,7 +285,7 @@ _triggering = allocate_lock()
     Mutant(
         name="kill only the group",
         of="P3",
-        breaks="the program dies, and what it started in sessions of their own lives on",
+        breaks="the program dies, and the programs it started in their own sessions survive",
         file="runtime/reaper.py",
         old="""
         frontier = procfs.children_once(os.getpid())
@@ -300,7 +300,7 @@ _triggering = allocate_lock()
     Mutant(
         name="the tree outlives its host",
         of="P3",
-        breaks="programs of tools run on after the server was killed",
+        breaks="programs of tools keep running after the server was killed",
         file="runtime/reaper.py",
         old="""
         self._killing = True

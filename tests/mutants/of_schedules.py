@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         name="the next tick overwrites an earlier one",
         of="P9",
-        breaks="a schedule that is put while the host looks for the next one comes half a minute late",
+        breaks="a schedule that is added while the host looks for the next one fires half a minute late",
         file="host/schedules.py",
         old="            self._next_at = min(self._next_at, again_at)",
         new="            self._next_at = again_at",
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         name="streamers outlive the ticks",
         of="P3",
-        breaks="what streams beside a periodic agent goes on when its ticks are over, and the run never ends",
+        breaks="a streamer beside a periodic agent continues after the last tick, and the run never ends",
         file="agents/compose/periodic.py",
         old="        self._branches.stop_all(over)",
         new="        _ = over",
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         name="two ticks at a time",
         of="P4",
-        breaks="a tick that interrupts the last one works beside it while that cleans up",
+        breaks="a tick that interrupts the last one runs beside it while that one cleans up",
         file="agents/compose/periodic.py",
         old="            if self._wanted and self._child is None:",
         new="            if self._wanted:",

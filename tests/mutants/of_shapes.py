@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         name="deadline of a branch never read",
         of="R0",
-        breaks="a branch that never returns holds up the whole shape, whatever its deadline",
+        breaks="a branch that never returns blocks the whole shape, whatever its deadline",
         file="agents/children.py",
         old="self.scope = around.child(task.label, deadline_s=task.deadline_s)",
         new="self.scope = around.child(task.label)",
@@ -21,7 +21,7 @@ MUTANTS = (
     Mutant(
         name="losers of a race run on",
         of="R0 P3",
-        breaks="branches that are not needed any more go on calling models",
+        breaks="branches that lost the race keep calling models",
         file="agents/branches.py",
         old="            child.scope.request_stop(cause)",
         new="            pass",
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         name="answers are lost when a branch fails",
         of="P6",
-        breaks="what the other branches had finished is nowhere in the session",
+        breaks="the finished answers of the other branches are lost",
         file="agents/compose/parallel.py",
         old="""
         if text and not self._run._closed:
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         name="restarts without end",
         of="P9",
-        breaks="a branch that cannot work is started again for ever",
+        breaks="a branch that cannot work is restarted forever",
         file="protocol/branches.py",
         old="        return len(times) <= self.limit",
         new="        return True",
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         name="agents in a circle",
         of="P9",
-        breaks="two agents ask each other the same until a limit that says nothing of them",
+        breaks="two agents ask each other the same until an unrelated limit ends it",
         file="agents/children.py",
         old="        if _same(above.agent, task.agent) and above.text == task.text:",
         new="        if False:",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         name="one item's context in the next one",
         of="P2",
-        breaks="what one item set in a context variable another one reads",
+        breaks="one item reads the context variable that another one set",
         file="agents/lanes.py",
         old="        context = contextvars.copy_context()",
         new="        context = _SHARED",

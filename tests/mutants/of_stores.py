@@ -12,7 +12,7 @@ MUTANTS = (
     Mutant(
         name="fence by plain read",
         of="P11",
-        breaks="a row that another host changed after it was read is overwritten: a stale run's words count",
+        breaks="a row that another host changed after it was read is overwritten: a stale run's output counts",
         file="storage/sql/statements.sql",
         old="WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3",
         new="WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3",
@@ -21,7 +21,7 @@ MUTANTS = (
     Mutant(
         name="append without a fence",
         of="P11",
-        breaks="a run that lost its session goes on writing into its log",
+        breaks="a run that lost its session keeps writing to its log",
         file="storage/session_log.py",
         old="""
     row = tables.get(lease.session)
@@ -70,7 +70,7 @@ MUTANTS = (
     Mutant(
         name="readiness by sub-select",
         of="P13",
-        breaks="a message lies in the mailbox and its session is never run again",
+        breaks="a message stays in the mailbox and its session never runs again",
         file="storage/sql/statements.sql",
         old="    waiting = new.column17, ready_since = new.column18,",
         new="""
@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         name="a key accepts any body",
         of="P5",
-        breaks="another message under a used key is taken for a repetition, and lost",
+        breaks="a different message under a used key is taken for a repeat, and lost",
         file="storage/verbs.py",
         old="                if known.body_hash != request.body_hash:",
         new="                if known is None:",
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         name="an append that is repeated counts again",
         of="P7",
-        breaks="what an agent said stands twice in the log after a lost reply",
+        breaks="an agent's output is in the log twice after a lost reply",
         file="storage/verbs.py",
         old="    if nth and nth == row.append_nth:",
         new="    if nth and nth == row.append_nth < 0:",
@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         name="rollback loses to completed",
         of="P10",
-        breaks="a message that takes the run back leaves its answer in the transcript when the run was quick",
+        breaks="a rollback of a quick run leaves the run's answer in the transcript",
         file="storage/verbs.py",
         old="""
     rolled_back = row.rolled_back
@@ -179,7 +179,7 @@ MUTANTS = (
     Mutant(
         name="unbounded mailbox",
         of="P9",
-        breaks="one session takes messages without end",
+        breaks="one session accepts messages without limit",
         file="storage/verbs.py",
         old="    if not decision.start and waiting >= request.mailbox_limit:",
         new="    if not decision.start and waiting < 0:",
@@ -215,7 +215,7 @@ MUTANTS = (
     Mutant(
         name="a stopping run is steered",
         of="P5",
-        breaks="a message is given to a run that is being stopped, and ends with it unseen",
+        breaks="a message is given to a stopping run, and ends with it unread",
         file="storage/suspending.py",
         old="""
     if row.cause is not None:
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         name="a steered message stays in the mailbox",
         of="P5",
-        breaks="what a run was steered by is answered a second time by the next run",
+        breaks="a message that steered a run is answered again by the next run",
         file="storage/suspending.py",
         old="    row.waiting = tuple(mail for mail in row.waiting if mail not in taken)",
         new="",
@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         name="answer lost at parking",
         of="P5",
-        breaks="a person answers while the run leaves the memory, and the run never comes back",
+        breaks="a person answers while the run is unloaded from memory, and the run never resumes",
         file="storage/suspending.py",
         old="""
     tables.save(row)

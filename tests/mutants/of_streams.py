@@ -16,7 +16,7 @@ MUTANTS = (
     Mutant(
         name="a disposed stream works on",
         of="R2 P1",
-        breaks="the subscription is gone, its tasks run on",
+        breaks="the subscription is gone, but its tasks keep running",
         file=FLOW,
         old="""
             scope.interrupt.trigger("the subscription was disposed", kind="stop")
@@ -31,7 +31,7 @@ MUTANTS = (
     Mutant(
         name="a stream that was stopped before it began is forgotten",
         of="R2 P8",
-        breaks="what arrives while the bridge is cleaned up is never accounted for, and its observer never told",
+        breaks="items that arrive during the bridge's cleanup are never counted, and their observer never hears of it",
         file=BRIDGE,
         old="            flow.settle(flow.cut_off(self.scope.interrupt.cause))",
         new="            pass",
@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         name="items in flight are not settled",
         of="R2 P8",
-        breaks="items whose task was stopped before its first step stay in flight for ever",
+        breaks="items whose task was stopped before its first step stay in flight forever",
         file=INTAKE,
         old="""
             self._counts["interrupted"] += self._counts["in_flight"]
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         name="an item is tracked without the lock",
         of="R2 P10",
-        breaks="threads that push, the loop that takes and the clean-up lose or double items",
+        breaks="pushing threads, the loop and the cleanup lose or duplicate items",
         file=INTAKE,
         old="""
         taken: list[Any] = []
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         name="the source is not left",
         of="R2 P8",
-        breaks="a source goes on pushing into a stream that has ended, and keeps all of it alive",
+        breaks="a source keeps pushing into a stream that has ended, and keeps all of it alive",
         file=FLOW,
         old="            self._source.dispose()",
         new="            pass",
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         name="a blocked thread is left behind",
         of="R2 P9",
-        breaks="a thread that waits for room waits on when its stream has ended",
+        breaks="a thread that waits for room keeps waiting after its stream has ended",
         file=INTAKE,
         old="""
             self._line.clear()
@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         name="one item more at a time",
         of="P9",
-        breaks="more items are worked on at a time than asked for",
+        breaks="more items are processed at a time than configured",
         file=FLOW,
         old="min(self._shape.concurrency - self._working,",
         new="min(self._shape.concurrency + 1 - self._working,",
@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         name="the end is told too early",
         of="R2 P3",
-        breaks="an observer hears that the stream has failed while its tasks are still at work",
+        breaks="an observer learns that the stream has failed while its tasks still run",
         file=FLOW,
         old="""
                 through = True
@@ -133,7 +133,7 @@ MUTANTS = (
     Mutant(
         name="notifications overlap",
         of="R2 P7",
-        breaks="an observer on a pool is told two things at the same time, or something after the end",
+        breaks="an observer on a pool gets two notifications at the same time, or one after the end",
         file=OUTLET,
         old="""
             self._end = (error,)
@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         name="messages are left behind",
         of="R2 P1",
-        breaks="the stream that asked is gone, its runs and its waiting messages go on",
+        breaks="the stream that asked is gone, but its runs and waiting messages continue",
         file="agents/adapters/reactive_sessions.py",
         old="""
                 if scope.interrupt.triggered:

@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         name="workspace symlink followed",
         of="P2",
-        breaks="a link in the workspace leads a tool to files of the machine",
+        breaks="a link in the workspace leads a tool to files outside",
         file="tools/workspace.py",
         old="""
                     try:
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         name="a link that is swapped in is opened",
         of="P2",
-        breaks="a link that appears between look and open shows a file of the machine",
+        breaks="a link that appears between check and open exposes a file outside",
         file="tools/entries.py",
         old="_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC",
         new="_OPEN_FILE = os.O_RDONLY | os.O_CLOEXEC",
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         name="numbers hide a private address",
         of="P2",
-        breaks="an IPv4 address inside of an IPv6 one is taken for a public one",
+        breaks="an IPv4 address inside an IPv6 one is taken for a public one",
         file="tools/web_addresses.py",
         old="""
         if address.ipv4_mapped is not None:
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         name="a command's strays live on",
         of="P3",
-        breaks="what a command left in the background runs on after its call",
+        breaks="processes that a command left in the background keep running after its call",
         file="tools/programs.py",
         old="            return await self.process.kill_tree(term_first_s=term_first_s)",
         new="            return await self.process.wait_gone()",
