@@ -213,8 +213,8 @@ class Interrupt:
     def fileno(self) -> int:
         """Return a file descriptor that is readable once it is triggered, for `select` and `poll`. Always the same one.
 
-        It is opened on first use, and closed by `close_fd` or with the interrupt. Only watch it: reading from it takes the
-        byte that others wait for.
+        It is opened on first use, and closed by `close_fd` or with the interrupt. Only watch it: reading from it takes
+        the byte that others wait for.
         """
         gate = self._gates.get(_FILE)
         if gate is None:
@@ -281,8 +281,8 @@ class Interrupt:
     def shield(self, timeout_s: float | None = None) -> Shield:
         """``async with interrupt.shield(timeout_s=2):`` protects awaits in the block from a scope's cancellation.
 
-        The cancellation arrives when the block ends, `timeout_s` seconds after it was entered, or when the grace period of
-        the stop is over, whichever is first. See `Shield`.
+        The cancellation arrives when the block ends, `timeout_s` seconds after it was entered, or when the grace period
+        of the stop is over, whichever is first. See `Shield`.
         """
         from holdfast.runtime.shield import Shield
 

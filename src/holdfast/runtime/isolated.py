@@ -110,9 +110,7 @@ def _packed(fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> bytes
     while isinstance(function, functools.partial):
         function = function.func
     if getattr(function, "__module__", None) == "__main__":
-        raise TypeError(
-            f"{name!r} is defined in the main program; move it to a module that a process can import"
-        )
+        raise TypeError(f"{name!r} is defined in the main program; move it to a module that a process can import")
     try:
         return pickle.dumps((fn, values))
     except Exception as error:

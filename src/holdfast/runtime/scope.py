@@ -509,10 +509,10 @@ class Scope(Membership):
 def _check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:
     """Raise `InvalidRequest` for an invalid time. A deadline may already be over, or infinite."""
     if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
-        raise InvalidRequest(f"deadline_s={deadline_s!r} is invalid; use a number of seconds, or None for no deadline")
+        raise InvalidRequest(f"deadline_s is {deadline_s!r}; use a number of seconds, or None for no deadline")
     for name, value in (("grace_s", grace_s), ("kill_after_s", kill_after_s)):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise InvalidRequest(f"{name}={value!r} is invalid; use a number of seconds, 0 or more")
+            raise InvalidRequest(f"{name} is {value!r}; use a number of seconds, 0 or more")
 
 
 def current_scope() -> Scope | None:

@@ -1,4 +1,4 @@
-"""Where sessions, mailboxes, logs and transcripts are kept: the port and its stores."""
+"""Storage of sessions, mailboxes, logs and transcripts: the interface and its stores."""
 
 from __future__ import annotations
 
