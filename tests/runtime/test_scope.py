@@ -238,7 +238,7 @@ def test_a_deadline_that_is_held_when_its_scope_ends_never_comes() -> None:
 def test_a_deadline_is_held_on_the_loop_of_its_scope_only() -> None:
     async def main() -> None:
         async with Scope("run", deadline_s=30) as scope:
-            with pytest.raises(RuntimeError, match="only be held on the loop"):
+            with pytest.raises(RuntimeError, match="outside the loop that it was opened on"):
                 await asyncio.to_thread(scope.hold_deadline().__enter__)
 
     asyncio.run(main())

@@ -759,7 +759,7 @@ async def _kill(
 
 
 def leave_thread() -> None:
-    """The calling thread stops working for a scope: assign what C code started on it meanwhile to that scope."""
+    """Assign what C code started on the calling thread, which stops working for a scope, to that scope."""
     adoption = _adoption
     if adoption is None or adoption.forked:
         return
@@ -941,8 +941,8 @@ class _Bequeathing:
     """Awaits a start by uvloop, which creates the program before it waits for anything.
 
     Parameters:
-        begun: called once the program exists: whoever waits for the rest of its start may be cancelled and never learn
-            its pid.
+        begun: called once the program exists: a caller that waits for the rest of its start may be cancelled and never
+            learn its pid.
     """
 
     def __init__(

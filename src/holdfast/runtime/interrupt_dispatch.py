@@ -215,7 +215,7 @@ class Hops:
 class FileGate:
     """A file descriptor that becomes readable when the gate is released.
 
-    Whoever removes an end of the pipe from its list closes it: no descriptor is closed or written twice.
+    The thread that removes an end of the pipe from its list closes it: no descriptor is closed or written twice.
     """
 
     __slots__ = ("_readers", "_writers", "fd")

@@ -196,7 +196,7 @@ class Membership:
 
     @property
     def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
-        """What ended it: all its members, a member that raised, or an interrupt. None while it is open."""
+        """Cause of its end: all members ended, a member raised, or an interrupt. None while it is open."""
         if self._failed:
             return "failure"
         if self._ended_by_itself:

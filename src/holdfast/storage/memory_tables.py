@@ -45,7 +45,7 @@ class _Pack(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def events(self) -> list[Stored]:
-        """The events."""
+        """Return the events."""
         return unpack_events(self.last_seq, self.body)
 
 

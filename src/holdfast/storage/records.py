@@ -209,7 +209,7 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def due_at(self) -> float | None:
-        """When to check it next."""
+        """Time of its next check, or None."""
         return None if self.paused else self.progress.due_at
 
 

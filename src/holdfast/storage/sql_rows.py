@@ -299,7 +299,7 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
             revision=revision,
             spec=ScheduleSpec(session=session, text=""),
             progress=Progress(anchor_at=0.0, tick_at=None, due_at=None, decided_at=0.0),
-            broken=f"unreadable: it is damaged, or a newer version wrote it: {told(error)}",
+            broken=f"damaged, or written by a newer version: {told(error)}",
         )
 
 

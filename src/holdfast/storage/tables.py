@@ -283,7 +283,7 @@ class SqlTables:
             self._live.pop(row.principal, None)
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
-        """The primary key refuses it in `flush`."""
+        """Do nothing: the primary key refuses it in `flush`."""
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         message = mail.message
