@@ -1,6 +1,6 @@
 """Holdfast hosts AI agents for many users at once and keeps them under control.
 
-Names are loaded when they are first used, so that ``import holdfast`` costs next to nothing.
+Names are loaded on first use, so that ``import holdfast`` is cheap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The C library's allocator, told what a server wants of it."""
+"""Configuration of the C library's memory allocator for a server."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _LARGE_BYTES = 262_144
 
 
 def return_large_blocks() -> bool:
-    """Have blocks of 256 kB and more go back to the kernel as soon as they are freed; whether that could be set.
+    """Make blocks of 256 kB and more return to the kernel as soon as they are freed. Return whether that is supported.
 
-    By itself glibc keeps blocks of up to 32 MB for later once one was freed, in one heap for each thread: what bodies
-    and answers took for a moment would count for ever.
+    By default, once a large block was freed, glibc keeps blocks of up to 32 MB in a heap per thread. Memory that
+    requests and responses used only briefly would stay allocated for ever.
     """
     if sys.platform != "linux":
         return False

@@ -12,11 +12,11 @@ class Clock(Protocol):
     """Wall-clock and monotonic time, both in seconds. Safe to call from any thread."""
 
     def now(self) -> float:
-        """Seconds since the epoch; may jump."""
+        """Return seconds since the epoch; may jump."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds since some point in the past; never goes back."""
+        """Return seconds since some point in the past; never goes back."""
         ...
 
 

@@ -1,92 +1,92 @@
-"""Every error that Holdfast raises on purpose, in one tree.
+"""The exception hierarchy: every error that Holdfast raises deliberately.
 
     BaseException
     └── Interrupted                  control flow: the surrounding scope was interrupted
     Exception
     └── HoldfastError                code, message, hint, HTTP status
-        ├── InvalidRequest           the caller's input does not fit
+        ├── InvalidRequest           invalid input from the caller
         │   ├── InvalidCursor        not a cursor of this session
-        │   ├── InvalidKey           a session key outside the allowed alphabet
-        │   ├── InvalidSchedule      a cadence that cannot be, or that never ticks
-        │   ├── MalformedRequest     not HTTP, or beyond its bounds
+        │   ├── InvalidKey           session key with characters that are not allowed
+        │   ├── InvalidSchedule      invalid schedule, or one that never fires
+        │   ├── MalformedRequest     not HTTP, or over a size limit
         │   ├── MalformedBody        not JSON
-        │   ├── MethodNotAllowed     the address exists, but not for this method
+        │   ├── MethodNotAllowed     the route exists, but not for this method
         │   ├── UnsupportedMediaType a write without ``content-type: application/json``
         │   ├── UnknownPolicy
-        │   └── NotSupported         the agent, or this machine, cannot do it
-        ├── NotFound                 no such session, message, run, agent, stop, API key or address
+        │   └── NotSupported         the agent or this machine does not support it
+        ├── NotFound                 no such session, message, run, agent, stop, API key or route
         │   ├── UnknownSession
         │   ├── UnknownMessage
         │   ├── UnknownRun
         │   ├── UnknownAgent
         │   ├── UnknownStop
         │   ├── UnknownKey
-        │   ├── UnknownQuestion      no such question or approval is open
+        │   ├── UnknownQuestion      no such open question or approval
         │   ├── UnknownAttachment
-        │   ├── UnknownBranch        a route was told a name that it does not have
+        │   ├── UnknownBranch        a route chose a branch that does not exist
         │   ├── UnknownSchedule
         │   └── UnknownRoute
-        ├── Conflict                 the state does not allow it now
-        │   ├── SessionBusy          policy ``reject`` met a run
+        ├── Conflict                 the current state does not allow this
+        │   ├── SessionBusy          policy ``reject`` found an active run
         │   ├── AlreadySettled       a message that can no longer be withdrawn
-        │   ├── AlreadyAnswered      a question that was decided otherwise before
-        │   ├── HistoryChanged       the transcript is not what the caller saw
+        │   ├── AlreadyAnswered      the question already has a different answer
+        │   ├── HistoryChanged       the transcript changed since the caller read it
         │   ├── NothingToUndo
-        │   ├── AgentCycle           an agent is asked what it is being asked already
-        │   ├── WaitsForItself       a run waits for its own session's next one
-        │   ├── IdempotencyMismatch  the key was used with another body
+        │   ├── AgentCycle           delegation cycle: the agent is already handling this request
+        │   ├── WaitsForItself       a run waits for the next run of its own session
+        │   ├── IdempotencyMismatch  the key was used with a different body
         │   ├── SessionDeleted
-        │   ├── ScheduleBroken       what is stored of it cannot be read
-        │   ├── ScheduleFinished     it has no more ticks
-        │   ├── ScheduleChanged      somebody changed the schedule meanwhile
-        │   └── IllegalTransition    a state change that the table does not have
-        ├── LimitExceeded            a bound was reached; nothing was stored
+        │   ├── ScheduleBroken       the stored schedule is unreadable
+        │   ├── ScheduleFinished     the schedule never fires again
+        │   ├── ScheduleChanged      the schedule was changed concurrently
+        │   └── IllegalTransition    a state change that the state table does not allow
+        ├── LimitExceeded            a limit was reached; nothing was stored
         │   ├── MailboxFull
         │   ├── QueueFull            an in-process queue
         │   ├── RateLimited
-        │   ├── BudgetExceeded       the principal holds its share of a resource
-        │   ├── QuotaExceeded        what the principal has stored
-        │   ├── HostBusy             the host has no more of a resource
+        │   ├── BudgetExceeded       the principal uses its full share of a resource
+        │   ├── QuotaExceeded        the principal reached its storage quota
+        │   ├── HostBusy             the host is out of a resource
         │   └── BodyTooLarge
         ├── AccessDenied
         │   ├── Unauthenticated
         │   ├── Forbidden
-        │   ├── HostRefused          the Host header is not on the allow-list
+        │   ├── HostRefused          the Host header is not on the allowlist
         │   └── OriginRefused        a page of another origin may not call
         ├── Unavailable              try again later or elsewhere
         │   ├── Draining
-        │   ├── WaitExpired          the work goes on; only the wait ended
+        │   ├── WaitExpired          only the wait ended; the work continues
         │   └── ServerUnreachable
         ├── RunError                 raised by ``ask()``
         │   ├── RunFailed            also raised by delegate()
-        │   │   └── BranchesFailed   too few branches of a shape completed; it has the results of all
+        │   │   └── BranchesFailed   too few branches of a composite agent completed; carries all results
         │   │       └── TooManyRestarts
         │   ├── RunInterrupted
         │   └── MessageWithdrawn
-        ├── CallFailed               run.call(): a replayed call had failed
-        ├── ToolFailed               raised by a tool: its text goes to the model as it is
-        │   └── InvalidArguments     what the model gave does not fit the tool's parameters
-        ├── NotDeterministic         a replayed run made another call than before
+        ├── CallFailed               run.call(): a replayed call failed when it was first made
+        ├── ToolFailed               raised by a tool: its text goes to the model unchanged
+        │   └── InvalidArguments     the model's arguments do not match the tool's parameters
+        ├── NotDeterministic         a replayed run made a different call
         ├── RunClosed                a run handle was used after its run ended
-        ├── QueueClosed              nothing goes into the queue any more, and it is empty
+        ├── QueueClosed              the queue is closed and empty
         ├── QueueEmpty               nothing to take without waiting
-        ├── StreamEnded              an item came after the end of its reactive source
-        ├── EventsMissed             a reader that takes no gap met one
-        ├── ScopeClosed              a spawn or process came after stop began
-        ├── ProcessEnded             the process of an isolated call ended without an answer
+        ├── StreamEnded              an item arrived after the end of its reactive source
+        ├── EventsMissed             a reader that requires every event met a gap
+        ├── ScopeClosed              a spawn or process start after stop began
+        ├── ProcessEnded             the process of an isolated call exited without an answer
         ├── StorageError
-        │   ├── StaleFence           the session has another holder now; nothing was written
+        │   ├── StaleFence           another holder has the session now; nothing was written
         │   ├── StoreFull            the disk is full
         │   ├── StoreReadOnly
         │   ├── StoreCorrupt
         │   └── StoreLocked          another host has this file open
-        ├── ModelFailed              the model's provider refused, failed or broke off
-        ├── DeliveryFailed           a channel could not hand a message to its network
-        ├── ConfigurationError       settings, flags or agents that cannot work
-        │   └── MissingExtra         a package that an optional part needs; the hint has the command
-        └── InternalError            a mistake of ours; the log has it
+        ├── ModelFailed              the model provider refused, failed or broke off its answer
+        ├── DeliveryFailed           a channel failed to deliver a message to its network
+        ├── ConfigurationError       invalid settings, flags or agents
+        │   └── MissingExtra         a package for an optional feature is missing; the hint has the command
+        └── InternalError            a bug in Holdfast; see the log
 
-Each error carries what happened (its message), a stable ``code`` for programs, and a ``hint``: what to do next.
+Each error carries a message (what happened), a stable ``code`` for programs, and a ``hint``: what to do next.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ __all__ = [
 
 
 class Interrupted(BaseException):
-    """The surrounding scope was interrupted; ``cause`` says why.
+    """The surrounding scope was interrupted; ``cause`` has the reason.
 
     A ``BaseException``, so that ``except Exception`` in an agent or tool does not swallow it. It is not a
-    ``CancelledError``: an innocent task that awaits an interrupted one must not look cancelled itself.
+    ``CancelledError``: a task that awaits an interrupted one must not look cancelled itself.
     """
 
     def __init__(self, cause: Cause) -> None:
@@ -200,13 +200,13 @@ class Interrupted(BaseException):
 
 
 class HoldfastError(Exception):
-    """Base of all errors. ``code`` is stable, ``status`` is the HTTP status, ``hint`` says what to do next."""
+    """Base class of all errors. ``code`` is stable, ``status`` is the HTTP status, ``hint`` is what to do next."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
     default_hint: ClassVar[str] = ""
     retry_after_s: float | None = None
-    """When to try again, in seconds; None where trying again does not help."""
+    """Seconds after which to retry; None if a retry does not help."""
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         text = message or (self.__doc__ or self.code).strip().splitlines()[0]
@@ -219,42 +219,42 @@ class HoldfastError(Exception):
 
 
 class InvalidRequest(HoldfastError):
-    """The request does not fit what this call takes."""
+    """The request is invalid."""
 
     code = "invalid_request"
     status = 422
 
 
 class InvalidCursor(InvalidRequest):
-    """The cursor is not one of this session's."""
+    """The cursor does not belong to this session."""
 
     code = "invalid_cursor"
     status = 400
     default_hint = (
-        "use the cursor of a receipt or the last SSE id of the same session, or leave it out to start at the beginning"
+        "use the cursor of a receipt or the last SSE id of the same session, or omit it to start at the beginning"
     )
 
 
 class InvalidKey(InvalidRequest):
-    """The session key has characters that are not allowed."""
+    """The session key contains characters that are not allowed."""
 
     code = "invalid_key"
     default_hint = "use 1 to 200 printable characters without slashes or control characters"
 
 
 class InvalidSchedule(InvalidRequest):
-    """The schedule cannot be, or never ticks."""
+    """The schedule is invalid or never fires."""
 
     code = "invalid_schedule"
-    default_hint = "the how-to page on schedules shows what they take"
+    default_hint = "the how-to page on schedules shows valid schedules"
 
 
 class MalformedRequest(InvalidRequest):
-    """The bytes on the connection are no HTTP request, or break a bound of one; the connection is closed."""
+    """The connection's bytes are not an HTTP request or exceed a limit; the connection is closed."""
 
     code = "malformed_request"
     status = 400
-    default_hint = "send HTTP/1.1 with a smaller head"
+    default_hint = "send HTTP/1.1 with a smaller request head"
 
 
 class MalformedBody(InvalidRequest):
@@ -266,7 +266,7 @@ class MalformedBody(InvalidRequest):
 
 
 class MethodNotAllowed(InvalidRequest):
-    """The address exists, but not for this method."""
+    """The route exists, but not for this method."""
 
     code = "method_not_allowed"
     status = 405
@@ -281,153 +281,153 @@ class UnsupportedMediaType(InvalidRequest):
 
 
 class UnknownPolicy(InvalidRequest):
-    """There is no such policy."""
+    """No such policy."""
 
     code = "unknown_policy"
     default_hint = "use queue, steer, collect, interrupt, rollback or reject"
 
 
 class NotSupported(InvalidRequest):
-    """The agent, or this machine, cannot do it."""
+    """The agent or this machine does not support this."""
 
     code = "not_supported"
 
 
 class NotFound(HoldfastError):
-    """There is no such thing, or it is not yours."""
+    """No such resource, or you do not own it."""
 
     code = "not_found"
     status = 404
 
 
 class UnknownSession(NotFound):
-    """There is no such session."""
+    """No such session."""
 
     code = "unknown_session"
-    default_hint = "send it a message: a session comes into being with its first one"
+    default_hint = "send it a message: the first message creates the session"
 
 
 class UnknownMessage(NotFound):
-    """There is no such message in this session."""
+    """No such message in this session."""
 
     code = "unknown_message"
     default_hint = "use the message_id of a receipt of this session"
 
 
 class UnknownRun(NotFound):
-    """There is no such run in this session."""
+    """No such run in this session."""
 
     code = "unknown_run"
     default_hint = "use the run_id of a receipt or event of this session"
 
 
 class UnknownAgent(NotFound):
-    """This host has no agent of that name."""
+    """This host has no agent with that name."""
 
     code = "unknown_agent"
 
 
 class UnknownStop(NotFound):
-    """There is no such stop in this session, or it was forgotten."""
+    """No such stop in this session, or it has expired."""
 
     code = "unknown_stop"
-    default_hint = "the run keeps the receipt of its stop: look at the session's runs"
+    default_hint = "list the session's runs: a run keeps the receipt of its stop"
 
 
 class UnknownKey(NotFound):
-    """There is no valid API key of that id."""
+    """No valid API key with that id."""
 
     code = "unknown_key"
     default_hint = "'holdfast keys list' shows the ids"
 
 
 class UnknownQuestion(NotFound):
-    """No such question or approval is open in this session."""
+    """No such open question or approval in this session."""
 
     code = "unknown_question"
-    default_hint = "list the open ones with questions(), or GET …/approvals"
+    default_hint = "list the open questions with questions(), or GET …/approvals"
 
 
 class UnknownAttachment(NotFound):
-    """You have no attachment of that digest."""
+    """You have no attachment with that digest."""
 
     code = "unknown_attachment"
     default_hint = "upload it first; a digest is the SHA-256 of the bytes"
 
 
 class UnknownSchedule(NotFound):
-    """You have no schedule of that id."""
+    """You have no schedule with that id."""
 
     code = "unknown_schedule"
-    default_hint = "list yours with schedules(), 'holdfast schedule ls' or GET /v1/schedules"
+    default_hint = "list your schedules with schedules(), 'holdfast schedule ls' or GET /v1/schedules"
 
 
 class UnknownBranch(NotFound):
-    """The route has no branch of that name."""
+    """The route has no branch with that name."""
 
     code = "unknown_branch"
 
 
 class UnknownRoute(NotFound):
-    """There is nothing at this address."""
+    """No such route."""
 
     code = "unknown_route"
-    default_hint = "GET /openapi.json lists every address"
+    default_hint = "GET /openapi.json lists every route"
 
 
 class Conflict(HoldfastError):
-    """The state does not allow this now."""
+    """The current state does not allow this."""
 
     code = "conflict"
     status = 409
 
 
 class SessionBusy(Conflict):
-    """A run is on, and the policy is ``reject``; nothing was stored."""
+    """A run is already active and the policy is ``reject``; nothing was stored."""
 
     code = "busy"
     default_hint = "wait for the run to end, or send with policy queue or interrupt"
 
 
 class WaitsForItself(Conflict):
-    """A run waits for a message of its own session, which can only run after it."""
+    """A run waits for a message of its own session, which can only run after it ends."""
 
     code = "waits_for_itself"
     default_hint = "use send() without waiting, delegate() for a child, or another session"
 
 
 class AgentCycle(Conflict):
-    """An agent is asked what it is being asked already: that has no end."""
+    """Delegation cycle: the agent is already handling this request."""
 
     code = "agent_cycle"
-    default_hint = "let one of them do the work itself, or ask for a part of it"
+    default_hint = "let one of them do the work itself, or delegate only a part of it"
 
 
 class AlreadySettled(Conflict):
-    """The message is no longer waiting and cannot be withdrawn."""
+    """The message is no longer queued; it is too late to withdraw it."""
 
     code = "already_settled"
     default_hint = "interrupt the run that took it instead"
 
 
 class AlreadyAnswered(Conflict):
-    """The question was decided before, and otherwise."""
+    """The question already has a different answer."""
 
     code = "already_answered"
 
 
 class CallMismatch(Conflict):
-    """The call that was approved is not the one that the question asks for now."""
+    """The approved call is not the one that the question asks for now."""
 
     code = "call_mismatch"
-    default_hint = "look at the question again; approve it with the call_hash that it has now"
+    default_hint = "read the question again and approve it with its current call_hash"
 
 
 class HistoryChanged(Conflict):
-    """The transcript is not what you saw: something was written to it since."""
+    """The transcript changed since you read it."""
 
     code = "history_changed"
-    default_hint = "read the transcript again, then repeat it"
+    default_hint = "read the transcript again, then try again"
 
 
 class NothingToUndo(Conflict):
@@ -437,7 +437,7 @@ class NothingToUndo(Conflict):
 
 
 class IdempotencyMismatch(Conflict):
-    """The idempotency key was used before with another body."""
+    """The idempotency key was already used with a different body."""
 
     code = "idempotency_mismatch"
     status = 422
@@ -449,38 +449,38 @@ class SessionDeleted(Conflict):
 
     code = "session_deleted"
     status = 410
-    default_hint = "use another key, or the same one again after the purge"
+    default_hint = "use another key, or reuse this key after the purge"
 
 
 class ScheduleBroken(Conflict):
-    """What is stored of the schedule cannot be read."""
+    """The stored schedule is unreadable."""
 
     code = "schedule_broken"
-    default_hint = "put it again, delete it, or go back to the version that wrote it"
+    default_hint = "save it again, delete it, or go back to the version that wrote it"
 
 
 class ScheduleFinished(Conflict):
-    """The schedule has fired as often as it was to, or has no more ticks."""
+    """The schedule has fired for the last time."""
 
     code = "schedule_finished"
-    default_hint = "put it again with another cadence"
+    default_hint = "save it again with another cadence"
 
 
 class ScheduleChanged(Conflict):
-    """Somebody changed the schedule meanwhile; nothing was done."""
+    """The schedule was changed concurrently; nothing was done."""
 
     code = "schedule_changed"
-    default_hint = "look at it, then repeat it"
+    default_hint = "read it again, then retry"
 
 
 class IllegalTransition(Conflict):
-    """The state table does not have this change."""
+    """The state table does not allow this change."""
 
     code = "illegal_transition"
 
 
 class LimitExceeded(HoldfastError):
-    """A bound was reached; nothing was stored."""
+    """A limit was reached; nothing was stored."""
 
     code = "limit_exceeded"
     status = 429
@@ -491,32 +491,32 @@ class MailboxFull(LimitExceeded):
     """The session's mailbox is full; nothing was stored."""
 
     code = "mailbox_full"
-    default_hint = "wait until the session has worked some off, or withdraw waiting messages"
+    default_hint = "wait until the session has processed some messages, or withdraw queued ones"
 
 
 class QueueFull(LimitExceeded):
-    """The queue is full; nothing was put in."""
+    """The queue is full; nothing was added."""
 
     code = "queue_full"
-    default_hint = "wait for room, or raise the queue's bound"
+    default_hint = "wait for room, or raise the queue's limit"
 
 
 class RateLimited(LimitExceeded):
-    """Too many requests of one principal; nothing was stored."""
+    """Too many requests from one principal; nothing was stored."""
 
     code = "rate_limited"
-    default_hint = "send again after the time in Retry-After"
+    default_hint = "retry after the time in Retry-After"
 
 
 class BudgetExceeded(LimitExceeded):
-    """The principal holds its share of a resource; nothing was stored."""
+    """The principal already uses its full share of a resource; nothing was stored."""
 
     code = "budget_exceeded"
-    default_hint = "send again after the time in Retry-After"
+    default_hint = "retry after the time in Retry-After"
 
 
 class QuotaExceeded(LimitExceeded):
-    """What the principal has stored reached its quota; nothing was stored."""
+    """The principal reached its storage quota; nothing was stored."""
 
     code = "quota_exceeded"
     status = 507
@@ -525,15 +525,15 @@ class QuotaExceeded(LimitExceeded):
 
 
 class HostBusy(LimitExceeded):
-    """All principals together hold what the host has of a resource; nothing was stored."""
+    """The host is out of a resource that all principals share; nothing was stored."""
 
     code = "host_busy"
     status = 503
-    default_hint = "send again after the time in Retry-After"
+    default_hint = "retry after the time in Retry-After"
 
 
 class BodyTooLarge(LimitExceeded):
-    """The request body is larger than this host takes."""
+    """The request body is too large for this host."""
 
     code = "body_too_large"
     status = 413
@@ -547,11 +547,11 @@ class AccessDenied(HoldfastError):
 
 
 class Unauthenticated(AccessDenied):
-    """No valid key came with the request."""
+    """The request has no valid API key."""
 
     code = "unauthenticated"
     status = 401
-    default_hint = "send 'Authorization: Bearer <key>'; make one with 'holdfast keys create'"
+    default_hint = "send 'Authorization: Bearer <key>'; create one with 'holdfast keys create'"
 
 
 class Forbidden(AccessDenied):
@@ -561,17 +561,17 @@ class Forbidden(AccessDenied):
 
 
 class ApprovalKeyRequired(AccessDenied):
-    """An agent of this server could use any stored credential, so an approval needs a key that a person typed."""
+    """An agent of this server may be able to use any stored credential, so a person must type the approval key."""
 
     code = "approval_key_required"
     default_hint = "type the approval key that 'holdfast serve' shows at its terminal, or answer there"
 
 
 class HostRefused(AccessDenied):
-    """The request names a host that this server does not answer for."""
+    """The request names a host that this server does not serve."""
 
     code = "host_refused"
-    default_hint = "call it by the address it listens on, or add the name to HOLDFAST_ALLOWED_HOSTS"
+    default_hint = "use the address it listens on, or add the name to HOLDFAST_ALLOWED_HOSTS"
 
 
 class OriginRefused(AccessDenied):
@@ -582,7 +582,7 @@ class OriginRefused(AccessDenied):
 
 
 class Unavailable(HoldfastError):
-    """Not now; nothing was stored."""
+    """Temporarily unavailable; nothing was stored."""
 
     code = "unavailable"
     status = 503
@@ -590,14 +590,14 @@ class Unavailable(HoldfastError):
 
 
 class Draining(Unavailable):
-    """The host is shutting down and takes no new work."""
+    """The host is shutting down and accepts no new work."""
 
     code = "draining"
-    default_hint = "send again when it is back; with the same idempotency key it runs once"
+    default_hint = "retry when the host is back; with the same idempotency key the message runs once"
 
 
 class WaitExpired(Unavailable):
-    """The wait ended before the message was settled; the work goes on."""
+    """The wait ended before the message was settled; the work continues."""
 
     code = "wait_expired"
     status = 202
@@ -628,7 +628,7 @@ class BranchesFailed(RunFailed):
     """Too few branches completed.
 
     Parameters:
-        results: what each branch came to, in their order; the answers of those that completed are there.
+        results: result of each branch, in order, including the answers of those that completed.
     """
 
     code = "branches_failed"
@@ -640,7 +640,7 @@ class BranchesFailed(RunFailed):
 
 
 class TooManyRestarts(BranchesFailed):
-    """Branches were started again too often in too short a time."""
+    """Branches restarted too often in too short a time."""
 
     code = "too_many_restarts"
 
@@ -660,93 +660,93 @@ class MessageWithdrawn(RunError):
 
 
 class CallFailed(HoldfastError):
-    """The call raised an error in an earlier attempt of this run; it is not made again."""
+    """The call failed in an earlier attempt of this run and is not repeated."""
 
     code = "call_failed"
 
 
 class ToolFailed(HoldfastError):
-    """The tool could not do what it was asked; the model reads this text as it is."""
+    """The tool failed; the model reads this text unchanged."""
 
     code = "tool_failed"
 
 
 class InvalidArguments(ToolFailed):
-    """The arguments do not fit the tool's parameters."""
+    """The arguments do not match the tool's parameters."""
 
     code = "invalid_arguments"
 
 
 class NotDeterministic(HoldfastError):
-    """A replayed run made another call than before."""
+    """A replayed run made a different call than before."""
 
     code = "not_deterministic"
     default_hint = (
-        "a replayable agent makes the same calls in the same order; put what differs (time, chance) into run.call"
+        "make the same calls in the same order on every replay; wrap what varies (time, randomness) in run.call"
     )
 
 
 class RunClosed(HoldfastError):
-    """The run has ended; nothing that is emitted through its handle counts any more."""
+    """The run has ended; its handle no longer accepts output."""
 
     code = "run_closed"
-    default_hint = "keep work that outlives its run out of it: start it with session.background()"
+    default_hint = "for work that outlives its run, use run.background()"
 
 
 class QueueClosed(HoldfastError):
-    """The queue is closed: nothing goes in any more, and nothing is left in it to take."""
+    """The queue is closed and empty."""
 
     code = "queue_closed"
 
 
 class QueueEmpty(HoldfastError):
-    """There is nothing to take without waiting."""
+    """The queue is empty."""
 
     code = "queue_empty"
 
 
 class StreamEnded(HoldfastError):
-    """An item came from a reactive source that had said before that it completed or failed."""
+    """A reactive source emitted an item after it had completed or failed."""
 
     code = "stream_ended"
-    default_hint = "push items before on_completed() and on_error(), or into a new source"
+    default_hint = "push items before on_completed() and on_error(), or use a new source"
 
 
 class EventsMissed(HoldfastError):
-    """A reader of events that takes no gap met one."""
+    """A reader that requires every event met a gap."""
 
     code = "events_missed"
-    default_hint = "read the transcript for what was missed, and subscribe again after the gap"
+    default_hint = "read the missed content in the transcript, then subscribe again after the gap"
 
 
 class ProcessEnded(HoldfastError):
-    """The process of an isolated call ended before it answered."""
+    """The process of an isolated call exited before it answered."""
 
     code = "process_ended"
-    default_hint = "look at its standard error; the exit code of a process killed by signal n is -n"
+    default_hint = "read its standard error; the exit code of a process killed by signal n is -n"
 
 
 class ScopeClosed(HoldfastError):
-    """The scope is stopping or closed and starts nothing new."""
+    """The scope is stopping or closed and starts no new work."""
 
     code = "scope_closed"
 
 
 class StorageError(HoldfastError):
-    """The store could not do this; nothing was written."""
+    """The store operation failed; nothing was written."""
 
     code = "storage_error"
     status = 503
     retry_after_s = 5.0
-    default_hint = "send again; if it stays so, look at the store's disk and at the host's incidents"
+    default_hint = "retry; if it keeps failing, check the store's disk and the host's incidents"
 
 
 class StaleFence(StorageError):
-    """The session has another holder or run now; nothing was written."""
+    """Another holder or run has the session now; nothing was written."""
 
     code = "stale_fence"
     status = 409
-    default_hint = "read the session again: another run holds it now"
+    default_hint = "read the session again: another run has taken it over"
 
 
 class StoreFull(StorageError):
@@ -754,21 +754,21 @@ class StoreFull(StorageError):
 
     code = "store_full"
     status = 507
-    default_hint = "free some space on the store's disk; nothing that was accepted is lost"
+    default_hint = "free some space on the store's disk; no accepted message is lost"
 
 
 class StoreReadOnly(StorageError):
-    """The store cannot be written."""
+    """The store is not writable."""
 
     code = "store_read_only"
-    default_hint = "check the owner and mode of the database file and of its folder"
+    default_hint = "check the owner and mode of the database file and its folder"
 
 
 class StoreCorrupt(StorageError):
     """The database file is damaged or is not a Holdfast store."""
 
     code = "store_corrupt"
-    default_hint = "keep the file aside and restore a backup, or name another file with --store"
+    default_hint = "move the file aside and restore a backup, or name another file with --store"
 
 
 class StoreLocked(StorageError):
@@ -779,11 +779,11 @@ class StoreLocked(StorageError):
 
 
 class ModelFailed(HoldfastError):
-    """The model's provider refused the request, failed, or broke off its answer.
+    """The model provider refused the request, failed, or broke off its answer.
 
     Parameters:
-        provider_status: the HTTP status that it answered with; None where there was no such answer.
-        retry_after_s: when the same request may succeed, in seconds; None where repeating it does not help.
+        provider_status: HTTP status of the provider's answer; None if it did not answer.
+        retry_after_s: seconds after which the same request may succeed; None if a retry does not help.
     """
 
     code = "model_failed"
@@ -803,10 +803,10 @@ class ModelFailed(HoldfastError):
 
 
 class DeliveryFailed(HoldfastError):
-    """A channel could not hand a message to its network, or does not know whether it did.
+    """A channel failed to deliver a message to its network, or does not know whether it did.
 
     Parameters:
-        retry_after_s: when another attempt may succeed, in seconds; None where repeating it does not help.
+        retry_after_s: seconds after which another attempt may succeed; None if a retry does not help.
     """
 
     code = "delivery_failed"
@@ -818,13 +818,13 @@ class DeliveryFailed(HoldfastError):
 
 
 class ConfigurationError(HoldfastError):
-    """A setting, flag or agent that cannot work."""
+    """A setting, flag or agent is invalid."""
 
     code = "configuration_error"
 
 
 class MissingExtra(ConfigurationError):
-    """An optional part needs a package that is not installed."""
+    """An optional feature needs a package that is not installed."""
 
     code = "missing_extra"
 
@@ -836,15 +836,15 @@ class MissingExtra(ConfigurationError):
 
 
 class InternalError(HoldfastError):
-    """The server made a mistake; nothing else is affected."""
+    """The server hit a bug; nothing else is affected."""
 
     code = "internal_error"
-    default_hint = "the server's log has the details; a send with an idempotency key may be repeated"
+    default_hint = "the server's log has the details; a send with an idempotency key is safe to retry"
 
 
 def told(error: BaseException) -> str:
-    """An error's class and text, also when its text cannot be had."""
+    """Return an error's class and text, even if its ``__str__`` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception as trouble:
-        return f"{type(error).__name__}, whose text cannot be had: {type(trouble).__name__}"
+        return f"{type(error).__name__} (its text is unavailable: {type(trouble).__name__}"

@@ -1,9 +1,9 @@
-"""Named points at which a test can end the process or raise an error, to prove what survives there.
+"""Named points at which a test can kill the process or raise an error, to prove what survives.
 
-A module registers its points when it is imported and calls `hit` where they are. In the environment,
-``HOLDFAST_FAILPOINT=name`` (or ``name:3`` for the third time) makes the process end itself there with SIGKILL, as if
-the machine had lost power between two instructions. In process, `arm` raises an error instead, and `attend` calls a
-function at every point. Unarmed, a `hit` is one look at a global.
+A module registers its points at import and calls `hit` where they are. ``HOLDFAST_FAILPOINT=name`` in the environment
+(or ``name:3`` for the third hit) makes the process send itself SIGKILL there, like a power failure between two
+instructions. In process, `arm` raises an error instead, and `attend` calls a function at every point. If nothing is
+armed, a `hit` costs one read of a global.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _names: set[str] = set()
 
 
 class _Armed:
-    """A point that waits to be hit: the ``nth`` hit from now counts."""
+    """A point that is armed: counts down to its ``nth`` hit from now."""
 
     __slots__ = ("error", "left", "name")
 
@@ -44,7 +44,7 @@ class _Armed:
 
 
 class _Attended:
-    """Every point, for one who looks at all of them."""
+    """All points, for a test that observes every hit."""
 
     __slots__ = ("passed",)
     name = "*"
@@ -60,7 +60,7 @@ def _from_environment() -> _Armed | None:
     name, _, nth = value.partition(":")
     if nth and not (nth.isascii() and nth.isdigit() and int(nth) > 0):
         raise ConfigurationError(
-            f"{VARIABLE}={value!r} is not a failpoint", hint="use name or name:nth, such as name:3"
+            f"{VARIABLE}={value!r} is not a valid failpoint", hint="use name or name:nth, such as name:3"
         )
     return _Armed(name, int(nth or "1"), None)
 
@@ -69,40 +69,40 @@ _armed: _Armed | _Attended | None = _from_environment()
 
 
 def register(name: str) -> str:
-    """Make a point known; call it at import. Returns the name."""
+    """Register a point at import time and return its name."""
     _names.add(name)
     return name
 
 
 def names() -> tuple[str, ...]:
-    """All points of the modules that are imported, sorted."""
+    """Return all points of the imported modules, sorted."""
     return tuple(sorted(_names))
 
 
 def armed() -> str | None:
-    """The name of the point that is armed, if any; ``*`` while all are attended.
+    """Return the name of the armed point, or None; ``*`` while all are attended.
 
-    What is armed in the environment may not be registered yet.
+    A point that is armed in the environment may not be registered yet.
     """
     return None if _armed is None else _armed.name
 
 
 def hit(name: str) -> None:
-    """Be at a point: nothing happens unless it is armed. Safe in any thread."""
+    """Mark a point: does nothing unless it is armed. Safe in any thread."""
     if _armed is not None:
         _armed.passed(name)
 
 
 @contextmanager
 def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[None]:
-    """Within the block, the ``nth`` hit of the point raises `error`, or ends the process if that is None.
+    """Within the block, raise `error` at the ``nth`` hit of the point, or kill the process if `error` is None.
 
     Raises:
-        ConfigurationError: no module that is imported has such a point.
+        ConfigurationError: no imported module has such a point.
     """
     global _armed
     if name not in _names:
-        raise ConfigurationError(f"there is no failpoint {name!r}", hint="failpoints.names() lists them")
+        raise ConfigurationError(f"unknown failpoint {name!r}", hint="see failpoints.names()")
     before, _armed = _armed, _Armed(name, nth, error)
     try:
         yield
@@ -112,9 +112,9 @@ def arm(name: str, *, error: BaseException | None, nth: int = 1) -> Iterator[Non
 
 @contextmanager
 def attend(passed: Callable[[str], None]) -> Iterator[None]:
-    """Within the block, call `passed` with the name of each point, in the thread that is there; it may wait or raise.
+    """Within the block, call `passed` with the name of each point, in the thread that hits it; it may wait or raise.
 
-    Inside it no single point is armed.
+    Meanwhile, no single point is armed.
     """
     global _armed
     before, _armed = _armed, _Attended(passed)

@@ -21,12 +21,12 @@ def _base32(value: int, digits: int) -> str:
 _BYTES = 8
 _DRAW = 512
 _drawn: list[str] = []
-"""Random bytes in stock: asking the system for each id's own would be most of the id's cost."""
+"""Stock of random bytes: one system call per id would be most of the id's cost."""
 os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def _random() -> str:
-    """16 random hexadecimal digits, each handed out once. From any thread: `list.pop` is atomic."""
+    """Return 16 random hexadecimal digits, never the same twice. Callable from any thread: `list.pop` is atomic."""
     while True:
         try:
             return _drawn.pop()
@@ -40,30 +40,30 @@ def _make(prefix: str) -> str:
 
 
 def message_id() -> str:
-    """A new message id, ``m_`` and 27 hexadecimal digits."""
+    """Return a new message id: ``m_`` and 27 hexadecimal digits."""
     return _make("m_")
 
 
 def run_id() -> str:
-    """A new run id, ``r_`` and 27 hexadecimal digits."""
+    """Return a new run id: ``r_`` and 27 hexadecimal digits."""
     return _make("r_")
 
 
 def node_id() -> str:
-    """A new id for a running process, ``n_`` and 27 hexadecimal digits."""
+    """Return a new id for a running process: ``n_`` and 27 hexadecimal digits."""
     return _make("n_")
 
 
 def schedule_id() -> str:
-    """A new id for a schedule, ``t_`` and 27 hexadecimal digits."""
+    """Return a new schedule id: ``t_`` and 27 hexadecimal digits."""
     return _make("t_")
 
 
 def stop_id() -> str:
-    """A new id for a stop, ``s_`` and 27 hexadecimal digits."""
+    """Return a new stop id: ``s_`` and 27 hexadecimal digits."""
     return _make("s_")
 
 
 def secret(prefix: str = "hf_") -> str:
-    """A new secret of 160 random bits, to be shown once and stored hashed."""
+    """Return a new secret of 160 random bits; show it once and store only its hash."""
     return prefix + _base32(int.from_bytes(os.urandom(20), "big"), 32)

@@ -1,7 +1,7 @@
-"""The local token: what every program shows, on loopback too, to a server whose agents do what a model says.
+"""The local token, which every client must present to a server whose agents act for a model, even on loopback.
 
-It lies beside the store in a file that only its owner can read, so that whoever may read the store finds it, and other
-users of the machine, pages in a browser and containers that share the network do not. There is a new one at each start.
+It is in a file beside the store that only its owner can read. Programs that may read the store can find it; other users
+of the machine, browser pages and containers that share the network cannot. Every start creates a new one.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ def is_loopback(host: str) -> bool:
 
 
 def token_path(store: str) -> Path | None:
-    """Where the token of the store with this URL lies; None for a store without a file."""
+    """Return the path of the token of the store with this URL; None for a store without a file."""
     file = store.removeprefix("sqlite:///")
     return Path(f"{file}-token").absolute() if file and file != store else None
 
 
 def read_token(store: str) -> str | None:
-    """The token of a store; None if there is none, or it is not ours to read."""
+    """Return the token of a store; None if it is missing or not readable by this user only."""
     path = token_path(store)
     return None if path is None else _read(path)
 
 
 def keep_token(store: str) -> tuple[str, Path]:
-    """A new token for a store, and the file that has it; for a store without a file a temporary one.
+    """Create a token for a store; return it and its file. For a store without a file, use a temporary file.
 
-    The caller takes the file away in the end. What an earlier start left is replaced.
+    The caller removes the file at the end. A file of an earlier start is replaced.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: the file is not writable.
     """
     path = token_path(store)
     token = ids.secret(_PREFIX)
@@ -62,20 +62,20 @@ def keep_token(store: str) -> tuple[str, Path]:
         return token, fresh if path is None else fresh.replace(path)
     except OSError as error:
         raise ConfigurationError(
-            f"the local token cannot be kept in {path or tempfile.gettempdir()}: {error.strerror}",
+            f"failed to write the local token to {path or tempfile.gettempdir()}: {error.strerror}",
             hint="make that folder writable",
         ) from None
 
 
 def remove_token(store: str) -> None:
-    """Take away a token that nothing needs any more."""
+    """Delete a token that is no longer needed."""
     path = token_path(store)
     if path is not None and _read(path) is not None:
         path.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> str | None:
-    """The token in a file that belongs to this user and that nobody else can read or replace by a link."""
+    """Return the token in a file that belongs to this user, is private to it, and is not a symbolic link."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,8 +1,8 @@
-"""Logging: what failed is told once, with its traceback; secrets are taken out, and nothing forges a line.
+"""Logging: each failure is logged once, with its traceback, secrets are redacted, and no text can forge a record.
 
-Everything that leaves this process as text about a failure goes through `redact`: log records, the ``error`` of a run,
-command lines in receipts. `log_failure` makes its record safe by itself, as an application that embeds a host formats
-records with handlers of its own.
+Every text about a failure that leaves this process goes through `redact`: log records, the ``error`` of a run, command
+lines in receipts. `log_failure` makes its record safe by itself, because an application that embeds a host formats
+records with its own handlers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 
 REDACTED = "***"
 CONTINUED = "  | "
-"""Begins every line of a record but its first, so that no text can pass as a record of its own."""
+"""Prefix of every continuation line of a record, so that no text can pass as a record of its own."""
 
 _SHORTEST = 8
 _ERROR_CHARACTERS = 500
 _READ_CHARACTERS = 4_000
-_TRACEBACK_CHARACTERS = 16_000  # what is redacted takes the loop a microsecond for each
+_TRACEBACK_CHARACTERS = 16_000  # redaction costs the event loop about a microsecond per character
 _CAUSES = 20
 _QUEUED = 1000
 _FLUSH_S = 2.0
@@ -58,7 +58,7 @@ _WEAK = r"(?:token|credentials?|signature|sig|auth|pass)"
 
 _WHOLE = re.compile(
     r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)"
-    r"|hf[at]?_[0-9A-Za-z]{8,}"  # ours, and those of a hub of models
+    r"|hf[at]?_[0-9A-Za-z]{8,}"  # Holdfast's own, and Hugging Face's
     r"|(?<![\w-])eyJ[\w-]{6,4000}\.[\w-]{6,4000}(?:\.[\w-]{0,4000})?"  # signed tokens (JWT)
     r"|\bsk-[\w-]{16,400}|\b[srp]k_(?:live|test)_\w{8,400}"
     r"|\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{12,40}"
@@ -67,7 +67,7 @@ _WHOLE = re.compile(
     r"|\b(?:npm|gsk|xai|r8|pplx|dop_v1)[_-]\w{20,400}|\bpypi-[\w-]{20,400}"
 )
 _AFTER = re.compile(
-    # The value of a header, a scheme, a URL's user, a name, a flag: the first group stays.
+    # The value of a header, scheme, URL user, name or flag; the first group is kept.
     r"((?i:\b(?:set-)?cookie:[ \t]{0,3}))[^\r\n]{1,8000}"
     r"|((?i:\bauthorization[\"']?[ \t]{0,3}[:=][ \t]{0,3}[\"']?))[^\r\n\"']{1,8000}"
     r"|((?i:\b(?:bearer|basic) ))[A-Za-z0-9+/=_.~\-]{8,8000}"
@@ -79,7 +79,7 @@ _AFTER = re.compile(
     r"|((?:(?<!\S)-u|--user)[ =]{0,3}[\"']?[^\s:\"']{1,100}:)[^\s\"']{1,400}"
     r"|(\bsshpass +-p *)\S{1,400}"
 )
-# Control characters but tab and newline, marks that turn or hide text, letters without a form, and surrogates.
+# Control characters except tab and newline, bidirectional and invisible marks, blank letters, and surrogates.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\uffa0"
     "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb"
@@ -90,10 +90,11 @@ _HIDDEN = re.compile(
 def redact(text: str) -> str:
     """Return `text` with secrets replaced by ``***``.
 
-    Those are Holdfast's own keys; API keys in the forms that providers give them; signed tokens; private keys; values
-    of authorization and cookie headers; passwords in URLs; values after names such as ``password`` or ``api_key``, in
-    assignments, JSON and flags; and what this process's environment has under names that end in ``KEY``, ``TOKEN``,
-    ``SECRET`` or ``PASSWORD``. From any thread. It is a net, not a wall: a secret without a known form or name stays.
+    Redacts Holdfast's own keys, API keys in the formats of common providers, signed tokens and private keys. Also
+    values of authorization and cookie headers, passwords in URLs, and values after names such as ``password`` or
+    ``api_key`` in assignments, JSON and flags. Also values of environment variables of this process whose names end in
+    ``KEY``, ``TOKEN``, ``SECRET``, ``PASSWORD`` or similar. Callable from any thread. Best effort: a secret of unknown
+    format and name is not redacted.
     """
     for name, value in list(os.environ.items()):
         if len(value) >= _SHORTEST and _SECRET_VARIABLE.search(name):
@@ -106,7 +107,7 @@ def _keep_name(found: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with control, bidirectional and invisible characters spelled out; tab and newline stay."""
+    """Return `text` with control, bidirectional and invisible characters escaped; tab and newline stay."""
     return text if text.isascii() and text.isprintable() else _HIDDEN.sub(_spelled, text)
 
 
@@ -116,13 +117,13 @@ def _spelled(found: re.Match[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error's class and text on one line of bounded length, redacted: what clients see of it."""
+    """Return an error's class and text on one line of bounded length, redacted: the form that clients see."""
     text = " ".join(visible(redact(told(error)[:_READ_CHARACTERS])).split())
     return text if len(text) <= _ERROR_CHARACTERS else f"{text[: _ERROR_CHARACTERS - 1]}…"
 
 
 def is_logged(error: BaseException) -> bool:
-    """Whether `log_failure` was given this error before."""
+    """Whether `log_failure` has already handled this error."""
     try:
         return bool(BaseException.__getattribute__(error, _MARK))
     except Exception:
@@ -138,22 +139,22 @@ def log_failure(
     session: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Log an error once, with its traceback; a second call with the same error does nothing. From any thread.
+    """Log an error once, with its traceback; a second call with the same error does nothing. Callable from any thread.
 
-    The record is safe for any handler: its text and traceback are redacted, control characters are visible, and it has
-    no ``exc_info``, whose objects would not be. It has the attributes ``principal``, ``session`` and ``run_id``.
-    Interrupts are no failures and are not logged, nor is an error of `delegate` whose cause was.
+    The record is safe for any handler: its text and traceback are redacted and control characters are escaped. It has
+    no ``exc_info``, whose objects would not be safe. It has the attributes ``principal``, ``session`` and ``run_id``.
+    Interrupts are not failures and are not logged, nor is a `RunError` whose cause has already been logged.
 
     Parameters:
-        logger: the one of the part that met the error.
+        logger: logger of the part that met the error.
         what: what failed, for people.
-        error: which is marked as logged.
-        principal, session, run_id: whose, where known.
+        error: error to log; it is marked as logged.
+        principal, session, run_id: whom the error belongs to, if known.
     """
     if isinstance(error, Interrupted) or is_logged(error):
         return
     passes_on = isinstance(error, RunError) and error.__cause__ is not None and is_logged(error.__cause__)
-    # An error may refuse attributes, or have a class that does.
+    # An error may reject attributes, or its class may.
     try:
         BaseException.__setattr__(error, _MARK, True)
     except Exception:
@@ -183,17 +184,17 @@ def log_failure(
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The traceback of an error and its causes, of bounded length; of causes that were logged before only the name."""
+    """Return the bounded traceback of an error and its causes, cut at the first cause that was already logged."""
     try:
         trace = traceback.TracebackException.from_exception(error)
         _cut_logged_causes(trace, error)
         text = "".join(trace.format()).rstrip()
-    except Exception as trouble:  # of an error whose text, notes or causes cannot be had
-        text = f"{told(error)} (its traceback cannot be formatted: {type(trouble).__name__})"
+    except Exception as trouble:  # the error's text, notes or causes are unavailable
+        text = f"{told(error)} (traceback unavailable: {type(trouble).__name__})"
     if len(text) <= _TRACEBACK_CHARACTERS:
         return text
     half = _TRACEBACK_CHARACTERS // 2
-    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters omitted …]\n{text[-half:]}"
 
 
 def _cut_logged_causes(trace: traceback.TracebackException, error: BaseException) -> None:
@@ -208,7 +209,7 @@ def _cut_logged_causes(trace: traceback.TracebackException, error: BaseException
 def _causes(
     trace: traceback.TracebackException, error: BaseException
 ) -> Iterator[tuple[traceback.TracebackException, BaseException, bool]]:
-    """Each error of the chain with what shows it, the newest first."""
+    """Yield each error of the chain with its traceback object, newest first."""
     while True:
         if error.__cause__ is not None and trace.__cause__ is not None:
             yield trace, error.__cause__, True
@@ -225,12 +226,12 @@ def _causes(
 
 
 def _continued(text: str) -> str:
-    """Text below the first line of a record."""
+    """Return text with every line marked as a continuation."""
     return "\n".join(CONTINUED + line for line in text.split("\n"))
 
 
 class RedactingFormatter(logging.Formatter):
-    """Time in UTC, severity, logger and text; secrets are taken out of tracebacks too, and nothing forges a line."""
+    """Format of time in UTC, severity, logger and text; tracebacks are redacted too, and no text can forge a record."""
 
     converter = staticmethod(time.gmtime)
 
@@ -238,7 +239,7 @@ class RedactingFormatter(logging.Formatter):
         super().__init__("%(asctime)sZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, or lines, of a record; all but the first are marked as its own."""
+        """Return the line or lines of a record; all but the first are marked as continuations."""
         first, _, rest = visible(redact(super().format(record))).rstrip("\n").partition("\n")
         if not rest:
             return first
@@ -247,12 +248,12 @@ class RedactingFormatter(logging.Formatter):
 
 
 class BackgroundHandler(logging.Handler):
-    """Writes records to a stream from a thread, so that a stream nobody reads stops nobody who logs.
+    """Handler that writes to a stream from its own thread, so that a blocked stream never blocks the code that logs.
 
-    At most a thousand records wait; what comes beyond that is left out and counted.
+    At most a thousand records wait; further ones are dropped and counted.
 
     Parameters:
-        stream: such as ``sys.stderr``.
+        stream: output stream, such as ``sys.stderr``.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -264,7 +265,7 @@ class BackgroundHandler(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue the text of a record. From any thread; never waits."""
+        """Queue the text of a record. Callable from any thread; never blocks."""
         try:
             self._lines.put_nowait(self.format(record))
         except queue.Full:
@@ -273,7 +274,7 @@ class BackgroundHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until all is written, at most 2 s."""
+        """Wait until everything is written, at most 2 s."""
         with self._lines.all_tasks_done:
             deadline = time.monotonic() + _FLUSH_S  # noqa: TID251  # the layers below the clock
             while self._lines.unfinished_tasks and (left_s := deadline - time.monotonic()) > 0:  # noqa: TID251
@@ -284,17 +285,17 @@ class BackgroundHandler(logging.Handler):
             text = self._lines.get()
             left_out, self._left_out = self._left_out, 0
             if left_out:
-                text += f"\n{left_out:,} records were left out: they came faster than they could be written"
+                text += f"\n{left_out:,} records were dropped: they arrived faster than they could be written"
             try:
                 self._stream.write(text + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # nobody reads any more
+            except (OSError, ValueError):  # the stream has no reader any more
                 pass
             self._lines.task_done()
 
 
 def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> None:
-    """Log what is at least as severe as `level` to stderr; the HTTP server's own chatter only from warnings on."""
+    """Log to stderr from severity `level` up; for other packages, such as the HTTP server, from warnings up."""
     handler = BackgroundHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter())
     root = logging.getLogger()
@@ -304,10 +305,10 @@ def configure_logging(level: Literal["debug", "info", "warning", "error"]) -> No
 
 
 def install_hooks() -> None:
-    """Send to the log what Python writes to stderr itself: errors of threads, of destructors, and warnings.
+    """Log what Python would write to stderr itself: errors of threads and destructors, and warnings.
 
-    For a process of Holdfast's own, once. Dumps of `faulthandler` do not go through it: they have files, lines and
-    names of functions, no values.
+    For a process of Holdfast's own; call once. `faulthandler` dumps bypass the log: they contain file, line and
+    function names, but no values.
     """
     logger = logging.getLogger("holdfast")
 
@@ -325,7 +326,7 @@ def install_hooks() -> None:
         if isinstance(error, KeyboardInterrupt):
             sys.__excepthook__(kind, error, trace)
         else:
-            log_failure(logger, "the process fails", error)
+            log_failure(logger, "the process failed", error)
 
     threading.excepthook = on_thread_error
     sys.unraisablehook = on_unraisable

@@ -273,14 +273,14 @@ _TYPES: Mapping[str, Any] = {field.name: field.type for field in msgspec.structs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingInfo:
-    """One row of the table of settings.
+    """One row of the settings table.
 
     Parameters:
-        name: in ``holdfast.toml`` and as an argument.
-        variable: the environment variable.
-        type: its type, in words.
-        default: its default, as it would be written in ``holdfast.toml``.
-        doc: what it does.
+        name: name in ``holdfast.toml`` and as an argument.
+        variable: environment variable.
+        type: type, in words.
+        default: default, as written in ``holdfast.toml``.
+        doc: what the setting does.
     """
 
     name: str
@@ -291,7 +291,7 @@ class SettingInfo:
 
 
 def describe() -> tuple[SettingInfo, ...]:
-    """All settings in their order, for the docs and ``holdfast serve --help``."""
+    """Return all settings in order, for the docs and ``holdfast serve --help``."""
     rows = []
     for field in msgspec.structs.fields(Settings):
         base, meta = field.type.__origin__, field.type.__metadata__[0]
@@ -313,15 +313,15 @@ def load_settings(
     environ: Mapping[str, str] | None = None,
     folder: str | os.PathLike[str] = ".",
 ) -> Settings:
-    """Read the settings: ``holdfast.toml``, then ``HOLDFAST_*``, then `flags`; later ones win.
+    """Read the settings from ``holdfast.toml``, then ``HOLDFAST_*``, then `flags`; later ones win.
 
     Parameters:
-        flags: values from the command line by setting name; None stands for a flag that was not given.
-        environ: the environment; the process's own by default. ``HOLDFAST_CONFIG`` names another file.
-        folder: where ``holdfast.toml`` is looked for.
+        flags: values from the command line by setting name; None means that the flag was not given.
+        environ: environment; default: the process's own. ``HOLDFAST_CONFIG`` names another file.
+        folder: folder of ``holdfast.toml``.
 
     Raises:
-        ConfigurationError: a setting that does not exist or a value that does not fit; names it and its source.
+        ConfigurationError: an unknown setting or invalid value; names the setting and its source.
     """
     environment = os.environ if environ is None else environ
     values = _read_values(flags or {}, environment, folder)
@@ -330,33 +330,33 @@ def load_settings(
 
 
 def stored_limit(settings: Settings, *, in_memory: bool) -> int:
-    """Return how many bytes a principal may have stored, in a store of that kind."""
+    """Return how many bytes a principal may store in a store of this kind."""
     if settings.principal_stored_bytes:
         return settings.principal_stored_bytes
     return settings.memory_limit_bytes // 2 if in_memory else _STORED_BYTES
 
 
 def names_store(flags: Mapping[str, object]) -> bool:
-    """Return whether `flags`, the environment or the settings file name a store. Raises as `load_settings`."""
+    """Return whether `flags`, the environment or the settings file name a store. Raises as `load_settings` does."""
     return "store" in _read_values(flags, os.environ, ".")
 
 
 def config_file(environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> Path:
-    """Return where the settings file is looked for; there need not be one."""
+    """Return the path of the settings file; the file need not exist."""
     named = (os.environ if environ is None else environ).get("HOLDFAST_CONFIG")
     return Path(named) if named else Path(folder) / CONFIG_FILE
 
 
 def data_folder(environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> Path:
-    """Return Holdfast's own folder, beside the settings file; there need not be one."""
+    """Return Holdfast's data folder, beside the settings file; the folder need not exist."""
     return config_file(environ, folder).parent / DATA_FOLDER
 
 
 def default_store(*, environ: Mapping[str, str] | None = None, folder: str | os.PathLike[str] = ".") -> str:
-    """Return the URL of the store that is used when none is named.
+    """Return the URL of the default store.
 
-    That is the one in Holdfast's own folder; or, while that has none, the file ``holdfast.db`` that older versions made
-    beside the settings file.
+    This is ``holdfast.db`` in Holdfast's data folder, or, while that does not exist, the ``holdfast.db`` that an older
+    version created beside the settings file.
     """
     path = data_folder(environ, folder) / _STORE_NAME
     old = path.parent.parent / _STORE_NAME
@@ -400,15 +400,15 @@ def _read_file(path: Path, *, required: bool) -> dict[str, Any]:
     except FileNotFoundError:
         if required:
             raise ConfigurationError(
-                f"HOLDFAST_CONFIG names {path}, which does not exist", hint="correct the path or unset HOLDFAST_CONFIG"
+                f"no such file: {path}, from HOLDFAST_CONFIG", hint="correct the path or unset HOLDFAST_CONFIG"
             ) from None
         return {}
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error}", hint="check the file's owner, mode and encoding"
+            f"{path} is not readable: {error}", hint="check the file's owner, mode and encoding"
         ) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is not valid TOML: {error}", hint="correct that line") from error
+        raise ConfigurationError(f"{path} is not valid TOML: {error}", hint="fix that line") from error
 
 
 def _from_text(name: str, text: str, *, source: str) -> Any:
@@ -425,15 +425,15 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
     else:
         if name == "jwt_secret" and 0 < len(converted) < _SECRET_LENGTH:
             raise ConfigurationError(
-                f"setting jwt_secret (from {source}) has {len(converted)} characters, which can be guessed",
-                hint=f"use {_SECRET_LENGTH} random characters or more",
+                f"setting jwt_secret (from {source}) is too short: {len(converted)} characters",
+                hint=f"use {_SECRET_LENGTH} or more random characters",
             )
         if not isinstance(converted, float) or math.isfinite(converted):
             return converted
         reason = "Expected a finite number"
     shown = "***" if name == "jwt_secret" else repr(value)
     raise ConfigurationError(
-        f"setting {name} is {shown} (from {source}): {reason[:1].lower()}{reason[1:]}",
+        f"invalid setting {name}={shown} (from {source}): {reason[:1].lower()}{reason[1:]}",
         hint=f"{name}: {_TYPES[name].__metadata__[0].description}; the default is {_default(name)}",
     )
 
@@ -441,8 +441,8 @@ def _convert(name: str, value: object, *, source: str, strict: bool) -> Any:
 def _unknown(name: str, *, source: str) -> ConfigurationError:
     near = difflib.get_close_matches(name, _TYPES, n=1)
     return ConfigurationError(
-        f"there is no setting {name!r} (from {source})",
-        hint=f"did you mean {near[0]!r}?" if near else "the reference lists all settings",
+        f"unknown setting {name!r} (from {source})",
+        hint=f"did you mean {near[0]!r}?" if near else "see the settings reference",
     )
 
 

@@ -11,9 +11,9 @@ _PR_SET_DUMPABLE = 4
 
 
 def make_undumpable() -> bool:
-    """Refuse ptrace, ``/proc/<pid>/mem`` and ``environ``, and core dumps to programs of this user that are not root.
+    """Deny ptrace, ``/proc/<pid>/mem`` and ``environ``, and core dumps to this user's programs that are not root.
 
-    Returns whether the kernel did so; on other systems than Linux it does not. A fork inherits it, an exec undoes it.
+    Return whether the kernel did so; it does on Linux only. A fork inherits it, an exec undoes it.
     """
     if not sys.platform.startswith("linux"):
         return False

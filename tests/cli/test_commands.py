@@ -366,7 +366,7 @@ def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Serve
         database.execute("UPDATE schedule SET body = 'damaged' WHERE schedule_id = 'daily'")
     broken = server.run("schedule", "ls").stdout.splitlines()
     assert broken[1].split()[:5] == ["daily", "timed", "broken", "-", "-"]
-    assert broken[2].startswith("daily: what is stored of it cannot be read")
+    assert broken[2].startswith("daily: damaged, or written by a newer version")
     for arguments, code, word in (
         (["pause", "daily"], 4, "schedule_broken"),
         (["add", "x", "--cron", "0 0 30 2 *"], 4, "invalid_schedule"),

@@ -168,7 +168,7 @@ def test_the_deadline_of_a_branch_counts_from_its_own_beginning_and_ends_it() ->
     assert asked(branch_only_late())[0] == "raised BranchesFailed"
     (error,) = caught
     assert isinstance(error, BranchesFailed)
-    assert error.results[0].error == "child never was interrupted (deadline): the deadline of 9 s is over"
+    assert error.results[0].error == "child never was interrupted (deadline): deadline of 9 s exceeded"
 
 
 def branch_only_late() -> Agent:

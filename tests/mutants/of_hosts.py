@@ -342,7 +342,7 @@ MUTANTS = (
         of="F8 P2",
         breaks="what a user deleted stays in memory and file for a week",
         file="storage/verbs.py",
-        old="    if row.run_id is None:  # else the end of the run does it\n        tables.purge_contents(row)",
+        old="    if row.run_id is None:  # otherwise the end of the run does it\n        tables.purge_contents(row)",
         new="    assert tables.purge_contents",
         tests=("tests/host/test_deleted_sessions.py",),
     ),

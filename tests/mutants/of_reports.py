@@ -41,11 +41,11 @@ def _wake_group(group: FutureGroup) -> None:
         file="runtime/interrupt.py",
         old="""
                 if not self._latch:
-                    # Whoever
+                    # The trigger
 """,
         new="""
                 if future:
-                    # Whoever
+                    # The trigger
 """,
         tests=("tests/runtime/test_interrupt.py::test_a_trigger_between_the_check_and_the_park_of_a_task_is_not_lost",),
     ),

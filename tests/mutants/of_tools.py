@@ -120,7 +120,7 @@ MUTANTS = (
         of="P14",
         breaks="a program of a tool reads what the zygote and the reapers hold",
         file="runtime/zygote.py",
-        old="    make_undumpable()  # its forks, the reapers, too",
+        old="    make_undumpable()  # including its forks, the reapers",
         new="    assert make_undumpable",
         tests=("tests/system/attacks/test_undumpable.py",),
     ),

@@ -309,7 +309,7 @@ def test_with_outcomes_every_item_has_one_and_errors_do_not_end_the_stream() -> 
             assert [one.settled for one in found] == ["done", "failed", "interrupted", "failed", "interrupted", "done"]
             assert [one.value for one in found] == [0, None, None, None, None, 5]
             assert "sys.exit(3)" in str(found[3].error)
-            assert "the deadline of 0.001 s is over" in str(found[4].error)
+            assert "deadline of 0.001 s exceeded" in str(found[4].error)
             blocked: list[Outcome] = await bridge.collect(reactivex.from_iterable(range(4)).pipe(bridge.each(block)))
             assert [one.settled for one in blocked] == ["done", "failed", "failed", "failed"]
             assert "async def" in str(blocked[3].error)

@@ -337,7 +337,7 @@ def test_a_task_started_in_the_context_of_a_closed_scope_never_runs_and_that_is_
         with pytest.raises(asyncio.CancelledError):
             await started[0]
         assert not ran
-        assert "start what is shared between scopes" in caplog.text
+        assert "start tasks shared between scopes" in caplog.text
 
     installed(main)
 

@@ -280,7 +280,7 @@ def test_refusals_say_what_happened() -> None:
             await queue.get()
 
     run_virtual(test())
-    with pytest.raises(ValueError, match="bound"):
+    with pytest.raises(ValueError, match="invalid maxsize=0; use at least 1"):
         BoundedQueue(0)
 
 

@@ -280,7 +280,7 @@ def test_closing_a_reader_ends_its_wait_and_the_broadcast_goes_on() -> None:
         reader = broadcast.reader()
         task = asyncio.create_task(reader.read())
         await asyncio.sleep(0.1)
-        with pytest.raises(RuntimeError, match="reader of its own"):
+        with pytest.raises(RuntimeError, match="one reader per task"):
             await reader.read()
         reader.close()
         reader.close()

@@ -245,9 +245,9 @@ def test_the_bounds_hold_for_each_key_and_in_all() -> None:
     statistics = queue.statistics()
     assert (statistics.size, statistics.keys, statistics.put, statistics.taken) == (0, 0, 4, 4)
     assert (statistics.limit, statistics.limit_per_key, statistics.waiting) == (3, 2, 0)
-    with pytest.raises(ValueError, match="bound"):
+    with pytest.raises(ValueError, match="use at least 1"):
         FairQueue(0)
-    with pytest.raises(ValueError, match="bound"):
+    with pytest.raises(ValueError, match="use at least 1"):
         FairQueue(1, limit_per_key=0)
 
 

@@ -436,7 +436,7 @@ def test_what_a_function_prints_and_says_comes_while_it_runs_in_order(host: Proc
             assert host.cells.statistics().started == 1
 
     run(main)
-    with pytest.raises(RuntimeError, match="process of an isolated call only"):
+    with pytest.raises(RuntimeError, match="only in the process of an isolated call"):
         IsolatedCall("c-1").output("here")
 
 

@@ -77,7 +77,7 @@ def test_leaving_waits_for_members_and_closes(on_loop: Callable[[Main], None]) -
         assert scope.closed
         assert scope.receipt is None
         assert not scope.interrupt.triggered
-        with pytest.raises(ScopeClosed, match="is closed and starts nothing new"):
+        with pytest.raises(ScopeClosed, match="is closed and starts no new work"):
             scope.spawn(work("late"))
 
     on_loop(main)
@@ -238,7 +238,7 @@ def test_a_deadline_that_is_held_when_its_scope_ends_never_comes() -> None:
 def test_a_deadline_is_held_on_the_loop_of_its_scope_only() -> None:
     async def main() -> None:
         async with Scope("run", deadline_s=30) as scope:
-            with pytest.raises(RuntimeError, match="only be held on the loop"):
+            with pytest.raises(RuntimeError, match="outside the loop that it was opened on"):
                 await asyncio.to_thread(scope.hold_deadline().__enter__)
 
     asyncio.run(main())
@@ -494,7 +494,7 @@ def test_a_scope_never_opened_stops_at_once_and_refuses_members() -> None:
             scope.spawn(forever())
         receipt = await scope.stop("unused")
         assert receipt.outcome == "gone"
-        with pytest.raises(RuntimeError, match="opened before"):
+        with pytest.raises(RuntimeError, match="already open"):
             scope.open()
 
     run_virtual(main())

@@ -303,7 +303,7 @@ def test_a_receipt_that_proves_nothing_says_of_what() -> None:
         tree.finish(TreeResult(proven=False))  # as when zygote and reaper were killed
         receipt = await scope.stop("enough", grace_s=0)
         assert (receipt.outcome, receipt.survivors) == ("unknown", ())
-        assert receipt.unattributed == ("sleep (what held its tree was lost)",)
+        assert receipt.unattributed == ("sleep (the reaper of its tree was lost)",)
         tree.tell(("kill", 0.0, 2.0))
         await until(lambda: not alive(process.pid))
 
@@ -375,9 +375,9 @@ def test_a_function_on_a_process_answers_or_raises() -> None:
 @pytest.mark.parametrize(
     ("fn", "error", "match"),
     [
-        (vanish, ProcessEnded, "ended with exit code 7 before it answered"),
-        (uncarried, ProcessEnded, "cannot be carried between processes"),
-        (lambda: None, TypeError, "cannot be carried to another process"),
+        (vanish, ProcessEnded, "exited with code 7 before it answered"),
+        (uncarried, ProcessEnded, "failed to pickle what it returned"),
+        (lambda: None, TypeError, "defined in the main program|not picklable"),
     ],
     ids=["vanish", "uncarried", "lambda"],
 )

@@ -102,7 +102,7 @@ def test_the_token_of_a_store_without_a_file_ends_with_the_server(
 
 
 def test_a_folder_that_cannot_be_written_is_a_mistake_with_a_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="local token cannot be kept"):
+    with pytest.raises(ConfigurationError, match="failed to write the local token"):
         keep_token(f"sqlite:///{tmp_path}/none/a.db")
 
 

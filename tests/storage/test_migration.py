@@ -212,7 +212,7 @@ def test_without_room_for_the_copy_nothing_is_migrated(path, tmp_path):
 def test_a_store_of_a_newer_holdfast_is_refused_with_what_to_do(path):
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    with pytest.raises(ConfigurationError, match=r"schema version \d+, and this Holdfast knows up to") as refused:
+    with pytest.raises(ConfigurationError, match=r"schema version \d+, but this Holdfast supports up to") as refused:
         run(begin(path))
     assert "upgrade Holdfast" in refused.value.hint
 

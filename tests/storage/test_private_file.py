@@ -103,7 +103,7 @@ def test_a_folder_or_database_of_somebody_else_is_refused(tmp_path: Path) -> Non
     folder = tmp_path / ".holdfast"
     opened(folder / "holdfast.db")
     os.chown(folder, 65534, 65534)
-    assert "belongs to nobody, and this process runs as root" in refused(folder / "holdfast.db").message
+    assert "belongs to nobody, but this process runs as root" in refused(folder / "holdfast.db").message
     os.chown(folder, 0, 0)
     os.chown(folder / "holdfast.db", 65534, 65534)
     assert "holdfast.db belongs to nobody" in refused(folder / "holdfast.db").message
@@ -113,13 +113,13 @@ def test_a_folder_or_database_of_somebody_else_is_refused(tmp_path: Path) -> Non
 def test_where_the_folder_cannot_be_made_the_error_says_so(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
-        assert "cannot make" in refused(tmp_path / ".holdfast" / "holdfast.db").message
+        assert "failed to create" in refused(tmp_path / ".holdfast" / "holdfast.db").message
     finally:
         tmp_path.chmod(0o700)
 
 
 def test_a_named_store_in_a_folder_that_is_not_there_is_refused_as_before(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="there is no folder"):
+    with pytest.raises(ConfigurationError, match="no such folder"):
         opened(tmp_path / "none" / "x.db")
     with pytest.raises(StoreReadOnly):
         opened(tmp_path / "none" / ".holdfast" / "x.db")

@@ -1,6 +1,6 @@
-"""Interrupts, scopes, threads, process trees and queues. Needs nothing outside the standard library.
+"""Interrupts, scopes, threads, process trees and queues, built on the standard library only.
 
-It is useful alone: ``from holdfast.runtime import Interrupt, Scope``. Names are loaded when they are first used.
+Usable alone: ``from holdfast.runtime import Interrupt, Scope``. Names are loaded on first use.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Adopts what foreign code starts inside a scope with plain asyncio: tasks, and calls on the loop's executor.
+"""Adoption of what foreign code starts in a scope with plain asyncio: tasks, and calls on the loop's executor.
 
-`install` switches on what `adoption_threads` and `adoption_processes` do, too.
+`install` also switches on `adoption_threads` and `adoption_processes`.
 
 Invariants
-- Installed per loop; what is started outside any scope is started exactly as before.
+- It is installed per loop; anything started outside any scope is started exactly as before.
 - Tasks and executor calls become members of the scope in whose context they were started. Their results and errors
   belong to the foreign code that started them: an error does not interrupt the scope.
-- During the grace of a stop clean-up code may still start tasks and calls; after it they are born cancelled.
-- Who calls ``sys.exit()`` in such a task or call ends that, with an error that says so, and not the loop: others have
-  their work on it. Ctrl-C, `KeyboardInterrupt`, is the user's and goes its way.
+- During the grace period of a stop, cleanup code may still start tasks and calls; afterwards they are born cancelled.
+- ``sys.exit()`` in such a task or call ends only that task or call, with an error that names it, and not the loop,
+  which others share. `KeyboardInterrupt` (Ctrl-C) is the user's and propagates.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _log = logging.getLogger("holdfast.runtime")
 
 
 class TaskAdopter:
-    """A task factory that makes each task started in the context of a scope a member of it.
+    """A task factory that makes each task started in the context of a scope a member of that scope.
 
     Parameters:
-        previous: the factory to make tasks with, if the loop had one.
+        previous: previous task factory of the loop, if any.
     """
 
     def __init__(self, previous: Callable[..., Any] | None) -> None:
@@ -60,7 +60,7 @@ class TaskAdopter:
     def __call__(
         self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], **options: Any
     ) -> asyncio.Future[T]:
-        """Make the task; called by the loop."""
+        """Create the task; called by the loop."""
         context: contextvars.Context | None = options.get("context")
         place = current_place.get() if context is None else current_place.get_in(context)
         if place is None or place.scope._loop is not loop:
@@ -68,7 +68,7 @@ class TaskAdopter:
         if asyncio._get_running_loop() is not loop:
             coroutine.close()
             raise RuntimeError(
-                f"a task for scope {place.scope.name!r} was started off its loop's thread; use scope.spawn()"
+                f"task for scope {place.scope.name!r} started outside the thread of its loop; use scope.spawn()"
             )
         scope = place.scope
         name = str(options.get("name") or getattr(coroutine, "__qualname__", "task"))
@@ -76,7 +76,7 @@ class TaskAdopter:
         if context is None:
             options["context"] = context = contextvars.copy_context()
             context.run(current_place.variable.set, handle)
-        # A context that was given may be shared by several tasks, and may be the current one: it is left as it is.
+        # A context that was passed in may be shared by several tasks or be the current one: leave it unchanged.
         handle._context = context
         adopted = scope._adopt(handle)
         work = coroutine
@@ -95,8 +95,8 @@ class TaskAdopter:
         else:
             task.cancel()
             _log.warning(
-                "task %r was started in scope %r, which has ended, and was cancelled before it began; "
-                "start what is shared between scopes inside 'with detached():'",
+                "cancelled task %r before it began: its scope %r has ended; "
+                "start tasks shared between scopes inside 'with detached():'",
                 name,
                 scope.name,
             )
@@ -109,7 +109,7 @@ class TaskAdopter:
         name: str,
         context: contextvars.Context,
     ) -> asyncio.Task[T]:
-        """Make a task that a scope has entered already."""
+        """Create a task that a scope has already entered."""
         return self._make(loop, coroutine, {"name": name, "context": context})
 
     def _make(
@@ -125,9 +125,9 @@ class PoolExecutor(ThreadPoolExecutor):
     """The default executor of a loop: its calls carry the caller's context and belong to the caller's scope.
 
     Parameters:
-        pool: where calls run that are made outside any scope, and in scopes without a pool of their own.
+        pool: runs calls made outside any scope, and in scopes without a pool of their own.
 
-    It starts no threads of ``concurrent.futures``, so the interpreter waits for none at exit.
+    It starts no threads of ``concurrent.futures``, so the interpreter does not wait for any at exit.
     """
 
     def __init__(self, pool: ThreadPool | None = None) -> None:
@@ -138,7 +138,7 @@ class PoolExecutor(ThreadPoolExecutor):
         """Run ``fn`` on a thread.
 
         Raises:
-            ScopeClosed: the scope that this code runs in takes no calls any more, not even for clean-up.
+            ScopeClosed: the scope that this code runs in accepts no calls any more, not even for cleanup.
             LimitExceeded: the pool is full.
         """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
@@ -150,7 +150,7 @@ class PoolExecutor(ThreadPoolExecutor):
             try:
                 result = fn(*values, **kwargs)
             except SystemExit as left:
-                # Who awaits it would end the loop, and with that what other scopes have on it.
+                # Awaiting it would end the loop, and with it the work of other scopes.
                 error = RuntimeError(f"{name} called sys.exit({left.code!r})")
                 error.__cause__ = left
                 future.set_exception(left if scope is None else error)
@@ -175,11 +175,11 @@ class PoolExecutor(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Refuse nothing and wait for nothing: the pool outlives the loop, and its threads are daemons."""
+        """Do nothing: the pool outlives the loop, and its threads are daemons."""
 
 
 class _AdoptedCall(ThreadHandle[None]):
-    """A call of foreign code; when it is taken back before it began, its future is cancelled."""
+    """A call of foreign code; if it is withdrawn before it began, its future is cancelled."""
 
     __slots__ = ("_future",)
 
@@ -193,7 +193,7 @@ class _AdoptedCall(ThreadHandle[None]):
 
 
 def _ignore(result: object, error: BaseException | None) -> None:
-    """The call has put both into its future."""
+    """Do nothing: the call has put both into its future."""
 
 
 class Restorer:
@@ -203,7 +203,7 @@ class Restorer:
         self._undo: Callable[[], None] | None = undo
 
     def restore(self) -> None:
-        """Give the loop back as it was. Does nothing the second time."""
+        """Restore the loop as it was. Idempotent."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -216,13 +216,13 @@ class Restorer:
 
 
 def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = None, sealed: bool = True) -> Restorer:
-    """Adopt, from now on, what foreign code starts on ``loop`` inside a scope.
+    """Adopt what foreign code starts on ``loop`` in a scope, from now on.
 
     Parameters:
-        loop: the loop to watch; it gets a task factory and a default executor.
-        threads: the pool of the default executor; default: the one shared by the process.
-        sealed: whether the tag of programs is made indelible, for this process and for good; see
-            `holdfast.runtime.seal` for what that costs an ordinary user. The first loop that is watched decides.
+        loop: loop to watch; it gets a task factory and a default executor.
+        threads: pool of the default executor; default: the one shared by the process.
+        sealed: whether to make the tag of programs indelible, for this process and for good; see
+            `holdfast.runtime.seal` for what that costs an ordinary user. The first watched loop decides.
     """
     global _sealing
     factory = loop.get_task_factory()
@@ -232,7 +232,7 @@ def install(loop: asyncio.AbstractEventLoop, *, threads: ThreadPool | None = Non
     loop.set_default_executor(PoolExecutor(threads))
     watch_threads(1)
     watch_forks()
-    programs = 0 if getattr(loop, "virtual", False) else 1  # the explorer's loops have none
+    programs = 0 if getattr(loop, "virtual", False) else 1  # the explorer's loops have no programs
     _sealing = sealed if not _watching else _sealing
     _watch_processes(programs)
 
@@ -253,22 +253,22 @@ _process_adoption: adoption_processes.Restorer | None = None
 
 
 def _scope_for_program() -> Scope | None:
-    """Whose a program is that is started here.
+    """Return the scope that owns a program started here.
 
     Raises:
-        ScopeClosed: the scope has ended. A pool that replaces its killed processes would do so for ever.
+        ScopeClosed: the scope has ended. Otherwise a pool would replace its killed processes for ever.
     """
     scope = starting_scope()
     if scope is not None and scope.closed:
         raise ScopeClosed(
             f"scope {scope.name!r} is closed and starts no program",
-            hint="start what is shared between scopes inside 'with detached():'",
+            hint="start programs shared between scopes inside 'with detached():'",
         )
     return scope
 
 
 def _watch_processes(step: int) -> None:
-    """Programs are adopted process-wide, while any loop is."""
+    """Adopt programs process-wide while any loop is watched."""
     global _watching, _process_adoption
     _watching += step
     if _watching and _process_adoption is None:

@@ -1,25 +1,26 @@
-"""Adopting the programs that foreign code starts by itself inside a scope, so that they end with it.
+"""Adoption of programs that foreign code starts by itself in a scope, so that they end with the scope.
 
-While installed, what Python starts by ``subprocess``, ``asyncio.create_subprocess_*``, ``multiprocessing``,
-``os.system``, ``os.fork`` and ``os.posix_spawn`` inside a scope becomes a `ForeignProcess` of that scope. Invariants:
+While installed, programs that Python starts with ``subprocess``, ``asyncio.create_subprocess_*``, ``multiprocessing``,
+``os.system``, ``os.fork`` and ``os.posix_spawn`` in a scope become a `ForeignProcess` of that scope. Invariants:
 
-- The program's exit status stays its starter's: nothing here waits for a pid that foreign code was given. Only
-  orphans that came home to this process, which is a child subreaper meanwhile, are waited for.
-- A scope has a number; the number is in the tag (`holdfast.runtime.foreign`) that everything started in it inherits
-  and, where the tag is sealed (`holdfast.runtime.seal`), cannot shed; and in the environment where one can be given.
-  Attribution needs no luck with parents, sessions or groups.
-- What C code starts on some thread is nobody's: it carries the number of this process. It is a scope's if it is a child
-  of a thread that works for that scope now and has not done so for another since; else it is told to the operator, and
-  no scope that was open then may say that nothing is left.
+- The program's exit status stays its starter's: this module never waits for a pid that foreign code was given. It waits
+  only for orphans that came to this process, which is a child subreaper meanwhile.
+- Each scope has a number, which is in the tag (`holdfast.runtime.foreign`) that everything started in it inherits. If
+  the tag is sealed (`holdfast.runtime.seal`), no process can lose it. The number is also in the environment, if one can
+  be given. Attribution does not depend on parents, sessions or groups.
+- A process that C code starts on some thread is unclaimed: it carries the number of this process. It belongs to a scope
+  if it is a child of a thread that works for that scope now and has not worked for another since. Otherwise it is
+  reported to the operator, and no scope that was open then may report that nothing is left.
 - A scope's members are complete: when an adopted program ends and leaves strays, these are adopted before its end is
-  told.
-- Each adopted program is named by a pidfd that was opened while its pid could not be recycled.
-- A program has its tag from its first moment: for the time of the start, which no two share, it is ours.
+  reported.
+- Each adopted program is identified by a pidfd that was opened while its pid could not be reused.
+- A program has its tag from its first moment: during a start, of which only one runs at a time, the tag is set on this
+  process.
 
-Known gaps: what C code of an extension starts by itself, on another thread and just in the moment of a start, has that
-start's tag.
+Known gap: a process that C code of an extension starts by itself, on another thread and at the moment of a start, gets
+that start's tag.
 
-What is shared between scopes must be started outside of them (a process pool that was filled inside a scope ends with
+Resources shared between scopes must be started outside of them (a process pool that was filled in a scope ends with
 that scope). The resource tracker and the fork server of ``multiprocessing`` are known to be shared and left alone.
 """
 
@@ -70,7 +71,7 @@ __all__ = [
 
 _ANSWER_S = 1.0
 _AGAIN_S = (0.01, 0.1)
-"""When the zygote was killed over a kill, another one is asked after this, each once: it takes a moment to be known."""
+"""Delays before a kill whose zygote was killed is sent to another zygote, which takes a moment to be available."""
 
 _LOOK_PAUSE_S = 0.004
 _TICK_S = 1.0
@@ -79,19 +80,19 @@ _MANY = 100
 _UNKNOWN_ZOMBIE_S = 5.0
 _ROUNDS = 8
 _STRUCK_S = 1.0
-"""How long a program that nobody takes any more may need to die of its signal."""
+"""Time for a killed program without an owner to die of its signal."""
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _TOLD_PER_TURN = 32
 _SHARED = frozenset({"multiprocessing.resource_tracker", "multiprocessing.forkserver"})
-"""Modules whose helper processes are shared. Who starts a program says so, never what its command line says."""
+"""Modules whose helper processes are shared. The module that starts a program decides, never its command line."""
 
 
 class Owner(Protocol):
-    """Who adopted programs belong to: a scope."""
+    """Owner of adopted programs: a scope."""
 
     def adopt_process(self, process: ForeignProcess, /) -> bool:
-        """Take it; False when this owner takes nothing any more: then it is killed. Called from any thread."""
+        """Adopt the process; False if this owner accepts no more, and it is killed. Callable from any thread."""
         ...
 
 
@@ -99,8 +100,8 @@ class ForeignProcess:
     """A program that foreign code started in a scope, or a stray of one that has ended.
 
     Attributes:
-        pid: its number; its starter waits for it, nobody else. A stray is waited for here.
-        name: for people.
+        pid: its pid; only its starter waits for it. A stray is waited for here.
+        name: display name.
         started: start time in clock ticks since boot.
     """
 
@@ -114,7 +115,7 @@ class ForeignProcess:
         self._pidfd = pidfd
         self._lock = threading.Lock()
         self._orphan = orphan
-        self._unnamed = unnamed  # its starter may wait for it, and has not told its pid
+        self._unnamed = unnamed  # its starter may wait for it, but has not learnt its pid yet
         self._ended: Once[bool] = Once()
 
     def __repr__(self) -> str:
@@ -122,21 +123,21 @@ class ForeignProcess:
 
     @property
     def ended(self) -> bool:
-        """True once it runs no more, whether or not its starter has waited for it."""
+        """True once it no longer runs, whether or not its starter has waited for it."""
         return self._ended.value is not None
 
     async def wait_ended(self) -> None:
-        """Wait until it runs no more."""
+        """Wait until it no longer runs."""
         await self._ended.wait()
 
     def on_end(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called once from the reading thread when it ends; at once when it has."""
+        """Call ``callback`` once from the reading thread when it ends; at once if it has."""
         if not self._ended.add(callback):
             callback()
 
     def signal(self, signum: int) -> bool:
-        """Signal exactly this program; False when it has ended, or may not be signalled. From any thread."""
-        with self._lock:  # against the reading thread's close: the number may be another program's afterwards
+        """Signal exactly this program; False if it has ended or must not be signalled. Callable from any thread."""
+        with self._lock:  # against the reading thread's close: afterwards the number may belong to another program
             if self._pidfd < 0:
                 return False
             try:
@@ -146,7 +147,7 @@ class ForeignProcess:
         return True
 
     def _give_up_pidfd(self) -> int:
-        """The pidfd, for who closes it; negative when somebody has it already."""
+        """Return the pidfd for the caller to close; negative if it was already given up."""
         with self._lock:
             pidfd, self._pidfd = self._pidfd, -1
         return pidfd
@@ -159,7 +160,7 @@ class Restorer:
         self._undo: Callable[[], None] | None = undo
 
     def restore(self) -> None:
-        """Start programs as before. Does nothing the second time."""
+        """Restore the previous way to start programs. Idempotent."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()
@@ -172,12 +173,12 @@ class Restorer:
 
 
 class Unclaimed(NamedTuple):
-    """A process that nobody was seen to start.
+    """A process whose start was not observed.
 
     Attributes:
-        pid: its number.
+        pid: its pid.
         started: start time in clock ticks since boot.
-        thread: the thread of this process that is its parent.
+        thread: native id of the thread of this process that is its parent.
     """
 
     pid: int
@@ -197,7 +198,7 @@ class _Family:
 
 
 class _Adoption:
-    """What is known while installed. Entered by threads that start programs and by the reading thread of the host."""
+    """State of one installation. Used by threads that start programs and by the reading thread of the host."""
 
     def __init__(
         self,
@@ -239,12 +240,12 @@ class _Adoption:
 
     @property
     def own_tag(self) -> int:
-        """The tag of this process, and so of what C code starts in it."""
+        """Tag of this process, and so of what C code starts in it."""
         return foreign.make_tag(self.pid, self.started, foreign.UNCLAIMED)
 
     @property
     def outside_tag(self) -> int:
-        """The tag of what is started outside of scopes."""
+        """Tag of what is started outside of scopes."""
         return foreign.make_tag(self.pid, self.started, foreign.OUTSIDE)
 
     @property
@@ -253,8 +254,8 @@ class _Adoption:
         return os.getpid() != self.pid
 
     def off(self) -> bool:
-        """Whether a start here is as any other: in a forked child, and when nothing is adopted any more. What is left
-        of a scope that has ended is refused even then.
+        """Whether starts here are not adopted: in a forked child, and after the installation ended. Even then, starts
+        of threads that an ended scope left behind are refused.
 
         Raises:
             ScopeClosed: as `current`.
@@ -266,11 +267,11 @@ class _Adoption:
         return self.ended
 
     def owner(self) -> Owner | None:
-        """The scope that a start belongs to now; None outside of scopes and in forked children."""
+        """Return the scope that a start belongs to now; None outside of scopes and in forked children."""
         return None if self.forked else self.current()
 
     def tag_for(self, owner: Owner) -> int:
-        """The tag of what ``owner`` starts now."""
+        """Return the tag of what ``owner`` starts now."""
         with self._lock:
             family = self._families.get(id(owner))
             if family is None:
@@ -281,20 +282,20 @@ class _Adoption:
             return family.tag
 
     def _free_tag(self) -> int:
-        """A tag that no family has. Numbers go on where an earlier installation ended: what it has left is not ours."""
+        """Return an unused tag. Numbers continue those of earlier installations, whose leftovers are not ours."""
         while True:
             tag = foreign.make_tag(self.pid, self.started, next(_numbers) % (foreign.HELPERS - 1) + 1)
             if tag not in self._by_tag:
                 return tag
 
     def known_tag(self, owner: object) -> int | None:
-        """The tag of what ``owner`` has started so far; None when it has started nothing."""
+        """Return the tag of what ``owner`` has started so far; None if it has started nothing."""
         family = self._families.get(id(owner))
         return None if family is None else family.tag
 
     @contextlib.contextmanager
     def start(self) -> Iterator[None]:
-        """Around a start, until the new pid is known: meanwhile no unknown child is taken for an orphan."""
+        """Surround a start until the new pid is known: meanwhile, no unknown child is taken for an orphan."""
         self.begin()
         try:
             yield
@@ -302,20 +303,20 @@ class _Adoption:
             self.finish()
 
     def begin(self) -> None:
-        """A start begins."""
+        """Note the begin of a start."""
         with self._lock:
             self._starting += 1
             self._busy = True
 
     def finish(self) -> None:
-        """The new pid is known, or there is none."""
+        """Note the end of a start: the new pid is known, or the start failed."""
         with self._lock:
             self._starting -= 1
 
     @contextlib.contextmanager
     def bequeath(self, tag: int | None) -> Iterator[None]:
-        """Around the very start: what is started has this tag from its first moment, as it inherits our limits; None:
-        nobody's. All starts pass through here one by one, so none gets the tag of another."""
+        """Give this tag to what is started in the block, from its first moment, because it inherits our limits; None:
+        the tag of starts outside of scopes. All starts pass here one by one, so none gets the tag of another."""
         with _inheritance:
             limits = self.seal.limits()
             self.seal.put(0, self.outside_tag if tag is None else tag)
@@ -326,7 +327,8 @@ class _Adoption:
                     self.seal.restore(0, limits)
 
     def unadopted(self) -> contextlib.AbstractContextManager[None]:
-        """Around a start when it is `off`: what is started after the end is nobody's, and does not end with us."""
+        """Surround a start while `off`: what starts after the installation ended is not adopted and outlives this
+        process."""
         return contextlib.nullcontext() if self.forked else self.bequeath(None)
 
     @contextlib.contextmanager
@@ -340,16 +342,16 @@ class _Adoption:
                 self.seal.put(pid, self.outside_tag)
 
     def enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool = False) -> None:
-        """A program was started for ``owner`` just now, or is an orphan of its; it was not waited for yet.
+        """Enter a program that was just started for ``owner``, or is an orphan of it, and was not waited for yet.
 
-        When the owner takes nothing any more, it is dead when this returns, with what it had started by then: nobody
-        else waits for them.
+        If the owner accepts no more, the program and what it had started by then are dead on return, because no other
+        code waits for them.
         """
         if not self._enter(owner, pid, name, tag, orphan=orphan):
             self._enter_strays(self._family(owner, tag))
 
     def _family(self, owner: Owner, tag: int) -> _Family:
-        """The family of ``owner``, which may have been forgotten since `tag_for`."""
+        """Return the family of ``owner``, which may have been forgotten since `tag_for`."""
         with self._lock:
             family = self._families.get(id(owner))
             if family is None:
@@ -357,21 +359,21 @@ class _Adoption:
             return family
 
     def _enter(self, owner: Owner, pid: int, name: str, tag: int, *, orphan: bool, unnamed: bool = False) -> bool:
-        """False if it was not taken, and is dead then; or if it is just being taken in by another thread."""
+        """Enter a program; False if it was refused and killed, or is just being entered by another thread."""
         self.seal.put(pid, tag)
         stat = procfs.read_stat(pid)
         try:
             pidfd = procfs.pidfd_open(pid)
         except ProcessLookupError:
-            return True  # ended, and somebody waited for any child
+            return True  # ended, and other code waited for any child
         except OSError:
-            os.kill(pid, signal.SIGKILL)  # it cannot be held, and it was not waited for: the number is its own
+            os.kill(pid, signal.SIGKILL)  # it is not held by a pidfd, and was not waited for: the pid is still its own
             raise
         started = 0 if stat is None else stat.started
         process = ForeignProcess(pid, name, started, tag, pidfd, orphan=orphan, unnamed=unnamed)
         with self._lock:
             known = self._known.get(pid)
-            if known is not None and known.started == started:  # found as a stray while it was being started
+            if known is not None and known.started == started:  # found as a stray while its start was under way
                 known._orphan = known._orphan and orphan
                 known._unnamed = known._unnamed or unnamed
                 os.close(pidfd)
@@ -389,12 +391,12 @@ class _Adoption:
         return taken
 
     def _enter_strays(self, *families: _Family) -> bool:
-        """Take in the orphans that belong to these; one round of this at a time, so that at its end all of them are
-        taken, or dead. False when there may be more: they come faster than one can look."""
+        """Adopt the orphans of these families, one call at a time, so that at its end all of them are adopted or dead.
+        Return False if there may be more: they appear faster than they can be found."""
         tags = {family.tag: family for family in families}
         with self._entering_strays:
             ended: set[int] = set()
-            for _ in range(_ROUNDS):  # who ended since it was listed may have left strays that were no children of ours
+            for _ in range(_ROUNDS):  # those ended since the listing may have left strays
                 living, over = self._strays(tags)
                 complete = over <= ended
                 ended |= over
@@ -406,8 +408,8 @@ class _Adoption:
         return False
 
     def _strays(self, tags: Mapping[int, _Family]) -> tuple[dict[int, _Family], set[int]]:
-        """Orphans with these tags that were not adopted: those that live, and those that have ended, which are waited
-        for where it is certain that they are orphans."""
+        """Return live orphans with these tags that were not adopted, and those that have ended. The latter are reaped
+        if it is certain that they are orphans."""
         living: dict[int, _Family] = {}
         over: set[int] = set()
         with self._burying:
@@ -423,10 +425,10 @@ class _Adoption:
         return living, over
 
     def enter_unnamed(self, owner: Owner, name: str, tag: int) -> None:
-        """A program was started for ``owner`` just now, and its pid is not told yet. It is an orphan until then, in
-        case that nobody else waits for it when its start is cut; but its starter is given the time to: a loop whose
-        program somebody else waits for keeps what it holds for it, for ever."""
-        with self._lock:  # as a stray of a program that ended just now it may be known already: it is one of these
+        """Enter a program that was just started for ``owner`` and whose pid is not known yet. It counts as an orphan
+        until then, in case its start is cut and no other code waits for it. But its starter gets time to wait for it:
+        an event loop keeps its resources for a program for ever if other code waits for it."""
+        with self._lock:  # it may already be known as a stray of a program that just ended: then it is one of these
             for known in self._known.values():
                 known._unnamed = known._unnamed or (known._orphan and known._tag == tag)
         for pid in self._strangers():
@@ -434,22 +436,21 @@ class _Adoption:
                 self._enter_strays(self._family(owner, tag))
 
     def _is_adopted(self, pid: int) -> bool:
-        """Whether a child that is older than this was left by a scope of an earlier installation; else its starter
-        waits for it."""
+        """Whether a scope of an earlier installation left this older child; otherwise its starter waits for it."""
         tag = self._carried_tag(pid)
         if tag is None or foreign.scope_of_tag(tag) in (foreign.OUTSIDE, foreign.HELPERS):
             return False
         return foreign.host_of_tag(tag) == foreign.host_of_tag(self.own_tag)
 
     def note_outside(self, pid: int) -> None:
-        """A program was started outside of any scope."""
+        """Note a program that was started outside of any scope."""
         self._outside.add(pid)
 
     # -- ends
 
     def _end(self, process: ForeignProcess, family: _Family) -> None:
-        """In the reading thread: an adopted program has ended. Its strays are children of ours by now, and are looked
-        for once for all that ended at the same time."""
+        """Handle the end of an adopted program, in the reading thread. Its strays are our children by now; one search
+        finds those of all programs that ended at the same time."""
         self._let_go(process)
         with self._lock:
             alone = not self._just_ended
@@ -458,14 +459,15 @@ class _Adoption:
             self.processes._in_reading_thread(self._sweep)
 
     def _sweep(self) -> None:
-        """In the reading thread: take in the strays of all that ended, and tell of their ends. Where strays come faster
-        than one can look, their scope has to wait: its stop kills them."""
+        """Adopt the strays of all that ended, then report the ends. In the reading thread. If strays appear faster than
+        they
+        can be found, their scope must wait: its stop kills them."""
         with self._lock:
             swept, self._just_ended = self._just_ended, []
         families = {id(family): family for _, family in swept}
         try:
             complete = self._enter_strays(*families.values())
-        except BaseException:  # a stray that cannot be held, for want of a descriptor, must not keep its scope waiting
+        except BaseException:  # out of descriptors: a stray that cannot be held must not block its scope
             self._tell_ends(swept)
             raise
         if complete:
@@ -484,16 +486,16 @@ class _Adoption:
             process._ended.set(True)
 
     def _forget_idle(self, family: _Family) -> None:
-        """Forget a family whose owner starts nothing any more, and of which nothing is left. Holds the lock."""
+        """Forget a family that is empty and whose owner starts nothing any more. The caller holds the lock."""
         owner = family.owner
         if not family.live and getattr(owner, "closed", True) and self._families.get(id(owner)) is family:
             del self._families[id(owner)]
             del self._by_tag[family.tag]
 
     def _orphans(self) -> tuple[list[int], bool]:
-        """Our children that neither foreign code nor the process host started, and whether that is certain: while
-        something is being started, one of them may be the new one."""
-        children = procfs.children(self.pid)  # first: who is started after this is not among them
+        """Return our children that neither foreign code nor the process host started, and whether that is certain:
+        during a start, one of them may be the new process."""
+        children = procfs.children(self.pid)  # first, so that processes started later are not among them
         with self._lock:
             certain = self._starting == 0
             ours = {link.pid for link in list(self.processes._links.values())}
@@ -501,12 +503,12 @@ class _Adoption:
             return [pid for pid in unknown if (known := self._known.get(pid)) is None or known._orphan], certain
 
     def _strangers(self) -> list[int]:
-        """Orphans that were not adopted."""
+        """Return orphans that were not adopted."""
         orphans, _ = self._orphans()
         return [pid for pid in orphans if pid not in self._known]
 
     def _tag_of(self, pid: int) -> int | None:
-        """The tag that it carries; where tags can be shed, else the one that it is marked with."""
+        """Return the tag that it carries; if tags can be lost, else the one in its environment."""
         tag = self._carried_tag(pid)
         if not self.seal.sealed and (tag is None or foreign.scope_of_tag(tag) == foreign.UNCLAIMED):
             tag = foreign.marked_tag_of(pid) or tag
@@ -516,15 +518,16 @@ class _Adoption:
         return None if self.seal.carrier is None else foreign.tag_of(pid, self.seal.carrier)
 
     def tick(self) -> float:
-        """Forget who was waited for; wait for orphans that ended. About once a second, when there is anything. Answers
-        after how many seconds it wants to be called again: soon when orphans end by the hundred."""
+        """Forget children that were reaped; reap orphans that ended. Runs about once a second while there are any.
+        Return
+        the seconds until the next call: few when orphans end by the hundred."""
         self._just_buried = 0
         self._tick()
         return _TICK_S if self._just_buried < _MANY else _HASTY_TICK_S
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if self._buried != self.processes._buried:  # a zygote has ended: the reapers that it leaves come home to us
+        if self._buried != self.processes._buried:  # a zygote has ended: its reapers become our children
             self._buried = self.processes._buried
             self._busy = True
         if not self._busy or now < self._tick_at:
@@ -542,7 +545,7 @@ class _Adoption:
             self._sweep()
         if self._lingers():
             self.claim()
-        children = set(procfs.children(self.pid))  # after: who is started meanwhile is not forgotten
+        children = set(procfs.children(self.pid))  # last, so that processes started meanwhile are not forgotten
         with self._lock:
             self._outside -= outside - children
             for pid in ended:
@@ -558,9 +561,9 @@ class _Adoption:
             self._busy = True
 
     def bury(self, ours: Callable[[int | None], bool]) -> bool:
-        """Wait for orphans that have ended and are nobody else's for certain, or that nobody waited for in seconds;
-        True if there are orphans left."""
-        with self._burying:  # so that no number is waited for twice
+        """Reap ended orphans that are certainly not another's, or that no code waited for in seconds; return True if
+        orphans are left."""
+        with self._burying:  # so that no pid is waited for twice
             return self._bury(ours)
 
     def _bury(self, ours: Callable[[int | None], bool]) -> bool:
@@ -593,8 +596,8 @@ class _Adoption:
     # -- kills
 
     def _conclude(self, tags: frozenset[int]) -> None:
-        """In the reading thread, after a kill: wait for the orphans among the killed, and go on with the ends that
-        had to wait for it."""
+        """Reap the orphans among the killed, and report the ends that waited for the kill. In the reading thread, after
+        a kill."""
         self.bury(tags.__contains__)
         with self._lock:
             over = [(process, family) for process, family in self._restless if family.tag in tags]
@@ -602,8 +605,8 @@ class _Adoption:
         self._tell_ends(over)
 
     def unclaimed(self) -> list[Unclaimed]:
-        """Children of this process that nobody was seen to start, or that belong to no scope: orphans, and what C code
-        started on a thread."""
+        """Return children of this process whose start was not observed or that belong to no scope: orphans, and what C
+        code started on a thread."""
         with self._lock:
             ours = {link.pid for link in list(self.processes._links.values())}
             known = {*self._known, *self._outside, *ours}
@@ -617,13 +620,13 @@ class _Adoption:
             stat = procfs.read_stat(pid)
             if stat is not None and not stat.dead:
                 found.append(Unclaimed(pid, stat.started, thread))
-        if found and self.seal.carrier is None:  # without tags one of them may be a program that is being started
+        if found and self.seal.carrier is None:  # without tags, one of them may be a program whose start is under way
             with self._lock:
                 found = [one for one in found if one.pid not in self._known and one.pid not in self._outside]
         return found
 
     def claim(self) -> list[Unclaimed]:
-        """Give those of `unclaimed` that a scope has started for certain to it; the others."""
+        """Assign to its scope each of `unclaimed` that a scope certainly started; return the others."""
         left = []
         for one in self.unclaimed():
             home = self.home(one.thread) if one.thread != self.pid else None
@@ -633,13 +636,13 @@ class _Adoption:
             tag = self.tag_for(home)
             for pid in (one.pid, *procfs.descendants(one.pid)):
                 self.seal.put(pid, tag)
-            if getattr(home, "closed", False):  # of a thread that was abandoned
+            if getattr(home, "closed", False):  # from an abandoned thread
                 self.passes.ask({tag: []}, KILL_BOUND_S)
         return left
 
     def strangers_since(self, left: Sequence[Unclaimed], since: float) -> int:
-        """How many of these may have been started by a scope that was opened ``since``, in clock ticks since boot. The
-        operator is told of each once."""
+        """Return how many of these a scope opened ``since`` (clock ticks since boot) may have started. Report each to
+        the operator once."""
         mine = [one for one in left if one.started >= int(since)]
         for one in mine:
             if (one.pid, one.started) not in self._told:
@@ -648,7 +651,7 @@ class _Adoption:
         return len(mine)
 
     def look(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer those on this loop who wait for a look."""
+        """Answer all searches requested on this loop."""
         asked = self.waiting.pop(loop)
         left = self.claim()
         self.looked_at = time.monotonic()
@@ -673,7 +676,7 @@ class _Adoption:
             os.close(pidfd)
 
     def close(self) -> None:
-        """Watch nothing any more, soon."""
+        """Stop watching, soon."""
         self.processes._in_reading_thread(self._let_all_go)
 
     def _let_all_go(self) -> None:
@@ -686,7 +689,7 @@ class _Adoption:
 _numbers = itertools.count()
 
 _inheritance = threading.RLock()
-"""Held around each start, by whichever installation: all share the limit that is inherited."""
+"""Held around each start, by every installation: all share the limit that is inherited."""
 
 
 def _renew_lock() -> None:
@@ -695,7 +698,7 @@ def _renew_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)  # whoever held it may not have been forked along
+    os.register_at_fork(after_in_child=_renew_lock)  # its holder may not exist in the child
 _log = logging.getLogger("holdfast.runtime")
 _adoption: _Adoption | None = None
 
@@ -703,15 +706,15 @@ _adoption: _Adoption | None = None
 async def kill_trees(
     roots: Sequence[ForeignProcess], *, owner: Owner | None = None, bound_s: float = KILL_BOUND_S
 ) -> TreeResult:
-    """Kill adopted programs of a scope with all they ever started; their starters still get the exit statuses.
+    """Kill adopted programs of a scope with everything they ever started; their starters still get the exit statuses.
 
-    A zygote's fork does it, so a busy interpreter does not delay it; kills that are asked for at the same time share
-    it. When this returns, those killed run no more.
+    A zygote's fork does it, so a busy interpreter does not delay it; concurrent kills share it. On return, the killed
+    processes no longer run.
 
     Parameters:
-        roots: what one or more scopes adopted; all that belongs to these scopes is killed.
-        owner: a scope whose programs are killed too, though all that is known of them may have ended.
-        bound_s: how long to try.
+        roots: programs adopted by one or more scopes; everything that belongs to these scopes is killed.
+        owner: a scope whose programs are killed too, even if all known ones have ended.
+        bound_s: time limit.
     """
     adoption = _adoption
     if adoption is None:
@@ -728,7 +731,7 @@ async def kill_trees(
 
 
 async def kill_everything(*, bound_s: float = KILL_BOUND_S) -> TreeResult:
-    """Kill what any scope's foreign code started, and what C code started in this process: before a host ends."""
+    """Kill what any scope's foreign code started, and what C code started in this process; for the end of a host."""
     adoption = _adoption
     if adoption is None:
         return TreeResult()
@@ -745,18 +748,18 @@ async def _kill(
             async with asyncio.timeout(bound_s + _ANSWER_S):
                 result = await answer.wait()
         except TimeoutError:
-            result = answer.value or TreeResult(proven=False)  # it may have come while the loop was held up
+            result = answer.value or TreeResult(proven=False)  # it may have come while the loop was blocked
         bound_s = end_at - time.monotonic()
         if result != TreeResult(proven=False) or bound_s <= 0 or again_s is None:
             break
-        await asyncio.sleep(again_s)  # the zygote was killed over it: another one is asked
-    if result == TreeResult(proven=False):  # nobody could be asked: the roots at least can be hit
+        await asyncio.sleep(again_s)  # the zygote was killed during it: ask another one
+    if result == TreeResult(proven=False):  # no zygote could be asked: at least the roots can be killed
         result = TreeResult(killed=_kill_roots(roots), proven=False)
     return result
 
 
 def leave_thread() -> None:
-    """The calling thread ends to work for a scope: what C code started on it meanwhile is the scope's."""
+    """Assign what C code started on the calling thread, which stops working for a scope, to that scope."""
     adoption = _adoption
     if adoption is None or adoption.forked:
         return
@@ -766,15 +769,15 @@ def leave_thread() -> None:
 
 
 def may_have_started(owner: Owner) -> bool:
-    """Whether foreign code started a program in this scope that somebody saw."""
+    """Whether foreign code was observed to start a program in this scope."""
     return _adoption is not None and _adoption.known_tag(owner) is not None
 
 
 def strangers(since: float) -> int:
-    """How many processes live that a scope opened ``since`` (clock ticks since boot) may have started, and that cannot
-    be attributed: C code started them. They are left alone; the operator is told of them.
+    """Return the number of live processes that a scope opened ``since`` (clock ticks since boot) may have started but
+    that cannot be attributed, because C code started them. They are left alone and reported to the operator.
 
-    What is certain to be of a thread of a scope is no such process: it is given to that scope.
+    Processes that were certainly started on a thread of a scope are assigned to that scope and do not count.
     """
     if _adoption is None:
         return 0
@@ -782,11 +785,11 @@ def strangers(since: float) -> int:
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
-    """Have ``tell`` called with the number of `strangers`: one look for all who ask meanwhile.
+    """Call ``tell`` with the number of `strangers`; one search answers all requests made meanwhile.
 
-    That is in one of the next turns of the loop, each of which tells some, so that the ends of many scopes do not stall
-    it; or after a pause if the last look was just before: a look reads a file for each thread, and many stops that end
-    one by one shall not each have one.
+    This happens in one of the next turns of the loop. Each turn answers some requests, so that the ends of many scopes
+    do not stall the loop. If the last search was just before, it happens after a pause: a search reads a file for each
+    thread, so stops that end one by one share it.
     """
     adoption = _adoption
     if adoption is None:
@@ -807,7 +810,7 @@ def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int
 
 
 def _bury_now(pid: int) -> bool:
-    """Wait for this child if it has ended; whether there is nothing to wait for any more."""
+    """Reap this child if it has ended; return whether nothing is left to reap."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
@@ -815,7 +818,7 @@ def _bury_now(pid: int) -> bool:
 
 
 def _await_end(pidfd: int, timeout_s: float) -> None:
-    """Wait, in this thread, until the process of the descriptor runs no more, or the time is over."""
+    """Block this thread until the process of the descriptor no longer runs, or the time is over."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     poll.poll(timeout_s * 1000)
@@ -833,26 +836,27 @@ def install(
     home: Callable[[int], Owner | None] = lambda thread: None,
     lingers: Callable[[], bool] = lambda: False,
 ) -> Restorer:
-    """Adopt, from now on and in the whole process, what foreign code starts inside a scope.
+    """Adopt what foreign code starts in a scope, from now on and in the whole process.
 
     Parameters:
-        current: says which scope the running code is in; it may raise where nothing may be started.
-        processes: whose zygote does the killing; None for the one of this process. It is started now: what it finds
-            when this process is killed, it kills.
-        sealed: whether to make tags indelible, for good: see `holdfast.runtime.seal` for what it costs.
-        home: the scope that a thread (its number in the kernel) works for. When it stops to, it calls `leave_thread`.
-        lingers: whether threads of ended scopes still run. While they do at the end, ``current`` goes on to refuse
-            them, though nothing is adopted any more, and the next installation takes over without a gap.
+        current: returns the scope that the running code is in; it may raise to refuse a start.
+        processes: its zygote does the killing; None for that of this process. The zygote is started now, so that it can
+            kill what is left if this process is killed.
+        sealed: whether to make tags indelible, for good: see `holdfast.runtime.seal` for the cost.
+        home: returns the scope that a thread (by native id) works for. A thread that stops working for a scope must
+            call `leave_thread`.
+        lingers: whether threads of ended scopes still run. If so at the end, ``current`` keeps refusing their starts,
+            although nothing is adopted any more, and the next installation takes over without a gap.
 
     Raises:
-        RuntimeError: it is installed already.
+        RuntimeError: already installed.
     """
     global _adoption, _hooks
     if _adoption is not None:
-        raise RuntimeError("foreign processes are adopted already; restore() the first install() before the next")
+        raise RuntimeError("foreign processes are already adopted; call restore() of the first install() first")
     if not supported():
         return Restorer(lambda: None)
-    if _hooks is not None and sealed and not current_seal().sealed:  # their tag is in the way of a seal
+    if _hooks is not None and sealed and not current_seal().sealed:  # their tag would block a seal
         _hooks.take_off()
         _hooks = None
     processes = process_host() if processes is None else processes
@@ -879,11 +883,11 @@ def install(
 
 
 class _Hooks:
-    """What is changed in this process while programs are adopted, and after that for as long as threads that were
-    abandoned have to be refused.
+    """Changes to this process while programs are adopted, and afterwards as long as starts of abandoned threads must be
+    refused.
 
     Parameters:
-        adoption: the installation that decides about starts.
+        adoption: installation that decides about starts.
     """
 
     def __init__(self, adoption: _Adoption) -> None:
@@ -898,12 +902,12 @@ class _Hooks:
         _wrap(self)
 
     def pass_to(self, adoption: _Adoption) -> None:
-        """Have another installation decide, from one start to the next."""
+        """Let another installation decide from the next start on."""
         self.adoption = adoption
         _wrap_uvloop(self)
 
     def put(self, place: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-        """Put a wrapper around a way to start a process, once."""
+        """Wrap a function that starts processes, once."""
         if any(known[:2] == (place, name) for known in self._plain):
             return
         plain = getattr(place, name)
@@ -911,7 +915,7 @@ class _Hooks:
         setattr(place, name, wrapper(plain))
 
     def take_off(self) -> None:
-        """Give the process back as it was."""
+        """Restore the process as it was."""
         while self._plain:
             place, name, plain = self._plain.pop()
             setattr(place, name, plain)
@@ -925,7 +929,7 @@ _hooks: _Hooks | None = None
 
 
 def _report(stranger: str) -> None:
-    """Tell the operator, and nobody else, of a process that is no scope's for certain."""
+    """Report a process that certainly belongs to no scope to the operator only."""
     _log.warning(
         "C code started a process that cannot be attributed to a session: %s; sessions that were open then cannot be "
         "proven stopped while it lives; start programs with run.process or subprocess",
@@ -934,11 +938,11 @@ def _report(stranger: str) -> None:
 
 
 class _Bequeathing:
-    """Awaits a start of uvloop's, which makes the program before it waits for anything.
+    """Awaits a start by uvloop, which creates the program before it waits for anything.
 
     Parameters:
-        begun: called once the program is there: who waits for the rest of its start may be cancelled, and never learn
-            its pid.
+        begun: called once the program exists: a caller that waits for the rest of its start may be cancelled and never
+            learn its pid.
     """
 
     def __init__(
@@ -981,7 +985,7 @@ class _Bequeathing:
 
 
 def _wrap(hooks: _Hooks) -> None:
-    """Put wrappers around all ways to start a process."""
+    """Wrap all ways to start a process."""
 
     def around_fork_exec(plain: Callable[..., int]) -> Callable[..., int]:
         def fork_exec(*arguments: Any) -> int:
@@ -1026,7 +1030,7 @@ def _wrap(hooks: _Hooks) -> None:
                 adoption.finish()
                 raise
             pid = result if isinstance(result, int) else result[0]
-            if pid == 0:  # a lock may be held for ever here, by a thread that was not forked along
+            if pid == 0:  # a lock may be held for ever here, by a thread that does not exist in the child
                 if tag is not None:
                     os.environb.update(_marks(tag))
                 return result
@@ -1072,7 +1076,7 @@ def _wrap(hooks: _Hooks) -> None:
                 plain(self)
                 return
             tag = adoption.tag_for(owner)
-            with adoption.bequeath_by(_fork_server(), tag):  # it is no child of ours, but of the server's
+            with adoption.bequeath_by(_fork_server(), tag):  # it is not our child but the server's
                 plain(self)
             adoption.enter(owner, self.pid, self.name, tag)
 
@@ -1100,7 +1104,7 @@ def _wrap(hooks: _Hooks) -> None:
 
 
 def _wrap_uvloop(hooks: _Hooks) -> None:
-    """The same for uvloop, once it was imported: it starts its programs in C."""
+    """Do the same for uvloop, which starts programs in C, once it was imported."""
 
     def around_loop_start(plain: Callable[..., Any]) -> Callable[..., Any]:
         async def start(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -1134,7 +1138,7 @@ def _wrap_uvloop(hooks: _Hooks) -> None:
 
 def _starts_what_is_shared() -> bool:
     """Whether ``multiprocessing`` is starting a helper of its own here."""
-    frame = sys._getframe(2)  # who called the wrapper
+    frame = sys._getframe(2)  # the caller of the wrapper
     if frame.f_globals.get("__name__") == "multiprocessing.util" and frame.f_back is not None:
         frame = frame.f_back
     return frame.f_globals.get("__name__") in _SHARED
@@ -1146,7 +1150,7 @@ def _start_method(process: Any) -> str | None:
 
 
 def _fork_server() -> int:
-    """The pid of the fork server of ``multiprocessing``, which runs from now on."""
+    """Return the pid of the fork server of ``multiprocessing``, starting it if necessary."""
     from multiprocessing import forkserver
 
     forkserver.ensure_running()

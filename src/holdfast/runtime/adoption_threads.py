@@ -1,15 +1,15 @@
-"""Follows what foreign code does with threads of its own inside a scope: executors, anyio's workers, bare threads.
+"""Tracking of foreign code's own threads in a scope: executors, anyio's workers, bare threads.
 
 Invariants
-- A call that foreign code gives to an executor of its own, or to anyio's worker threads, is a member of the scope in
-  whose context it was given, from then until it has ended. It runs as before: no context is added, its result and
-  error stay with foreign code. One that no thread has begun is cancelled when the scope stops.
-- A thread of such a pool is nobody's: only its calls count. Any other ``threading.Thread`` started inside a scope is
+- A call that foreign code submits to its own executor, or to anyio's worker threads, is a member of the scope in whose
+  context it was submitted, until it has ended. It runs as before: no context is added, and its result and error stay
+  with foreign code. A call that no thread has begun is cancelled when the scope stops.
+- A thread of such a pool has no owner: only its calls count. Any other ``threading.Thread`` started in a scope is
   recorded, and reported as unowned while it lives.
-- What such a call or thread starts in its turn, be it a thread, a call or a program, belongs to the same scope, though
-  no context says so; see `starting_scope`.
-- Outside of scopes everything runs as before, for the price of one look at a context variable.
-- A forked child is in no scope: the scope's loop is its parent's, and a lock of it may be held there for ever.
+- Threads, calls and programs that such a call or thread starts belong to the same scope, although no context carries
+  it; see `starting_scope`.
+- Outside of scopes everything runs as before, for the price of one context variable lookup.
+- A forked child is in no scope: the scope's loop is its parent's, and one of its locks may be held for ever there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ForeignCall", "call_name", "home_of_thread", "linger", "starting_scope", "watch_threads"]
 
-# The runtime's own, and those in which asyncio waits for programs, which end with them.
+# Threads of the runtime, and those in which asyncio waits for programs, which end with the programs.
 _OURS = ("holdfast-", "asyncio-waitpid-")
 _ANYIO = "anyio._backends._asyncio"
 
@@ -59,10 +59,10 @@ class ForeignCall(Handle[None]):
         self._cancel_unbegun: Callable[[], object] | None = None
 
     def enter(self) -> None:
-        """Become a member.
+        """Enter the scope as a member.
 
         Raises:
-            ScopeClosed: the scope takes no calls any more, not even for clean-up.
+            ScopeClosed: the scope accepts no calls any more, not even for cleanup.
         """
         if not self.scope._adopt(self):
             raise ScopeClosed(f"scope {self.scope.name!r} is closed and starts no thread for {self.name!r}")
@@ -78,12 +78,12 @@ class ForeignCall(Handle[None]):
             leave_thread()
             self.thread = None
             if before is None:
-                _homes.pop(thread, None)  # none is there in a forked child that comes back
+                _homes.pop(thread, None)  # missing in a forked child that returns
             else:
                 _homes[thread] = before
 
     def end(self, _: object = None) -> None:
-        """The call has ended, or will never begin. From any thread."""
+        """Note that the call has ended or will never begin. Callable from any thread."""
         self.scope._on_loop(self._finish)
 
     def _finish(self) -> None:
@@ -92,7 +92,7 @@ class ForeignCall(Handle[None]):
         self._cancel_unbegun = None
 
     def _watch(self, interrupt: Interrupt) -> None:
-        """Foreign code does not know of it."""
+        """Do nothing: foreign code does not know the interrupt."""
 
     def _ask(self) -> None:
         if self.thread is None and self._cancel_unbegun is not None:
@@ -102,7 +102,7 @@ class ForeignCall(Handle[None]):
         self._ask()
 
     def is_alive(self) -> bool:
-        """Whether a thread runs it. From any thread."""
+        """Whether a thread runs it. Callable from any thread."""
         return self.thread is not None
 
     def _living(self) -> ForeignCall | None:
@@ -127,7 +127,7 @@ class ForeignCall(Handle[None]):
 
 
 def call_name(fn: Callable[..., object]) -> str:
-    """The name of what is called in the end, behind partial functions."""
+    """Return the name of the function behind partial functions."""
     while isinstance(fn, functools.partial):
         # asyncio.to_thread makes partial(context.run, fn, …).
         carried = fn.args[0] if fn.args and getattr(fn.func, "__name__", "") == "run" else fn.func
@@ -139,8 +139,8 @@ _homes: weakref.WeakKeyDictionary[threading.Thread, Scope] = weakref.WeakKeyDict
 
 
 def starting_scope() -> Scope | None:
-    """The scope that owns what is started here: the current one, or the one in which foreign code started this thread
-    or gave it its present call. None in ``with detached()`` and outside any."""
+    """Return the scope that owns what is started here: the current one, or the one in which foreign code started this
+    thread or submitted its present call. None in ``with detached()`` and outside any scope."""
     scope = current_scope()
     if scope is not None or current_place.variable in contextvars.copy_context():
         return scope
@@ -148,7 +148,7 @@ def starting_scope() -> Scope | None:
 
 
 def home_of_thread(native_id: int) -> Scope | None:
-    """The scope that a thread, by its number in the kernel, works for now; None for one that works for none."""
+    """Return the scope that a thread, by native id, works for now; None if it works for none."""
     for thread, scope in _homes_now():
         if thread.native_id == native_id:
             return scope
@@ -158,19 +158,19 @@ def home_of_thread(native_id: int) -> Scope | None:
 
 
 def _homes_now() -> list[tuple[threading.Thread, Scope]]:
-    """The threads and their scopes; other threads start and end meanwhile, which a weak dictionary does not bear."""
+    """Return threads and their scopes; retry if other threads change the weak dictionary meanwhile."""
     while True:
         with contextlib.suppress(RuntimeError):
             return list(_homes.items())
 
 
 def linger() -> bool:
-    """Whether threads still run that scopes which have ended left behind."""
+    """Whether threads of ended scopes still run."""
     return any_abandoned() or any(thread.is_alive() and scope.closed for thread, scope in _homes_now())
 
 
 def _leave_scopes() -> None:
-    """In a forked child; what its context says is left by `Carried`."""
+    """Forget all scopes in a forked child; `Carried` clears its context."""
     global _homes
     _homes = weakref.WeakKeyDictionary()
 
@@ -244,7 +244,7 @@ async def _run_in_anyio(
 
 
 def _watch_anyio() -> None:
-    """anyio is watched once it has been imported."""
+    """Watch anyio once it has been imported."""
     global _anyio_plain
     module = sys.modules.get(_ANYIO)
     if module is not None and _anyio_plain is None:
@@ -254,7 +254,7 @@ def _watch_anyio() -> None:
 
 
 def watch_threads(step: int) -> None:
-    """Begin (1) or end (-1) to watch; it is counted. It does not end while abandoned threads still run."""
+    """Start (1) or stop (-1) watching; calls are counted. Watching continues while abandoned threads run."""
     global _watching, _anyio_plain
     before, _watching = _watching, _watching + step
     if _watching and not before:

@@ -1,10 +1,10 @@
-"""A queue with a bound, for the tasks of one event loop and for threads that feed it.
+"""A bounded queue for the tasks of one event loop and for threads that feed it.
 
 Invariants:
 
-- Who is first in line is first served; nobody overtakes. Items leave in the order in which they came in.
-- While somebody waits to take, every item is promised; while somebody waits to put, every place is. So whoever finds a
-  free one may take it at once.
+- Waiters are served first come, first served; none overtakes. Items leave in the order in which they came in.
+- While a task waits to take, every item is promised; while one waits to put, every free place is. So a caller that
+  finds a free one may take it at once.
 - A put that raises has put nothing in; a get that raises has taken nothing out.
 """
 
@@ -32,13 +32,13 @@ class BoundedQueueStatistics:
     """A snapshot of a bounded queue.
 
     Parameters:
-        name: the queue's name.
-        size: items in it.
-        maxsize: its bound.
-        waiting_getters: tasks that wait for an item.
-        waiting_putters: tasks and threads that wait for room.
-        put: items that ever went in.
-        taken: items that ever came out, drained ones included.
+        name: name of the queue.
+        size: number of items in it.
+        maxsize: its limit.
+        waiting_getters: number of tasks that wait for an item.
+        waiting_putters: number of tasks and threads that wait for room.
+        put: number of items ever put in.
+        taken: number of items ever taken out, including drained ones.
         closed: whether it was closed.
     """
 
@@ -53,14 +53,14 @@ class BoundedQueueStatistics:
 
 
 class BoundedQueue(Generic[T]):
-    """First in, first out, with a bound. Its methods belong to one event loop; only `put_threadsafe` to other threads.
+    """A bounded FIFO queue. Its methods belong to one event loop; other threads may call `put_threadsafe` only.
 
     Several tasks may put and get at once. A task that is cancelled or interrupted while it waits, or after it was
-    woken, loses nothing. For consumers that shall share equally, see `holdfast.runtime.FairQueue`.
+    woken, loses nothing. If consumers are to share equally, see `holdfast.runtime.FairQueue`.
 
     Parameters:
-        maxsize: how many items it holds at most; at least 1.
-        name: for errors and statistics.
+        maxsize: maximum number of items; at least 1.
+        name: name for errors and statistics.
 
     Raises:
         ValueError: ``maxsize`` is below 1.
@@ -68,7 +68,7 @@ class BoundedQueue(Generic[T]):
 
     def __init__(self, maxsize: int, *, name: str = "queue") -> None:
         if maxsize < 1:
-            raise ValueError(f"maxsize is {maxsize}; it must be at least 1, for every queue has a bound")
+            raise ValueError(f"invalid maxsize={maxsize}; use at least 1")
         self.name = name
         self._maxsize = maxsize
         self._items: deque[T] = deque()
@@ -88,10 +88,10 @@ class BoundedQueue(Generic[T]):
         return self._closed
 
     async def put(self, item: T) -> None:
-        """Put an item in, waiting for room.
+        """Put an item in; wait for room.
 
         Raises:
-            QueueClosed: the queue is closed, or was while this waited.
+            QueueClosed: the queue is closed, or was closed while waiting.
             Interrupted: the current interrupt is triggered.
         """
         check_interrupt()
@@ -108,7 +108,7 @@ class BoundedQueue(Generic[T]):
         """Put an item in.
 
         Raises:
-            QueueFull: there is no room.
+            QueueFull: the queue is full.
             QueueClosed: the queue is closed.
         """
         self._check_open()
@@ -117,24 +117,24 @@ class BoundedQueue(Generic[T]):
         self._append(item)
 
     def put_threadsafe(self, item: T, *, timeout_s: float | None = None) -> None:
-        """Put an item in from a thread that is not the loop's; blocks that thread until there is room.
+        """Put an item in from another thread than the loop's; block that thread until there is room.
 
         Parameters:
-            item: what to put in.
-            timeout_s: give up after so many seconds; None waits for as long as it takes.
+            item: item to put in.
+            timeout_s: give up after this many seconds; None: wait indefinitely.
 
         Raises:
-            QueueFull: there was no room within ``timeout_s``; the item is not in the queue.
-            QueueClosed: the queue is closed, or was while this waited, or its loop is.
+            QueueFull: no room within ``timeout_s``; the item is not in the queue.
+            QueueClosed: the queue or its loop is closed, or was closed while waiting.
             Interrupted: the current interrupt was triggered first; the item is not in the queue.
-            RuntimeError: called on the thread of a running loop, or the queue has not met its loop yet.
+            RuntimeError: called on the thread of a running loop, or the queue does not know its loop yet.
         """
         if asyncio._get_running_loop() is not None:
-            raise RuntimeError(f"put_threadsafe to {self.name} would block an event loop; await put() there")
+            raise RuntimeError(f"put_threadsafe() of {self.name} would block an event loop; await put() instead")
         loop = self._loop
         if loop is None:
             raise RuntimeError(
-                f"{self.name} does not know its loop yet; make it inside a coroutine, or use it there first"
+                f"{self.name} does not know its loop yet; create it inside a coroutine, or use it there first"
             )
         check_interrupt()
         accepted: Future[None] = Future()
@@ -159,10 +159,10 @@ class BoundedQueue(Generic[T]):
                 raise Interrupted(cause) from None
 
     async def get(self) -> T:
-        """Take the first item out, waiting for one.
+        """Take the first item out; wait for one.
 
         Raises:
-            QueueClosed: the queue is closed and empty, or became so while this waited.
+            QueueClosed: the queue is closed and empty, or became so while waiting.
             Interrupted: the current interrupt is triggered.
         """
         check_interrupt()
@@ -179,8 +179,8 @@ class BoundedQueue(Generic[T]):
         """Take the first item out.
 
         Raises:
-            QueueEmpty: there is none that is not promised to somebody who waits.
-            QueueClosed: there is none, and the queue is closed.
+            QueueEmpty: every item is promised to a waiting task, or the queue is empty.
+            QueueClosed: the queue is empty and closed.
         """
         if self._free() > 0:
             return self._pop()
@@ -189,13 +189,13 @@ class BoundedQueue(Generic[T]):
         raise QueueEmpty(f"{self.name} is empty")
 
     def close(self) -> None:
-        """Let nothing in any more; what is in can still be taken out. May be repeated."""
+        """Accept no more items; the remaining ones can still be taken. Idempotent."""
         self._closed = True
         self._putters.release_all()
         self._tell_if_over()
 
     def drain(self) -> list[T]:
-        """Take everything out at once, in order; tasks that wait to put go on."""
+        """Take all items at once, in order; tasks that wait to put continue."""
         items = list(self._items)
         self._items.clear()
         self._taken += len(items)
@@ -205,7 +205,7 @@ class BoundedQueue(Generic[T]):
         return items
 
     def statistics(self) -> BoundedQueueStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return BoundedQueueStatistics(
             name=self.name,
             size=len(self._items),
@@ -218,11 +218,11 @@ class BoundedQueue(Generic[T]):
         )
 
     def _free(self) -> int:
-        """Items that are not promised."""
+        """Return the number of items that are not promised."""
         return len(self._items) - len(self._getters.promised)
 
     def _room(self) -> int:
-        """Places that are neither taken nor promised."""
+        """Return the number of places that are neither taken nor promised."""
         return self._maxsize - len(self._items) - len(self._putters.promised)
 
     def _append(self, item: T) -> None:
@@ -262,7 +262,7 @@ class BoundedQueue(Generic[T]):
         return loop.create_future()
 
     def _enter_from_thread(self, item: T, accepted: Future[None]) -> None:
-        """The loop's half of `put_threadsafe`: put the item in, or stand in line for it."""
+        """Loop side of `put_threadsafe`: put the item in, or join the queue of waiters."""
         if self._closed:
             self._answer(accepted, QueueClosed(f"{self.name} is closed"))
         elif self._room() > 0 and not self._putters.waiting:
@@ -286,7 +286,7 @@ class BoundedQueue(Generic[T]):
             self._offer_room()
 
     def _thread_went_away(self, waiter: Waiter, accepted: Future[None]) -> None:
-        """Leave the line when the thread gave up. Runs on whichever thread ended the wait."""
+        """Leave the queue of waiters when the thread gave up. Runs on whichever thread ended the wait."""
         if accepted.cancelled():
             loop = waiter.get_loop()
             if not loop.is_closed():
@@ -294,7 +294,7 @@ class BoundedQueue(Generic[T]):
 
     @staticmethod
     def _answer(accepted: Future[None], error: Exception | None) -> bool:
-        """Tell the thread; False when it has gone away."""
+        """Answer the thread; return False if it has gone away."""
         if not accepted.set_running_or_notify_cancel():
             return False
         if error is not None:

@@ -1,11 +1,11 @@
-"""One publisher, many readers, each with its own cursor: everybody sees every item in order, or is told of the gap.
+"""One publisher, many readers with a cursor each: every reader sees every item in order, or gets a gap.
 
 Invariants:
 
-- Publishing never waits, whatever the readers do. It touches only the readers that wait at that moment.
-- What counts is who has a reader, not who waits: while one has not seen an item, the item is kept, up to the bound.
-- A cursor moves only when its reader takes items, without an await in between: a cancelled read has lost nothing.
-- Once every reader has seen everything, or there is none, nothing is kept.
+- Publishing never waits, whatever the readers do. It touches only readers that are waiting at that moment.
+- Open readers count, not waiting ones: while one has not seen an item, the item is kept, up to the limit.
+- A cursor moves only when its reader takes items, without an await in between: a cancelled read loses nothing.
+- Once every reader has seen everything, or no reader is left, nothing is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The reader missed the items ``after`` < number ≤ ``until``; its cursor stands at ``until`` now."""
+    """The reader missed the items ``after`` < number ≤ ``until``; its cursor is now at ``until``."""
 
     after: int
     until: int
@@ -36,11 +36,11 @@ class BroadcastStatistics:
     """A snapshot of a broadcast.
 
     Parameters:
-        next_seq: the number of the next item.
-        kept: items in memory.
-        readers: open readers.
-        waiting: readers that wait for an item.
-        behind: readers that have not seen everything.
+        next_seq: number of the next item.
+        kept: number of items in memory.
+        readers: number of open readers.
+        waiting: number of readers that wait for an item.
+        behind: number of readers that have not seen everything.
         closed: whether it was closed.
     """
 
@@ -53,13 +53,13 @@ class BroadcastStatistics:
 
 
 class Broadcast(Generic[T]):
-    """Hands each published item to every reader. Belongs to one event loop; it is small while nobody reads.
+    """Delivers each published item to every reader. Belongs to one event loop; it is small without readers.
 
     Parameters:
-        next_seq: the number of the first item to come.
-        limit: how many items are kept, at least, for a reader that is behind; up to twice as many may be.
-        weigh: the weight of an item; by default items have none.
-        weight_limit: once the items that are kept weigh more, none of them is kept.
+        next_seq: number of the first item to come.
+        limit: minimum number of items kept for a reader that is behind; up to twice as many may be kept.
+        weigh: returns the weight of an item; default: items have no weight.
+        weight_limit: when the kept items weigh more, all of them are dropped.
 
     Raises:
         ValueError: ``limit`` is below 1.
@@ -88,22 +88,22 @@ class Broadcast(Generic[T]):
         weight_limit: int = 0,
     ) -> None:
         if limit < 1:
-            raise ValueError(f"limit is {limit}; it must be at least 1")
+            raise ValueError(f"invalid limit={limit}; use at least 1")
         self._next_seq = next_seq
         self._limit = limit
-        self._items: list[T] | None = None  # the newest ones; the last has the number next_seq - 1
+        self._items: list[T] | None = None  # the newest ones; the last has number next_seq - 1
         self._weigh = weigh
         self._weight = 0
         self._weight_limit = weight_limit
         self._readers = 0
         self._behind = 0
-        self._epoch = 0  # counts publications; a reader that has seen the last one carries its number
+        self._epoch = 0  # counts publications; a reader that has seen the last one has its number
         self._closed = False
         self._waiting: dict[Reader[T], Waiter] | None = None
 
     @property
     def next_seq(self) -> int:
-        """The number of the next item."""
+        """Number of the next item."""
         return self._next_seq
 
     @property
@@ -116,14 +116,14 @@ class Broadcast(Generic[T]):
 
         Parameters:
             items: may be empty.
-            first_seq: the number of the first of them; by default the next one. What was published before is skipped,
-                so a repeated publication has no effect. Numbers that are left out become a `Gap` for every reader.
+            first_seq: number of the first item; default: the next one. Already published numbers are skipped, so a
+                repeated publication has no effect. Omitted numbers become a `Gap` for every reader.
 
         Raises:
-            RuntimeError: it is closed.
+            RuntimeError: the broadcast is closed.
         """
         if self._closed:
-            raise RuntimeError("this broadcast is closed; nothing can be published any more")
+            raise RuntimeError("broadcast is closed")
         missing = 0 if first_seq is None else first_seq - self._next_seq
         if missing < 0:
             items = items[-missing:]
@@ -138,21 +138,21 @@ class Broadcast(Generic[T]):
         return self._next_seq
 
     def reader(self, after: int | None = None) -> Reader[T]:
-        """A new reader. Close it, or leave it as a context manager; one that is dropped closes itself.
+        """Create a reader. Close it, or use it as a context manager; a dropped reader closes itself.
 
         Parameters:
-            after: the number of the last item that was seen; by default that of the last one published. May lie ahead
-                of what was published: the reader then waits until its turn comes.
+            after: number of the last item already seen; default: the last one published. It may be ahead of what was
+                published: the reader then waits for the item after it.
         """
         return Reader(self, self._next_seq - 1 if after is None else after)
 
     def close(self) -> None:
-        """Publish nothing more. Readers get what is kept, then the end. May be repeated."""
+        """Stop publishing. Readers get what is kept, then the end. Idempotent."""
         self._closed = True
         self._wake()
 
     def statistics(self) -> BroadcastStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return BroadcastStatistics(
             next_seq=self._next_seq,
             kept=len(self._items) if self._items else 0,
@@ -196,14 +196,14 @@ class Broadcast(Generic[T]):
                 self._waiting = None
 
     def _caught_up(self) -> None:
-        """One reader more has seen everything."""
+        """Note that one more reader has seen everything."""
         self._behind -= 1
         if not self._behind:
             self._items = None
 
 
 class Reader(Generic[T]):
-    """A position in a broadcast. For one task at a time; made by `Broadcast.reader`."""
+    """A position in a broadcast, for one task at a time; created by `Broadcast.reader`."""
 
     __slots__ = ("_broadcast", "_closed", "_cursor", "_epoch", "_waiter")
 
@@ -229,14 +229,14 @@ class Reader(Generic[T]):
 
     @property
     def cursor(self) -> int:
-        """The number of the last item that it took."""
+        """Number of the last item that it took."""
         return self._cursor
 
     async def read(self, max_items: int = 256) -> list[tuple[int, T]] | Gap | None:
-        """The next items with their numbers, waiting for one; a `Gap` for those that are gone; None at the end.
+        """Return the next items with their numbers, waiting for one; a `Gap` for lost items; None at the end.
 
         Parameters:
-            max_items: at most so many at once; at least 1.
+            max_items: maximum number of items; at least 1.
 
         Raises:
             Interrupted: the current interrupt is triggered; nothing was taken.
@@ -244,7 +244,7 @@ class Reader(Generic[T]):
             ValueError: ``max_items`` is below 1.
         """
         if max_items < 1:
-            raise ValueError(f"max_items is {max_items}; it must be at least 1")
+            raise ValueError(f"invalid max_items={max_items}; use at least 1")
         check_interrupt()
         while True:
             taken = self._take(max_items)
@@ -255,7 +255,7 @@ class Reader(Generic[T]):
             await self._wait()
 
     def close(self) -> None:
-        """Read nothing more; whoever waits on it gets the end. May be repeated."""
+        """Stop reading; a waiting task gets the end. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -297,7 +297,7 @@ class Reader(Generic[T]):
 
     async def _wait(self) -> None:
         if self._waiter is not None:
-            raise RuntimeError("another task waits on this reader; give each task a reader of its own")
+            raise RuntimeError("another task already waits on this reader; use one reader per task")
         broadcast = self._broadcast
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self._waiter = waiter

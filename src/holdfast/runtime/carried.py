@@ -1,15 +1,15 @@
-"""Values that follow the flow of a program: carried into tasks and threads, but not out of a generator.
+"""Context variables that follow the flow of a program: into tasks and threads, but not out of a generator.
 
-A context variable that is set inside a generator stays set for whoever iterates over it, between two of its items, and
-for ever when the generator is dropped half-way. `Carried` notes in which generator a value was entered, and shows it
+A plain context variable that is set inside a generator stays set for the code that iterates over it, between two items,
+and for ever if the generator is dropped half-way. `Carried` notes in which generator a value was entered, and shows it
 only while that generator runs.
 
 Invariants
-- A value entered in a generator is visible in that generator, in what it calls and awaits, and in the tasks and threads
+- A value entered in a generator is visible in that generator, in what it calls and awaits, and in tasks and threads
   that it starts; never in the code that iterates over it. (`@contextmanager` and `@asynccontextmanager` functions pass
   the value on to the body of their ``with``, as they must.)
 - A value that was left is visible nowhere in the task that entered it, whatever context it was left in.
-- No value is visible in a forked child: it belongs to a loop of the parent, and a lock of it may be held for ever.
+- No value is visible in a forked child: it belongs to a loop of the parent, and one of its locks may be held for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HERE = (__file__, contextlib.__file__)
 
 
 def _owner() -> object:
-    """Who runs here: the task, or the thread outside any task."""
+    """Return what runs here: the task, or the thread outside any task."""
     if asyncio._get_running_loop() is not None:
         task = asyncio.current_task()
         if task is not None:
@@ -44,7 +44,7 @@ def _owner() -> object:
 
 
 def _iterated_frame() -> FrameType | None:
-    """The frame of the generator whose own code enters a value now, or None if it is no generator's."""
+    """Return the frame of the generator whose own code enters a value now, or None outside generators."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -61,7 +61,7 @@ def _iterated_frame() -> FrameType | None:
 
 
 class InGenerator(Generic[T]):
-    """A value that a generator entered, and what its surroundings have instead."""
+    """A value that a generator entered, and the value of the surrounding code."""
 
     __slots__ = ("_frame", "_inner", "_outer", "_owner")
 
@@ -72,22 +72,22 @@ class InGenerator(Generic[T]):
         self._owner: object = _owner()
 
     def value(self) -> T | None:
-        """What is visible here and now."""
+        """Return the value that is visible here and now."""
         frame = self._frame
-        # The frame of a generator that does not run has no caller.
+        # The frame of a suspended generator has no caller.
         if frame is not None and (frame.f_back is not None or _owner() != self._owner):
             return self._inner
         outer = self._outer
         return outer.value() if isinstance(outer, InGenerator) else outer
 
     def close(self) -> None:
-        """The generator has left the value."""
+        """Mark the value as left by the generator."""
         self._frame = None
         self._owner = None
 
 
 class Entered(Generic[T]):
-    """A value that was entered; ``leave()`` it, in whatever context."""
+    """A value that was entered; call ``leave()`` in any context."""
 
     __slots__ = ("_bound", "_token", "_variable")
 
@@ -103,11 +103,11 @@ class Entered(Generic[T]):
 
     @property
     def frame(self) -> FrameType | None:
-        """The frame of the generator that entered it, or None when no generator did."""
+        """Frame of the generator that entered it, or None."""
         return None if self._bound is None else self._bound._frame
 
     def leave(self) -> None:
-        """Make the value before it visible again."""
+        """Make the previous value visible again."""
         if self._bound is None:
             self._variable.reset(self._token)
             return
@@ -118,11 +118,11 @@ class Entered(Generic[T]):
 
 
 class Carried(Generic[T]):
-    """A context variable that does not leak out of generators. All methods from any thread.
+    """A context variable that does not leak out of generators. All methods are callable from any thread.
 
     Parameters:
-        name: of the variable.
-        in_generator: what stands for a value that a generator entered.
+        name: name of the variable.
+        in_generator: wrapper for a value that a generator entered.
     """
 
     __slots__ = ("_in_generator", "variable")
@@ -134,17 +134,17 @@ class Carried(Generic[T]):
             os.register_at_fork(after_in_child=partial(self.variable.set, None))
 
     def get(self) -> T | None:
-        """What is visible here, or None."""
+        """Return the value that is visible here, or None."""
         value = self.variable.get()
         return value.value() if isinstance(value, InGenerator) else value
 
     def get_in(self, context: Context) -> T | None:
-        """What is visible to code that runs in `context`, or None."""
+        """Return the value that is visible to code that runs in `context`, or None."""
         value = context.get(self.variable)
         return value.value() if isinstance(value, InGenerator) else value
 
     def enter(self, value: T | None) -> Entered[T]:
-        """Make `value` visible until it is left; called by the ``__enter__`` or ``__aenter__`` of whoever offers it."""
+        """Make `value` visible until it is left; call it in ``__enter__`` or ``__aenter__`` of a context manager."""
         frame = _iterated_frame()
         if frame is None:
             return Entered(self.variable, self.variable.set(value), None)

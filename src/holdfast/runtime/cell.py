@@ -1,19 +1,19 @@
-"""The process in which isolated functions run: it takes one call after another, and says what each left behind.
+"""The process in which isolated functions run: it serves calls one after another and reports what each left behind.
 
 `holdfast.runtime.cells` starts it, under a reaper of its own. Invariants
-- One call at a time, in the main thread and in a fresh context. The process ends when no call comes for a while, when
-  its connection ends, and after a call that was interrupted.
-- What a call leaves in modules stays for the next one. Whatever else it leaves (threads, processes, descriptors,
-  signal handlers, the directory, the environment, limits) is named in its answer, and the process takes no other call.
-- An answer is sent whole or not at all, to the host only: not into another file that took over the descriptor, and not
-  by a copy of this process that the function forked.
-- SIGTERM is the interrupt of the call: it triggers the current interrupt and, once, raises `Interrupted` in the
-  function. Between two calls it ends the process.
+- It serves one call at a time, in the main thread and in a fresh context. It exits after an idle timeout, when its
+  connection ends, and after a call that was interrupted.
+- Changes that a call makes to modules stay for the next call. Anything else it leaves (threads, processes, descriptors,
+  signal handlers, the directory, the environment, limits) is named in its answer, and the process takes no more calls.
+- An answer is sent whole or not at all, and to the host only: not into another file that has taken over the descriptor,
+  and not by a copy of this process that the function forked.
+- SIGTERM interrupts the call: it triggers the current interrupt and, once, raises `Interrupted` in the function.
+  Between two calls it ends the process.
 
-A frame is a kind, a length and as many bytes. ``CALL`` is a marshalled ``(head, pickled function and values)``,
+A frame is a kind, a length and that many bytes. ``CALL`` is a marshalled ``(head, pickled function and values)``,
 ``CAUSE`` a pickled `Cause` that precedes a SIGTERM. ``BEGUN`` is a marshalled ``(threads, descriptors, bytes of
-memory)`` as they were before the function was called, ``ANSWER`` a marshalled ``(what happened, pickled value, what was
-left)``.
+memory)`` from before the function was called, ``ANSWER`` a marshalled ``(outcome, pickled value, names of what the call
+left behind)``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = ["ANSWER", "ANSWER_LIMIT_BYTES", "BEGUN", "CALL", "CAUSE", "HEADER", "
 HEADER: Final = struct.Struct("!BQ")
 CALL, CAUSE, BEGUN, ANSWER = range(1, 5)
 ANSWER_LIMIT_BYTES = 1 << 26
-"""A larger answer is an error: it would have to fit into the memory of the host."""
+"""Larger answers are errors, because an answer must fit into the memory of the host."""
 
 _ENDING_S = 0.02
 _ENDING_PAUSE_S = 0.001
@@ -59,12 +59,12 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class Head(TypedDict):
-    """What comes with a call.
+    """Header of a call.
 
     Parameters:
-        interrupt: the name of its interrupt.
-        streamed: whether the host reads what the function prints; else it goes to the host's standard error.
-        variables: module, name and value of the context variables that are carried.
+        interrupt: name of the call's interrupt.
+        streamed: whether the host reads what the function prints; otherwise it goes to the host's standard error.
+        variables: module, name and value of the context variables to set.
     """
 
     interrupt: str
@@ -73,15 +73,15 @@ class Head(TypedDict):
 
 
 def frame(kind: int, payload: bytes) -> bytes:
-    """A frame as it is sent."""
+    """Return a frame as it is sent."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
 class IsolatedCall:
-    """What an isolated function has of its call; can be pickled.
+    """Handle of the running call for an isolated function; can be pickled.
 
     Parameters:
-        call_id: the same in every attempt: the idempotency key to give to outside services.
+        call_id: identical in every attempt: the idempotency key to give to outside services.
     """
 
     __slots__ = ("call_id",)
@@ -90,26 +90,26 @@ class IsolatedCall:
         self.call_id = call_id
 
     def output(self, text: str) -> None:
-        """Stream a piece of the call's output; waits while the host is behind. From any thread of the process.
+        """Stream a piece of the call's output; block while the host is behind. Callable from any thread of the process.
 
         Raises:
             RuntimeError: not called in the process of an isolated call.
         """
         if _cell is None:
-            raise RuntimeError("output() works in the process of an isolated call only")
+            raise RuntimeError("output() is available only in the process of an isolated call")
         _cell.say(text)
 
 
 class _Traces:
-    """What of this process a call might change."""
+    """Snapshot of everything in this process that a call might change."""
 
     def __init__(self) -> None:
         self.threads = len(os.listdir("/proc/self/task"))
         self.descriptors = _descriptors()
         self.settings: dict[str, object] = {
-            "the directory": os.getcwd(),
-            "the environment": dict(os.environb),
-            "the umask": _umask(),
+            "working directory": os.getcwd(),
+            "environment": dict(os.environb),
+            "umask": _umask(),
             "signal handlers": [signal.getsignal(number) for number in sorted(signal.valid_signals())],
             "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             "timers": [signal.getitimer(timer)[1] or signal.getitimer(timer)[0] > 0 for timer in _TIMERS],
@@ -119,16 +119,16 @@ class _Traces:
         }
 
     def left(self) -> list[str]:
-        """What is there now and was not there then, for people."""
+        """Return what exists now but did not in this snapshot, as text for people."""
         deadline = time.monotonic() + _ENDING_S
         while True:
             now = _Traces()
             children = procfs.children(os.getpid())
             if now.threads <= self.threads and now.descriptors == self.descriptors and not children:
                 break
-            if time.monotonic() >= deadline:  # a thread that was joined takes a moment to be gone
+            if time.monotonic() >= deadline:  # a joined thread takes a moment to disappear
                 break
-            gc.collect()  # what only waits to be collected is not left behind
+            gc.collect()  # garbage that only awaits collection does not count
             time.sleep(_ENDING_PAUSE_S)
         found = [f"process {name}" for name in procfs.names(children)]
         if now.threads > self.threads:
@@ -143,7 +143,7 @@ class _Traces:
 def _descriptors() -> dict[int, str]:
     found = {}
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that the list was read with
+        with contextlib.suppress(OSError):  # the descriptor that listed the directory
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return found
 
@@ -160,10 +160,10 @@ def _memory_bytes() -> int:
 
 
 class _Cell:
-    """This process as one in which isolated functions run.
+    """This process as a server of isolated calls.
 
     Parameters:
-        idle_s: how long to wait for a call before it ends, in seconds.
+        idle_s: idle timeout after which the process exits, in seconds.
     """
 
     def __init__(self, idle_s: float) -> None:
@@ -183,9 +183,9 @@ class _Cell:
         self._saying = threading.Lock()
 
     def run(self) -> NoReturn:
-        """Take calls until there is none."""
+        """Serve calls until no more come."""
         for stream in (sys.stdout, sys.stderr):
-            assert isinstance(stream, io.TextIOWrapper)  # a process of its own has its own
+            assert isinstance(stream, io.TextIOWrapper)  # a separate process has its own streams
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
         signal.signal(signal.SIGTERM, self._asked)
         while True:
@@ -194,7 +194,7 @@ class _Cell:
                 self._serve(*marshal.loads(payload))
 
     def say(self, text: str) -> None:
-        """Write text where the host reads what the function prints."""
+        """Write text to the stream on which the host reads what the function prints."""
         data = text.encode("utf-8", "backslashreplace")
         with self._saying:
             sys.stdout.flush()
@@ -214,7 +214,7 @@ class _Cell:
         what, value = context.run(self._perform, work, head["variables"])
         self._raises = False
         if os.getpid() != self._me:
-            os._exit(0)  # a copy of this process, forked by the function: it comes back, but answers nobody
+            os._exit(0)  # a copy of this process, forked by the function, got here; it must not answer
         self._answer(what, value)
         if interrupt.triggered:
             os._exit(0)
@@ -234,7 +234,7 @@ class _Cell:
             result = fn(*values)
             self._raises = False
         except (SystemExit, KeyboardInterrupt):
-            raise  # they end this process, and must not end the one that waits for it
+            raise  # they end this process, but must not end the process that waits for it
         except Interrupted as interrupted:
             return "interrupted", interrupted.cause
         except BaseException as error:
@@ -246,10 +246,10 @@ class _Cell:
         try:
             data = pickle.dumps(value)
             if len(data) > ANSWER_LIMIT_BYTES:
-                raise ValueError(f"it takes {len(data):,} bytes, more than {ANSWER_LIMIT_BYTES:,}")
+                raise ValueError(f"its {len(data):,} bytes exceed the limit of {ANSWER_LIMIT_BYTES:,}")
             pickle.loads(data)
         except Exception as error:
-            text = f"what it {what} cannot be carried between processes: {type(error).__name__}: {error}"
+            text = f"failed to pickle what it {what}: {type(error).__name__}: {error}"
             if isinstance(value, BaseException):
                 text = f"{text}\n{''.join(traceback.format_exception(value))}"
             what, data = "failed", pickle.dumps(text)
@@ -307,11 +307,11 @@ class _Cell:
         self._check(self._control.fileno())
         try:
             self._control.sendall(frame(kind, payload))
-        except OSError:  # the host is gone, or the call closed this: nobody can be told
+        except OSError:  # the host is gone, or the call closed the socket: nothing can be reported
             os._exit(1)
 
     def _check(self, fd: int) -> None:
-        """End this process if the number belongs to another file by now."""
+        """Exit if the descriptor number now belongs to another file."""
         try:
             same = os.fstat(fd).st_ino == self._inodes[fd]
         except OSError:
@@ -324,7 +324,7 @@ _cell: _Cell | None = None
 
 
 def main(idle_s: float) -> NoReturn:
-    """Be a cell: the connection is descriptor 0, what is said goes to descriptor 1."""
+    """Run as a cell: the connection is descriptor 0, printed output goes to descriptor 1."""
     global _cell
     make_undumpable()
     install_hooks()

@@ -1,12 +1,12 @@
-"""Python processes that are kept for isolated calls: who has one lent, which are idle, and when one is thrown away.
+"""A pool of Python processes for isolated calls: which are lent, which are idle, and when one is discarded.
 
 Invariants
-- A cell is in exactly one place: lent to one call, which then owns its descriptors and its death, or idle here.
+- A cell is in exactly one place: lent to one call, which then owns its descriptors and its termination, or idle here.
 - It serves one owner, in the surroundings (environment, directory, path, user) that it was started in.
-- It is kept only when it said that its last call left nothing, and ``/proc`` says the same from outside: no other
-  process in its tree, no more threads and the same number of descriptors as before the function was called.
-- Idle ones are bounded in number here; in time they end themselves, so no timer of the host is needed.
-- Its process tree dies with the host, as every tree under a reaper.
+- It is kept only if it reported that its last call left nothing behind and ``/proc`` confirms it: no other process in
+  its tree, no more threads, and the same number of descriptors as before the function was called.
+- The number of idle cells is bounded here; they exit by themselves after a timeout, so the host needs no timer.
+- Its process tree dies with the host, like every tree under a reaper.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class CellsStatistics:
     """A snapshot of the cells of a process.
 
     Parameters:
-        idle: cells that wait for a call.
-        lent: cells that run one.
-        started: cells started so far.
-        calls: calls that were given to a cell so far.
-        thrown_away: cells that were not kept after a call, so far.
+        idle: number of idle cells.
+        lent: number of cells that run a call.
+        started: number of cells started so far.
+        calls: number of calls given to cells so far.
+        thrown_away: number of cells discarded after a call so far.
     """
 
     idle: int
@@ -63,8 +63,8 @@ class Cell:
 
     Attributes:
         process: its process, under a reaper.
-        control: the connection; of whoever has the cell.
-        output: what it prints while it is streamed; of whoever has the cell.
+        control: connection to it; owned by the current holder of the cell.
+        output: what it prints while streamed; owned by the current holder of the cell.
         begun: threads, descriptors and bytes of memory before the function of the last call was called.
     """
 
@@ -83,20 +83,22 @@ class Cell:
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """It has ended: what it said is still read, but a child of it that holds the connection says nothing more."""
+        """After its exit, stop receiving: what it sent can still be read, but a child that holds the connection is cut
+        off.
+        """
         with self._lock:
             if self._open:
                 with contextlib.suppress(OSError):
                     self.control.shutdown(socket.SHUT_RD)
 
     def tell(self, cause: Cause | None) -> None:
-        """Say why it will be asked to end; it is asked by the signal that follows."""
+        """Send the cause of the stop; the signal that follows asks the process to end."""
         with self._lock, contextlib.suppress(OSError):
             if self._open and cause is not None:
                 self.control.send(frame(CAUSE, pickle.dumps(cause)))
 
     def is_clean(self, growth_bytes: int) -> bool:
-        """Whether it looks from outside as before its last call."""
+        """Whether, seen from outside, it looks as it did before its last call."""
         held, pid = self.process._held, self.process.pid
         if self.begun is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
             return False
@@ -113,7 +115,7 @@ class Cell:
         return alone and int(fields[17]) <= threads and now == descriptors and grown <= growth_bytes
 
     def close(self) -> None:
-        """Give the descriptors back. The process ends by that, if it lives; see also `kill`."""
+        """Close the descriptors. This ends the process if it is alive; see also `kill`."""
         with self._lock:
             if self._open:
                 self._open = False
@@ -121,25 +123,25 @@ class Cell:
                 os.close(self.output)
 
     def kill(self) -> None:
-        """Have its tree killed, without waiting for that."""
+        """Request that its tree is killed, without waiting."""
         self.process._held.ask_kill(0.0, KILL_BOUND_S)
         self.close()
 
 
 class Cells:
-    """Lends cells to calls. All methods from any thread; made by `ProcessHost.cells`.
+    """Lends cells to calls. All methods are callable from any thread; created by `ProcessHost.cells`.
 
     Parameters:
-        processes: starts them.
-        idle_limit: how many may wait for a call; the one that waits longest goes first.
-        owner_limit: how many of one owner may.
-        idle_s: how long one waits for a call, in seconds.
-        calls_limit: how many calls one serves.
-        growth_bytes: by how much its memory may have grown since before its first call.
+        processes: starts the cells.
+        idle_limit: maximum number of idle cells; the one idle for longest is discarded first.
+        owner_limit: maximum number of idle cells per owner.
+        idle_s: how long a cell stays idle before it exits, in seconds.
+        calls_limit: maximum number of calls per cell.
+        growth_bytes: maximum growth of its memory since before its first call.
 
     Attributes:
-        variables: names or patterns of environment variables that cells get besides what an interpreter needs; one that
-            was started with others is of no use any more.
+        variables: names or patterns of environment variables that cells get in addition to what an interpreter needs;
+            a cell that was started with other ones is discarded.
     """
 
     def __init__(
@@ -160,17 +162,17 @@ class Cells:
         self.variables: tuple[str, ...] = ()
         self._processes = processes
         self._lock = threading.Lock()
-        self._idle: dict[Cell, None] = {}  # the one that waits longest first
+        self._idle: dict[Cell, None] = {}  # longest idle first
         self._lent: set[Cell] = set()
         self._counts: Counter[str] = Counter()
 
     def take(self, owner: str) -> Cell | None:
-        """An idle cell of this owner for one call, or None. Give it back with `keep` or `throw_away`."""
+        """Return an idle cell of this owner for one call, or None. Give it back with `keep` or `throw_away`."""
         surroundings = self._surroundings()
         stale = []
         found = None
         with self._lock:
-            for cell in reversed(list(self._idle)):  # the warmest first
+            for cell in reversed(list(self._idle)):  # most recently used first
                 if cell.owner != owner:
                     continue
                 del self._idle[cell]
@@ -186,7 +188,7 @@ class Cells:
     async def start(
         self, owner: str, name: str, on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None
     ) -> Cell:
-        """A new cell for one call; parameters and errors as `ProcessHost.spawn`."""
+        """Start a cell for one call; parameters and errors as in `ProcessHost.spawn`."""
         surroundings = self._surroundings()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -223,7 +225,7 @@ class Cells:
         self._counts["calls"] += 1
 
     def keep(self, cell: Cell) -> bool:
-        """Take a cell back for later calls. False: it is not fit for one, and still the caller's."""
+        """Take a cell back for later calls. If it is unfit, return False; the caller then still holds it."""
         if cell.calls >= self.calls_limit or not cell.is_clean(self.growth_bytes):
             return False
         surplus = []
@@ -236,39 +238,39 @@ class Cells:
                 del self._idle[surplus[0]]
         for other in surplus:
             other.kill()
-        if cell.process.gone:  # meanwhile; nobody else would see
+        if cell.process.gone:  # it exited meanwhile, and nothing else would notice
             self._forget(cell)
         return True
 
     def throw_away(self, cell: Cell) -> None:
-        """Its call has seen to its death: forget it."""
+        """Forget a cell whose call has already ended its process."""
         with self._lock:
             self._lent.discard(cell)
             self._counts["thrown_away"] += 1
         cell.close()
 
     def _forget(self, cell: Cell) -> None:
-        """It has ended. When it is lent, the call will see."""
+        """Forget a cell that has exited. If it is lent, its call will notice."""
         with self._lock:
             idle = self._idle.pop(cell, cell) is None
         if idle:
             cell.close()
 
     def close(self) -> None:
-        """End the idle cells; lent ones end with their calls. Usable again afterwards."""
+        """End the idle cells; lent ones end with their calls. The pool stays usable."""
         with self._lock:
             idle, self._idle = list(self._idle), {}
         for cell in idle:
             cell.kill()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the cells are the parent's."""
+        """In a forked child: close the cells, which belong to the parent."""
         for cell in (*self._idle, *self._lent):
             cell._lock = threading.Lock()
             cell.close()
 
     def statistics(self) -> CellsStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         with self._lock:
             counts = self._counts
             return CellsStatistics(
@@ -280,5 +282,5 @@ class Cells:
             )
 
     def _surroundings(self) -> tuple[Any, ...]:
-        """What a new process would inherit; a cell that has something else is of no use."""
+        """Return what a new process would inherit; cells with other surroundings are useless."""
         return (list(sys.path), os.getcwd(), start_environment(self.variables), identity())

@@ -1,13 +1,13 @@
-"""Where code runs: the claims of scopes on a task, and how each cancels it natively, once.
+"""Claims of scopes on a task: where code runs, and how each scope cancels the task natively, once.
 
 Invariants
-- Of the enclosures of one task (its handle, then the bodies of the scopes it entered, outermost first) at most one
-  owes the task a native cancellation at a time: the outermost one that was triggered delivers, and an inner one that
-  has delivered before hands its cancellation on when it is left.
-- Native cancellation is delivered on the loop's thread only, between steps: never to a task that runs at that moment.
-  So a delivered cancellation always arrives at an await of the body, and none is left pending when the body ends.
-- What is delivered is counted, and exactly that count is taken back when the body is left.
-- What runs inside a shield is cancelled when the shield ends; what iterates over a generator is not cancelled for a
+- A task has several enclosures: its handle, then the bodies of the scopes it entered, outermost first. At most one of
+  them owes the task a native cancellation at a time. The outermost triggered one delivers it; an inner one that has
+  already delivered passes its cancellation on when it is left.
+- Native cancellation is delivered on the loop's thread only, between steps: never to a task that is running. So it
+  always arrives at an await of the body, and none is left pending when the body ends.
+- Deliveries are counted, and exactly that count is taken back when the body is left.
+- A task inside a shield is cancelled when the shield ends. Code that iterates over a generator is not cancelled for a
   scope that the generator entered.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["Body", "Enclosure", "current_place", "inside", "task_stack"]
 
 _RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
-"""How often to look whether a generator is iterated further, in seconds."""
+"""Interval of checks whether a generator is being iterated again, in seconds."""
 
 
 class Enclosure:
@@ -54,7 +54,7 @@ class Enclosure:
         return self.live and self.scope.interrupt.triggered
 
     def deliver(self) -> None:
-        """Cancel the task natively, once, unless another enclosure of it does or has done so."""
+        """Cancel the task natively, once, unless another of its enclosures does or has done so."""
         task = self.task
         if self.cancels or not self.live or task is None or task.done():
             return
@@ -71,7 +71,7 @@ class Enclosure:
         self._cancel(task)
 
     def redeliver(self) -> None:
-        """Cancel the task again: it swallowed what was delivered and the grace is over."""
+        """Cancel the task again: it swallowed the cancellation and the grace period is over."""
         task = self.task
         if not self.live or task is None or task.done():
             return
@@ -97,7 +97,7 @@ class Enclosure:
 
     @property
     def started_in(self) -> contextvars.Context | None:
-        """The context that the task was started in, where it is known."""
+        """Context that the task was started in, if known."""
         return None
 
 
@@ -116,22 +116,22 @@ class Body(Enclosure):
 
     def _cancel(self, task: asyncio.Task[Any]) -> None:
         if self.generator is not None and rests_at_yield(self.generator):
-            # The task is in the code that iterates over the generator, which is not ours to cancel.
+            # The task runs code that iterates over the generator; that code is not ours to cancel.
             task.get_loop().call_later(_RESUMED_S, self.deliver, context=contextvars.Context())
             return
         super()._cancel(task)
 
     def leave(self) -> None:
-        """The body has ended: nothing is delivered to it any more."""
+        """Mark the body as ended: nothing more is delivered to it."""
         self.live = False
         self.generator = None
 
     def settle(self, error: BaseException | None) -> bool:
-        """Take back what was delivered, at the very end; True if a cancellation that is not ours is left.
+        """Take back what was delivered, at the very end; return True if a cancellation from elsewhere remains.
 
-        A task that is asked twice at once sees one ``CancelledError``: where ours was among them, or where one comes
-        out of the body as its ``error``, the task's count says whether there was another. A body that saw none has no
-        say in that count: up to Python 3.12 a ``TaskGroup`` that failed leaves one in it.
+        A task that is cancelled twice at once sees one ``CancelledError``. If ours was among them, or one leaves the
+        body as its ``error``, the task's count tells whether there was another. Otherwise the count is ignored: up to
+        Python 3.12, a failed ``TaskGroup`` leaves one in it.
         """
         task = self.task
         delivered = bool(self.cancels)
@@ -152,7 +152,7 @@ class Body(Enclosure):
         return (delivered or isinstance(error, asyncio.CancelledError)) and task.cancelling() > self.cancelling_before
 
     def abandoned(self) -> Abandoned:
-        """Names the body that did not end."""
+        """Return a record of the body that did not end."""
         return Abandoned(kind="task", name=self.name, stack=task_stack(self.task))
 
 
@@ -160,11 +160,11 @@ current_place: Carried[Enclosure] = Carried("holdfast_place")
 
 
 def rests_at_yield(generator: FrameType) -> bool:
-    """Whether a generator waits for being iterated further, rather than for something that it awaits."""
+    """Whether a generator waits for its next iteration rather than for something that it awaits."""
     if generator.f_back is not None:
         return False
-    # It goes on with RESUME, whose lowest bits are 1 after a yield and 3 after an await. From Python 3.13 on it rests
-    # at that instruction, before at the one in front of it.
+    # It resumes at RESUME, whose lowest bits are 1 after a yield and 3 after an await. From Python 3.13 on, it rests
+    # at that instruction; before, at the preceding one.
     code, at = generator.f_code.co_code, generator.f_lasti
     return code[at + 1 if code[at] == _RESUME else at + 3] & 3 == 1
 
@@ -174,7 +174,7 @@ _set_interrupt = current.variable.set
 
 
 def inside(place: Enclosure, interrupt: Interrupt) -> contextvars.Context:
-    """A copy of the current context in which code runs at ``place``."""
+    """Return a copy of the current context in which code runs at ``place``."""
     context = contextvars.copy_context()
     context.run(_enter, place, interrupt)
     return context
@@ -186,7 +186,7 @@ def _enter(place: Enclosure, interrupt: Interrupt) -> None:
 
 
 def task_stack(task: asyncio.Task[Any] | None) -> tuple[str, ...]:
-    """Where a task waits, outermost call first: the chain of what it awaits, which ``Task.get_stack`` leaves out."""
+    """Return where a task waits, outermost call first: the chain of awaits, which ``Task.get_stack`` omits."""
     stack: list[str] = []
     awaited: object = None if task is None or task.done() else task.get_coro()
     while awaited is not None:

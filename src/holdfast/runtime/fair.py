@@ -1,14 +1,14 @@
-"""A queue that is fair on both sides: round robin over the keys that feed it, and over the consumers that take from it.
+"""A queue that is fair on both sides: round robin over the keys that feed it and over the consumers that take from it.
 
 Invariants:
 
-- Keys take turns: between two items of one key, every other key that has items gives one.
+- Keys take turns: between two items of one key, every other key with items supplies one.
 - Items of one key leave in the order in which they came in.
-- Consumers take turns: hand-out goes in rounds, and in a round each task is served at most once. A task that waits is
+- Consumers take turns: items are handed out in rounds, and a round serves each task at most once. A waiting task is
   served before any other is served twice more.
-- A round waits for a task that was served in it and has not come back for at most `PATIENCE` ticks of the loop, so a
-  quick consumer does not run ahead of those that only yield, and a slow one holds up nobody.
-- An item that a consumer was promised stays in the queue until it resumes: cancelled or interrupted, it loses nothing.
+- A round waits at most `PATIENCE` ticks of the loop for a served task to come back. So a quick consumer does not run
+  ahead of those that only yield, and a slow one delays no other.
+- An item promised to a consumer stays in the queue until it resumes: cancelled or interrupted, it loses nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 PATIENCE = 4
-"""For how many ticks of the loop a round waits for consumers that were served in it to come back."""
+"""Ticks of the loop that a round waits for consumers that it served to come back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +37,14 @@ class FairQueueStatistics:
     """A snapshot of a fair queue.
 
     Parameters:
-        name: the queue's name.
-        size: items in it.
-        limit: its bound in all.
-        limit_per_key: its bound for each key.
-        keys: keys that have items in it.
-        waiting: tasks that wait for an item.
-        put: items that ever went in.
-        taken: items that ever came out, removed ones included.
+        name: name of the queue.
+        size: number of items in it.
+        limit: its total limit.
+        limit_per_key: its limit per key.
+        keys: number of keys with items.
+        waiting: number of tasks that wait for an item.
+        put: number of items ever put in.
+        taken: number of items ever taken out, including removed ones.
         closed: whether it was closed.
     """
 
@@ -60,29 +60,29 @@ class FairQueueStatistics:
 
 
 class FairQueue(Generic[K, T]):
-    """Work from many keys for many consumers; nobody starves. Belongs to one event loop.
+    """A queue of work from many keys for many consumers, without starvation. Belongs to one event loop.
 
     Parameters:
-        limit: how many items it holds at most.
-        limit_per_key: how many of one key; by default as many as in all.
-        name: for errors and statistics.
+        limit: maximum number of items.
+        limit_per_key: maximum number of items per key; default: ``limit``.
+        name: name for errors and statistics.
 
     Raises:
-        ValueError: a bound is below 1.
+        ValueError: a limit is below 1.
     """
 
     def __init__(self, limit: int, *, limit_per_key: int | None = None, name: str = "fair queue") -> None:
         self._limit = limit
         self._limit_per_key = limit if limit_per_key is None else limit_per_key
         if limit < 1 or self._limit_per_key < 1:
-            raise ValueError(f"limit is {limit}, limit_per_key {limit_per_key}; a bound must be at least 1")
+            raise ValueError(f"invalid limit={limit} or limit_per_key={limit_per_key}; use at least 1")
         self.name = name
         self._by_key: dict[K, deque[T]] = {}
-        self._turns: deque[K] = deque()  # the keys that have items; the first is next
+        self._turns: deque[K] = deque()  # keys with items; the first is next
         self._size = 0
         self._line = Line()
-        self._consumers: dict[Waiter, int] = {}  # who stands behind a waiter
-        self._served: set[int] = set()  # consumers that had their item in this round
+        self._consumers: dict[Waiter, int] = {}  # consumer of each waiter
+        self._served: set[int] = set()  # consumers that this round has served
         self._patience = PATIENCE
         self._handing_out = False
         self._closed = False
@@ -101,11 +101,11 @@ class FairQueue(Generic[K, T]):
         """Put an item in.
 
         Parameters:
-            key: whose item it is: a principal, a session.
-            item: what to put in.
+            key: owner of the item, such as a principal or a session.
+            item: item to put in.
 
         Raises:
-            QueueFull: there is no room, in all or for this key.
+            QueueFull: no room, in total or for this key.
             QueueClosed: the queue is closed.
         """
         if self._closed:
@@ -124,25 +124,25 @@ class FairQueue(Generic[K, T]):
         self._call_hand_out()
 
     def take_nowait(self) -> tuple[K, T]:
-        """Take the next key's first item.
+        """Take the first item of the next key.
 
         Raises:
-            QueueEmpty: there is none that is not promised to somebody who waits.
-            QueueClosed: there is none, and the queue is closed.
+            QueueEmpty: every item is promised to a waiting task, or the queue is empty.
+            QueueClosed: the queue is empty and closed.
         """
         if self._free() > 0 and not self._line.waiting:
             return self._pop()
         if self._closed and not self._size:
             raise QueueClosed(f"{self.name} is closed and empty")
-        raise QueueEmpty(f"{self.name} has nothing that nobody waits for")
+        raise QueueEmpty(f"{self.name} has no item that is not already promised")
 
     async def take(self) -> tuple[K, T]:
-        """Take the next key's first item, in turn with the other consumers. Gives way to others even if there is one.
+        """Take the first item of the next key, in turn with the other consumers. Yields to others even if one is ready.
 
-        The consumer is the current task.
+        The current task is the consumer.
 
         Raises:
-            QueueClosed: the queue is closed and empty, or became so while this waited.
+            QueueClosed: the queue is closed and empty, or became so while waiting.
             Interrupted: the current interrupt is triggered.
         """
         check_interrupt()
@@ -161,7 +161,7 @@ class FairQueue(Generic[K, T]):
                 return self._pop()
 
     def remove(self, key: K) -> list[T]:
-        """Take all items of a key out at once, in order; an empty list when it has none."""
+        """Take all items of a key at once, in order; an empty list if it has none."""
         items = self._by_key.pop(key, None)
         if items is None:
             return []
@@ -175,12 +175,12 @@ class FairQueue(Generic[K, T]):
         return list(items)
 
     def close(self) -> None:
-        """Let nothing in any more; what is in can still be taken. May be repeated."""
+        """Accept no more items; the remaining ones can still be taken. Idempotent."""
         self._closed = True
         self._tell_if_over()
 
     def statistics(self) -> FairQueueStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return FairQueueStatistics(
             name=self.name,
             size=self._size,
@@ -194,7 +194,7 @@ class FairQueue(Generic[K, T]):
         )
 
     def _free(self) -> int:
-        """Items that are not promised."""
+        """Return the number of items that are not promised."""
         return self._size - len(self._line.promised)
 
     def _pop(self) -> tuple[K, T]:
@@ -220,7 +220,7 @@ class FairQueue(Generic[K, T]):
             asyncio.get_running_loop().call_soon(self._hand_out)
 
     def _hand_out(self) -> None:
-        """Promise items to those who wait; each consumer once in a round."""
+        """Promise items to waiting tasks; each consumer once per round."""
         self._handing_out = False
         line = self._line
         while line.waiting and self._free() > 0:

@@ -1,14 +1,14 @@
-"""Finding and killing what foreign code started: by an inherited tag, by a marker, by descent.
+"""Finding and killing what foreign code started: by inherited tag, by environment marker, by descent.
 
-The zygote imports this module, so it imports only what is cheap. A process that is not under a reaper can leave its
-session, its parents and its environment behind, but not its tag, where that is sealed (`holdfast.runtime.seal`). The
-tag holds the host and the number of the scope. Where it is not sealed, the environment marker and descent help to find
-what has lost it, and nothing is proven by finding nobody.
+The zygote imports this module, so it has cheap imports only. A process that is not under a reaper can leave its
+session, parents and environment behind, but not its tag, if the tag is sealed (`holdfast.runtime.seal`). The tag
+contains the host and the number of the scope. Without a seal, the environment marker and descent help to find processes
+that lost their tag; then an empty search proves nothing.
 
-Two looks at all processes, one after the other, that find nobody with a tag prove that nobody has it: pids are given
-out in rising order and looked at in one order, with those that are given out meanwhile. So whoever is missed by one
-look was started during it, by somebody whom the other sees, unless all numbers of the machine were given out meanwhile.
-A look that cannot catch up with the pids that are given out kills whom it meets, and proves nothing.
+Two consecutive scans of all processes that find no process with a tag prove that none has it. Pids are assigned in
+rising order, and a scan reads them in that order, including those assigned meanwhile. So a process that one scan misses
+was started during it, by a process that the other scan sees, unless all pids of the machine were assigned meanwhile.
+A scan that cannot catch up with new pids kills what it meets and proves nothing.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ __all__ = [
 ]
 
 SCOPES = 1 << 16
-"""Numbers of scopes are below this."""
+"""Scope numbers are below this."""
 
 UNCLAIMED = 0
-"""The number of what nobody was seen to start: C code did, on some thread."""
+"""Scope number of processes whose start was not observed: C code started them on some thread."""
 
 OUTSIDE = SCOPES - 1
-"""The number of what was started outside of any scope."""
+"""Scope number of what was started outside any scope."""
 
 HELPERS = SCOPES - 2
-"""The number of zygotes and of all below them: reapers, which hold their trees themselves, and those trees."""
+"""Scope number of zygotes and everything below them: reapers, which hold their trees themselves, and those trees."""
 
 _MAGIC = 0b10110
 _START_MASK = 0xFFFFF
@@ -63,22 +63,22 @@ _CLEAN = 2
 _HUNT_S = 0.003
 _HUNT_PIDS = 32
 _CATCH_UP_S = 0.1
-"""How long a look goes on to what is started during it: many processors start faster than one can look."""
+"""Time limit for catching up with processes started during a scan: many processors start faster than one can scan."""
 
 
 def make_tag(host: int, started: int, scope: int) -> int:
-    """The tag of a scope of the host with this pid and start time: 5 bits say whose tags these are, then 22 of the
-    pid, 20 of the start time and 16 of the scope's number."""
+    """Return the tag of a scope of the host with this pid and start time: 5 bits that identify Holdfast's tags, then
+    22 of the pid, 20 of the start time and 16 of the scope's number."""
     return ((_MAGIC << 22 | host) << 20 | started & _START_MASK) << 16 | scope
 
 
 def scope_of_tag(tag: int) -> int:
-    """The number of the scope."""
+    """Return the scope number of a tag."""
     return tag & (SCOPES - 1)
 
 
 def host_of_tag(tag: int) -> tuple[int, int] | None:
-    """Pid and lower 20 bits of the start time of the host; None when this is no tag of ours."""
+    """Return pid and lower 20 bits of the start time of the host; None if this is not one of our tags."""
     if tag >> 58 != _MAGIC:
         return None
     return tag >> 36 & 0x3FFFFF, tag >> 16 & _START_MASK
@@ -90,24 +90,24 @@ def is_start(lower: int, started: int) -> bool:
 
 
 def tag_of(pid: int, carrier: int = seal.CARRIERS[0]) -> int | None:
-    """The tag that a process carries there, be it a zombie; None when it has none or is gone."""
+    """Return the tag in a process's carrier, even of a zombie; None if it has none or is gone."""
     tag = seal.read(pid, carrier)
     return None if tag is None or tag >> 58 != _MAGIC else tag
 
 
 def tags_of(pid: int) -> list[int]:
-    """All tags of a process: a host that runs below another one gives its own besides."""
+    """Return all tags of a process: a host that runs below another one adds its own."""
     return [tag for carrier in seal.CARRIERS if (tag := tag_of(pid, carrier)) is not None]
 
 
 def marked_tag_of(pid: int) -> int | None:
-    """The tag in the environment that a process was executed with."""
+    """Return the tag in the environment that a process was executed with."""
     marker = procfs.environment_value(pid, procfs.SCOPE_MARKER)
     return int(marker) if marker is not None and marker.isdigit() else None
 
 
 def _look_at_all(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
-    """Who carries a wanted tag; parents before their children, so that none goes on when its child is dead."""
+    """Yield processes with a wanted tag, parents before children, so that no parent survives its killed child."""
     for pid in _every_pid():
         tag = tag_of(pid, carrier)
         if tag is not None and wanted(tag):
@@ -115,14 +115,14 @@ def _look_at_all(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[
 
 
 class _BehindError(Exception):
-    """Pids were given out faster than they were looked at: the look is not complete."""
+    """New pids were assigned faster than scanned: the scan is incomplete."""
 
 
 def _every_pid() -> Iterator[int]:
-    """All pids in rising order, and those given out meanwhile, until no more are: who lives at the end was given.
+    """Yield all pids in rising order, then new ones until none is left: every process alive at the end was yielded.
 
     Raises:
-        _BehindError: more are given out for as long as it may go on.
+        _BehindError: new pids keep coming past the time limit.
     """
     newest = _newest_pid()
     yield from sorted(procfs.all_pids())
@@ -132,13 +132,13 @@ def _every_pid() -> Iterator[int]:
             raise _BehindError
         if now > newest:
             yield from range(newest + 1, now + 1)
-        else:  # the numbers began anew
+        else:  # the pids wrapped around
             yield from sorted(procfs.all_pids())
         newest = now
 
 
 def _look_at_newest(carrier: int, wanted: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
-    """The same among the pids that were given out last."""
+    """Do the same among the most recently assigned pids."""
     newest = _newest_pid()
     for pid in range(newest, max(1, newest - _HUNT_PIDS), -1):
         tag = tag_of(pid, carrier)
@@ -154,8 +154,8 @@ def _newest_pid() -> int:
 def _look_below(
     host: int, without: frozenset[int], carrier: int, wanted: Callable[[int], bool], known: dict[tuple[int, int], int]
 ) -> list[tuple[int, int]]:
-    """Who is below the host and carries a wanted tag, or is marked with one, or is known, or a child of one of these:
-    for tags that may have been shed."""
+    """Return processes below the host that carry or are marked with a wanted tag, are known, or are children of one of
+    these: for tags that may have been lost."""
     tree: dict[int, int] = {}
     for pid in procfs.descendants(host, without=without):
         stat = procfs.read_stat(pid)
@@ -166,12 +166,12 @@ def _look_below(
             if owner is None and tag is not None and wanted(tag):
                 owner = tag
         if owner is not None:
-            tree[pid] = known[pid, stat.started] = owner  # who was struck once may still be dying, without its parents
+            tree[pid] = known[pid, stat.started] = owner  # one killed earlier may still be dying
     return list(tree.items())
 
 
 def _strike(pid: int, tag: int, carried: Callable[[int, int], bool]) -> bool | None:
-    """Kill ``pid`` if it still belongs to the tag; True when it was alive, None when we may not, False otherwise."""
+    """Kill ``pid`` if it still belongs to the tag; True if it was alive, None if not permitted, False otherwise."""
     try:
         pidfd = procfs.pidfd_open(pid)
     except OSError:
@@ -197,12 +197,12 @@ def _has_ended(pidfd: int) -> bool:
 
 
 class _Chase:
-    """One kill of the processes of some scopes, to a fixed point.
+    """One kill of the processes of some scopes, repeated until none is left.
 
     Parameters:
         carried: whether the process with this pid still belongs to the scope of the tag.
-        tell: called after each look but the first: for the scopes that are done by then, by their tag, who was killed,
-            and who was still there at the bound.
+        tell: called after each scan but the first with the scopes that are done by then: by tag, the killed pids and
+            those still there at the time limit.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class _Chase:
         self._pause_s = _PAUSE_S
 
     def strike(self, look: _Look) -> tuple[dict[int, list[int]], bool]:
-        """Kill whom the look finds; who they were, by tag, and whether the look was complete."""
+        """Kill what the scan finds; return the pids by tag, and whether the scan was complete."""
         found: dict[int, list[int]] = {}
         try:
             for pid, tag in look:
@@ -234,12 +234,12 @@ class _Chase:
         return found, True
 
     def killed(self, tag: int, left: Collection[int] = ()) -> list[int]:
-        """Whom it killed of this scope."""
+        """Return the killed pids of this scope."""
         return [pid for pid in self._killed.get(tag, ()) if pid not in left]
 
     def run(self, tags: Iterable[int], look: Callable[[], _Look], hunt: Callable[[], _Look]) -> None:
-        """Strike until each scope was found empty twice in a row, or the time is over. Nothing is told of a scope that
-        was not found empty, when nobody of it was found in the end either."""
+        """Scan and kill until each scope was found empty twice in a row, or the time is over. A scope that was not
+        found empty is not reported if the last scan found none of its processes."""
         clean = dict.fromkeys(tags, 0)
         looks = 0
         while clean:
@@ -259,7 +259,7 @@ class _Chase:
                 self._hunt(hunt)
 
     def _hunt(self, hunt: Callable[[], _Look]) -> None:
-        """Leave the struck a moment to die; while new ones come, be as quick as they are."""
+        """Give killed processes a moment to die; while new ones appear, keep scanning without a pause."""
         until = time.monotonic() + _HUNT_S
         while self._new(hunt()) and time.monotonic() < until:
             pass
@@ -282,19 +282,19 @@ def kill(
     *,
     sealed: bool,
 ) -> None:
-    """Kill what belongs to the scopes of ``tags``, to a fixed point.
+    """Kill everything that belongs to the scopes of ``tags``, until nothing is left.
 
     Parameters:
-        host: the pid of the host, which is a subreaper.
-        without: pids whose subtrees are no concern: the zygote with its reapers.
-        carrier: the limit that holds the tags; None when there is none.
-        tags: the tags of the scopes, each with pid and start time of programs that were started there and may have
-            none.
-        bound_s: for how long to try.
-        tell: called with the pids that were killed, and those that were still there at the bound, by tag; with each
-            tag once, as soon as it is known, and with none when nothing is known after a first moment. Of a tag that
-            it was never told, nothing is proven.
-        sealed: whether nothing could lose its tag.
+        host: pid of the host, which is a subreaper.
+        without: pids whose subtrees to skip: the zygote with its reapers.
+        carrier: resource limit that holds the tags; None if none does.
+        tags: tags of the scopes, each with pid and start time of programs that were started there and may have lost
+            their tag.
+        bound_s: time limit.
+        tell: called with killed pids and those still there at the time limit, by tag: once per tag, as soon as it is
+            known, and with an empty dict if nothing is known after a first moment. For a tag that is never reported,
+            nothing is proven.
+        sealed: whether no process could lose its tag.
     """
     known = {root: tag for tag, roots in tags.items() for root in roots}
     limit = seal.CARRIERS[0] if carrier is None else carrier
@@ -309,7 +309,7 @@ def kill(
         return stat is not None and known.get((pid, stat.started)) == tag
 
     def look() -> _Look:
-        if not sealed:  # first: whose parents are struck is no longer below them
+        if not sealed:  # first, because processes whose parents were killed are no longer below them
             yield from _look_below(host, frozenset(without), limit, wanted, known)
         yield from [(pid, tag) for (pid, _), tag in known.items()]
         yield from _others(host, _look_at_all(limit, wanted))
@@ -318,20 +318,20 @@ def kill(
 
 
 def _others(host: int, look: _Look) -> _Look:
-    """The host itself carries the tag of what C code starts in it."""
+    """Exclude the host, which itself carries the tag of what C code starts in it."""
     return ((pid, tag) for pid, tag in look if pid != host)
 
 
 def end_host(host: int, started: int, bound_s: float) -> None:
-    """Kill what any scope of a host that has ended started, wherever it is now, and what C code in it started, to a
-    fixed point."""
+    """Kill what any scope of an ended host started, wherever it is now, and what C code in the host started, until
+    nothing is left."""
     gone = (host, started & _START_MASK)
 
     def ours(tag: int) -> bool:
         return scope_of_tag(tag) not in (OUTSIDE, HELPERS) and host_of_tag(tag) == gone
 
     def carried(pid: int, tag: int) -> bool:
-        if any(map(ours, tags_of(pid))):  # first: it is quick, and who is hunted is so too
+        if any(map(ours, tags_of(pid))):  # first: it is quick, and so are the processes being chased
             return True
         marked = marked_tag_of(pid)
         return marked is not None and ours(marked)

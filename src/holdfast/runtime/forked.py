@@ -1,9 +1,9 @@
-"""Signals that end a forked child are the child's own, and never seen by the loop of its parent.
+"""Keeps signals to a forked child away from the event loop of its parent.
 
-A loop that handles signals has the interpreter write each one into a socket of the loop (`signal.set_wakeup_fd`). A
-forked child has the same socket, so the loop of the parent would read a SIGTERM meant for the child, and end.
+A loop that handles signals makes the interpreter write each one into a socket of the loop (`signal.set_wakeup_fd`). A
+forked child shares that socket. So the loop of the parent would read a SIGTERM meant for the child, and end.
 
-Invariant: between the fork and the moment when the child has let go of the loop's signals it receives none.
+Invariant: from the fork until the child has released the loop's signals, it receives none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _watching = False
 
 
 def watch_forks() -> None:
-    """Have every child that is forked from now on let go of the loop's signals. Once for the process."""
+    """Make every child forked from now on release the loop's signals. Once per process."""
     global _watching
     if not _watching:
         _watching = True

@@ -1,12 +1,12 @@
-"""The request to stop everything under a scope: a one-way latch that every task, thread and child sees.
+"""Cooperative interruption: a one-way latch with a cause, seen by every task, thread and child of a scope.
 
 Invariants
-- The first cause wins and is never taken back: `dict.setdefault` on the latch is the compare-and-set.
-- Register, then look again: whoever wants to be woken first enters itself, then looks at the latch, then parks.
-  `trigger` first sets the latch, then wakes whom it finds entered. So nothing is lost between check and park.
-- A trigger latches the whole tree below it before it wakes anybody: who is woken finds every descendant triggered.
-- No lock is taken on the path of `trigger`; each container is changed by single atomic operations. It is therefore safe
-  in a signal handler, in `__del__` and on top of any other method of the same interrupt.
+- The first cause wins and never changes: `dict.setdefault` on the latch is the compare-and-set.
+- Register, then check again: a waiter first registers itself, then checks the latch, then parks. `trigger` first sets
+  the latch, then wakes all registered waiters. So no wakeup is lost between check and park.
+- A trigger latches the whole tree below it before it wakes anything: woken code finds every descendant triggered.
+- `trigger` takes no lock; each container changes by single atomic operations. It is therefore safe in a signal handler,
+  in `__del__` and on top of any other method of the same interrupt.
 - A parent holds its children weakly, a child holds its parents strongly: finished children vanish by reference count
   alone, and no link of a chain is lost while its end is in use.
 """
@@ -56,14 +56,14 @@ _FILE = "file"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptStatistics:
-    """A snapshot of who depends on an interrupt.
+    """A snapshot of what depends on an interrupt.
 
     Parameters:
         triggered: whether it was triggered.
-        waiting_tasks: tasks in `wait` or `sleep`, on all loops.
-        waiting_threads: threads in `wait_blocking` or `sleep_blocking`.
-        callbacks: registrations of `on_trigger` that have neither run nor been closed.
-        children: children that are still in use.
+        waiting_tasks: number of tasks in `wait` or `sleep`, on all loops.
+        waiting_threads: number of threads in `wait_blocking` or `sleep_blocking`.
+        callbacks: number of `on_trigger` registrations that have neither run nor been closed.
+        children: number of children still in use.
     """
 
     triggered: bool
@@ -74,15 +74,15 @@ class InterruptStatistics:
 
 
 class Interrupt:
-    """A one-way latch with a cause: once triggered it stays so, for everybody, at once.
+    """A one-way latch with a cause: once triggered, it stays triggered.
 
-    All methods may be called from any thread; the coroutines on any event loop.
+    All methods are callable from any thread; the coroutines on any event loop.
 
     Parameters:
-        name: appears as `origin` in the cause of whatever is triggered here first.
-        parent: when it is triggered, this one is too, with a cause of kind ``parent``.
-        deadline_s: trigger by itself, with kind ``deadline``, after so many seconds (of the running loop's clock, or
-            of the monotonic clock where no loop runs). The deadline goes away with the interrupt.
+        name: `origin` in the cause of anything that is first triggered here.
+        parent: when the parent is triggered, this one is too, with a cause of kind ``parent``.
+        deadline_s: trigger with kind ``deadline`` after this many seconds, by the clock of the running loop, or by the
+            monotonic clock if no loop runs. The deadline ends with the interrupt.
     """
 
     __slots__ = ("__weakref__", "_callbacks", "_children", "_gates", "_latch", "_parents", "_tasks", "_timer", "name")
@@ -108,12 +108,12 @@ class Interrupt:
 
     @property
     def triggered(self) -> bool:
-        """Whether it was triggered. Never goes back."""
+        """Whether it was triggered. Never reverts."""
         return bool(self._latch)
 
     @property
     def cause(self) -> Cause | None:
-        """Why it was triggered, or None. Never changes once it is there."""
+        """Why it was triggered, or None. Never changes once set."""
         entry = self._latch.get(_CAUSE)
         return None if entry is None else entry[0]
 
@@ -125,15 +125,15 @@ class Interrupt:
         message_id: str | None = None,
         cause: Cause | None = None,
     ) -> bool:
-        """Trigger this interrupt and all below it. Returns at once; True only for the caller whose cause it took.
+        """Trigger this interrupt and all below it. Return at once; True only for the caller whose cause was recorded.
 
-        May be called from any thread, loop, signal handler, callback or `__del__`.
+        Callable from any thread, loop, signal handler, callback or `__del__`.
 
         Parameters:
             reason: free text for people.
-            kind: the class of the cause.
-            message_id: the message that caused it, where one did.
-            cause: a ready-made cause, in place of the three above.
+            kind: kind of the cause.
+            message_id: message that caused it, if any.
+            cause: cause to use instead of the three above.
         """
         if self._latch:
             return False
@@ -145,14 +145,14 @@ class Interrupt:
                 return False
             self._spread(cause)
         except BaseException:
-            # Only a signal handler that raises gets here. Nobody may be left out for that.
+            # Only a signal handler that raises gets here. No waiter may be missed because of it.
             if self._latch.get(_CAUSE) is entry:
                 self._spread(cause)
             raise
         return True
 
     def check(self) -> None:
-        """Raise `Interrupted` when it was triggered."""
+        """Raise `Interrupted` if it was triggered."""
         if self._latch:
             raise Interrupted(self._latch[_CAUSE][0])
 
@@ -163,7 +163,7 @@ class Interrupt:
             group, future = self._enter(loop)
             try:
                 if not self._latch:
-                    # Whoever is woken here was taken out by the trigger.
+                    # The trigger has already removed every waiter it wakes here.
                     await future
                 else:
                     self._leave(loop, group, future)
@@ -173,7 +173,7 @@ class Interrupt:
         return self._latch[_CAUSE][0]
 
     async def sleep(self, delay_s: float) -> None:
-        """Sleep for `delay_s` seconds; raises `Interrupted` as soon as it is triggered, or if it already was."""
+        """Sleep for `delay_s` seconds; raise `Interrupted` as soon as it is triggered, or if it already was."""
         self.check()
         if delay_s <= 0:
             await asyncio.sleep(0)
@@ -190,9 +190,9 @@ class Interrupt:
         self.check()
 
     def wait_blocking(self, timeout_s: float | None = None) -> Cause | None:
-        """Block this thread until it is triggered, and return the cause; None when `timeout_s` seconds passed first.
+        """Block this thread until it is triggered, and return the cause; None after `timeout_s` seconds.
 
-        Do not call it on the thread of a running event loop: that loop would stand still.
+        Do not call it on the thread of a running event loop: it would block that loop.
         """
         if not self._latch:
             gate = allocate_lock()
@@ -206,15 +206,15 @@ class Interrupt:
         return self.cause
 
     def sleep_blocking(self, delay_s: float) -> None:
-        """Block this thread for `delay_s` seconds; raises `Interrupted` as soon as it is triggered."""
+        """Block this thread for `delay_s` seconds; raise `Interrupted` as soon as it is triggered."""
         self.wait_blocking(delay_s)
         self.check()
 
     def fileno(self) -> int:
-        """A file descriptor that is readable once it is triggered, for `select` and `poll`. Always the same one.
+        """Return a file descriptor that is readable once it is triggered, for `select` and `poll`. Always the same one.
 
-        It is opened when first asked for, and closed by `close_fd` or with the interrupt. Only watch it: whoever reads
-        from it takes the byte that others wait for.
+        It is opened on first use, and closed by `close_fd` or with the interrupt. Only watch it: reading from it takes
+        the byte that others wait for.
         """
         gate = self._gates.get(_FILE)
         if gate is None:
@@ -228,7 +228,7 @@ class Interrupt:
         return gate.fd
 
     def close_fd(self) -> None:
-        """Close the descriptor of `fileno`, if there is one. A later `fileno` opens another."""
+        """Close the descriptor of `fileno`, if any. A later `fileno` opens a new one."""
         gate = self._gates.pop(_FILE, None)
         if isinstance(gate, FileGate):
             gate.close()
@@ -236,11 +236,11 @@ class Interrupt:
     def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None = None) -> Registration:
         """Call `fn(cause)` once when it is triggered; soon, if it already was.
 
-        `fn` runs in a copy of the caller's context: on `loop`, or on the loop that runs here, or else on the dispatcher
-        thread; never inside `trigger`. An `Exception` that it raises goes to the loop's exception handler or to the
-        log. A callback whose loop was closed before does not run.
+        `fn` runs in a copy of the caller's context: on `loop`, else on the running loop, else on the dispatcher thread;
+        never inside `trigger`. An `Exception` that it raises goes to the loop's exception handler or to the log. A
+        callback whose loop is closed does not run.
 
-        Close the registration when the interrupt outlives the interest in it.
+        Close the registration if the interrupt outlives the interest in it.
         """
         registration = Registration(self, fn, loop or asyncio._get_running_loop())
         self._callbacks[registration] = None
@@ -251,9 +251,9 @@ class Interrupt:
         return registration
 
     def child(self, *, name: str = "", deadline_s: float | None = None) -> Interrupt:
-        """A new interrupt that is triggered with this one, but not the other way round.
+        """Create an interrupt that is triggered with this one, but not vice versa.
 
-        It lives as long as somebody uses it; this one keeps no trace of it afterwards.
+        It lives as long as it is used; this one keeps no trace of it afterwards.
 
         Parameters:
             name: as in `Interrupt`.
@@ -262,14 +262,14 @@ class Interrupt:
         return Interrupt(name=name, parent=self, deadline_s=deadline_s)
 
     def linked(self, *others: Interrupt, name: str = "") -> Interrupt:
-        """A child that is triggered by any of `others` as well as by this one."""
+        """Create a child that is triggered by any of `others` as well as by this one."""
         child = Interrupt(name=name, parent=self)
         for other in others:
             child._follow(other)
         return child
 
     def statistics(self) -> InterruptStatistics:
-        """Who waits for it and who hangs on it, now."""
+        """Return what waits for it and depends on it now."""
         return InterruptStatistics(
             triggered=bool(self._latch),
             waiting_tasks=sum(map(len, self._tasks.copy().values())),
@@ -279,17 +279,17 @@ class Interrupt:
         )
 
     def shield(self, timeout_s: float | None = None) -> Shield:
-        """``async with interrupt.shield(timeout_s=2):`` what is awaited inside is not hit by the delivery of a scope.
+        """``async with interrupt.shield(timeout_s=2):`` protects awaits in the block from a scope's cancellation.
 
-        The delivery comes when the block ends, when `timeout_s` seconds have passed since it was entered, or when the
-        grace of the stop is over, whichever is first. See `Shield`.
+        The cancellation arrives when the block ends, `timeout_s` seconds after it was entered, or when the grace period
+        of the stop is over, whichever is first. See `Shield`.
         """
         from holdfast.runtime.shield import Shield
 
         return Shield(self, timeout_s)
 
     def make_current(self) -> Token[Interrupt | InGenerator[Interrupt] | None]:
-        """Make it the current interrupt of this context, which was made for it. Elsewhere prefer `use`."""
+        """Make it the current interrupt of this context, which was created for it. Elsewhere prefer `use`."""
         return current.variable.set(self)
 
     def _enter(self, loop: Loop) -> tuple[FutureGroup, asyncio.Future[None]]:
@@ -300,7 +300,7 @@ class Interrupt:
 
     def _leave(self, loop: Loop, group: FutureGroup, future: asyncio.Future[None]) -> None:
         group.pop(future, None)
-        # Until the trigger only this loop's thread enters or removes its groups: this check and act cannot be parted.
+        # Until the trigger, only this loop's thread adds or removes its groups: this check-then-act cannot race.
         if not group and self._tasks.get(loop) is group:
             self._tasks.pop(loop, None)
 
@@ -312,7 +312,7 @@ class Interrupt:
             self.trigger(cause=_inherited(cause, parent))
 
     def _spread(self, cause: Cause) -> None:
-        """Latch everything below, then wake everybody. Harmless when it is done twice."""
+        """Latch everything below, then wake all waiters. Idempotent."""
         if self._children or self._callbacks or self._gates or self._timer is not None:
             self._spread_far(cause)
             return
@@ -356,7 +356,7 @@ class Interrupt:
                 try:
                     gate.release()
                 except RuntimeError:
-                    # It is open already: somebody was here before.
+                    # It is open already: another thread was here first.
                     continue
         if self._tasks:
             for loop, group in self._tasks.copy().items():
@@ -385,7 +385,7 @@ def _release(future: asyncio.Future[None]) -> None:
 
 
 class _InGenerator(InGenerator[Interrupt]):
-    """Lets `check_interrupt` look at the latch without asking first what the context holds."""
+    """Lets `check_interrupt` read the latch without first asking what the context holds."""
 
     __slots__ = ()
 
@@ -400,7 +400,7 @@ _visible = cast(ContextVar[Interrupt | _InGenerator | None], current.variable)
 
 
 def current_interrupt() -> Interrupt | None:
-    """The interrupt of the scope that this code runs in, or None outside any scope."""
+    """Return the interrupt of the scope that this code runs in, or None outside any scope."""
     return current.get()
 
 
@@ -411,17 +411,17 @@ def is_interrupted() -> bool:
 
 
 def check_interrupt() -> None:
-    """Raise `Interrupted` when the scope that this code runs in was interrupted."""
+    """Raise `Interrupted` if the scope that this code runs in was interrupted."""
     value = _visible.get()
     if value is not None and value._latch:
         raise Interrupted(value._latch[_CAUSE][0])
 
 
 class use:
-    """``with use(interrupt):`` makes it the current one for the body, and for what the body starts or calls.
-    None hides the surrounding one.
+    """Context manager: ``with use(interrupt):`` makes it current for the body and for what the body starts or calls.
+    None hides the surrounding interrupt.
 
-    In a generator it is current while the generator runs, and not for the code that iterates over it.
+    In a generator it is current only while the generator runs, not for the code that iterates over it.
     """
 
     __slots__ = ("_entered", "_interrupt")

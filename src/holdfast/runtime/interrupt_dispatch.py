@@ -1,10 +1,10 @@
-"""Carries an interrupt to those who cannot be woken in place: event loops, callbacks, timers and file descriptors.
+"""Delivery of an interrupt to what cannot be woken in place: event loops, callbacks, timers and file descriptors.
 
 Invariants
-- Everything that `Interrupt.trigger` calls here is free of locks: it may run in a signal handler, in `__del__` or in a
+- Everything that `Interrupt.trigger` calls here is lock-free: it may run in a signal handler, in `__del__` or in a
   callback, on top of any other call of this module in the same thread.
-- A loop is visited with one `call_soon_threadsafe` per trigger, however many waiters it has; it then works in chunks of
-  `CHUNK`, one per tick, so that other work of the loop runs in between.
+- Each trigger makes one `call_soon_threadsafe` per loop, however many waiters the loop has. The loop then works in
+  chunks of `CHUNK`, one per tick, so that other work of the loop runs in between.
 - A callback never runs inside `trigger`. It runs on its loop, or on the dispatcher thread, at most once.
 - The dispatcher thread is started when something is registered, never by a trigger.
 """
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 CHUNK = 1_000
-"""How many waiters of a loop are woken in one tick."""
+"""Number of waiters of a loop that are woken per tick."""
 
 Loop = asyncio.AbstractEventLoop
 FutureGroup = dict[asyncio.Future[None], None]
@@ -55,9 +55,9 @@ _log = logging.getLogger("holdfast.runtime")
 
 
 class Registration:
-    """A callback that is registered with an interrupt; made by `Interrupt.on_trigger`.
+    """A callback registered with an interrupt; created by `Interrupt.on_trigger`.
 
-    `close()` takes it back; leaving it as a context manager does so too. Safe from any thread.
+    `close()` removes it, as does leaving it as a context manager. Callable from any thread.
     """
 
     __slots__ = ("_context", "_fn", "_interrupt", "loop")
@@ -71,7 +71,7 @@ class Registration:
             dispatcher.start()
 
     def close(self) -> None:
-        """Take the callback back: it does not start any more. Does nothing when it has run or was closed before."""
+        """Remove the callback; it no longer starts. Does nothing if it has run or was already closed."""
         self._interrupt._callbacks.pop(self, None)
 
     def __enter__(self) -> Registration:
@@ -81,7 +81,7 @@ class Registration:
         self.close()
 
     def run(self) -> None:
-        """Run the callback, unless it has run or was closed. Its error is reported, not raised."""
+        """Run the callback, unless it has run or was closed. Report its error instead of raising it."""
         if self._interrupt._callbacks.pop(self, self) is self:
             return
         cause = self._interrupt.cause
@@ -91,7 +91,7 @@ class Registration:
         except BaseException as error:
             if self.loop is not None and isinstance(error, (SystemExit, KeyboardInterrupt)):
                 raise
-            message = f"the callback {self._fn!r} of interrupt {self._interrupt.name!r} raised"
+            message = f"callback {self._fn!r} of interrupt {self._interrupt.name!r} raised"
             if self.loop is None:
                 log_failure(_log, message, error)
             else:
@@ -99,14 +99,14 @@ class Registration:
 
 
 def _wake(futures: Iterable[asyncio.Future[None]]) -> None:
-    """Let the tasks go that wait on these futures. On their loop; harmless when done twice."""
+    """Release the tasks that wait on these futures. On their loop; idempotent."""
     for future in futures:
         if not future.done():
             future.set_result(None)
 
 
 def _serve(chunk: Iterable[asyncio.Future[None] | Registration]) -> None:
-    """Wake and run all of these. On their loop; harmless when done twice."""
+    """Wake and run all of these. On their loop; idempotent."""
     for entry in chunk:
         if isinstance(entry, Registration):
             entry.run()
@@ -115,22 +115,22 @@ def _serve(chunk: Iterable[asyncio.Future[None] | Registration]) -> None:
 
 
 def _in_step(loop: Loop) -> bool:
-    """Whether this is inside the step of a task of `loop`: there a few of its waiters can be woken in place.
+    """Whether this runs in a step of a task of `loop`, where a few of its waiters can be woken in place.
 
-    The loop is then certain to look at its ready queue again before it sleeps. Anywhere else on its thread this may be
-    a signal handler that came just before the loop's `select`, which only `call_soon_threadsafe` cuts short.
+    The loop then surely checks its ready queue again before it sleeps. Anywhere else on its thread, this may be a
+    signal handler that runs just before the loop's `select`, which only `call_soon_threadsafe` cuts short.
     """
     return current_task(loop) is not None and _get_running_loop() is loop
 
 
 def wake_few(loop: Loop, group: FutureGroup) -> None:
-    """Wake the waiting tasks of `group`, at most `CHUNK` of them, all on `loop`: the short way for a lone interrupt."""
+    """Wake the waiting tasks of `group`, at most `CHUNK`, all on `loop`: the fast path for a lone interrupt."""
     if current_task(loop) is not None and _get_running_loop() is loop:  # as `_in_step`, without the call
         for future in list(group):
             if not future.done():
                 future.set_result(None)
         return
-    # A loop that is closed raises: whoever waited there is gone with it.
+    # A closed loop raises: its waiters are gone with it.
     try:
         loop.call_soon_threadsafe(_wake_group, group, context=contextvars.Context())
     except RuntimeError:
@@ -161,13 +161,13 @@ class _Visit:
         try:
             _serve(chunk)
         except BaseException:
-            # A callback that ends the program. Should the loop go on after all, so do the others.
+            # A callback that ends the program. If the loop continues after all, so do the others.
             self._loop.call_soon(_serve, chunk, context=contextvars.Context())
             raise
 
 
 class Hops:
-    """Whom one trigger has to wake by a visit to where they live."""
+    """Wakeups of one trigger that need a visit to another loop or thread."""
 
     __slots__ = ("_here", "_posts", "_room", "_visits")
 
@@ -201,21 +201,21 @@ class Hops:
         return visit
 
     def go(self) -> None:
-        """Set off; returns at once."""
+        """Dispatch all wakeups; return at once."""
         for registration in self._posts:
             dispatcher.post(registration.run)
         for loop, visit in self._visits.items():
             try:
                 loop.call_soon_threadsafe(visit, context=contextvars.Context())
             except RuntimeError:
-                # The loop is closed: whoever waited there is gone with it.
+                # The loop is closed: its waiters are gone with it.
                 continue
 
 
 class FileGate:
     """A file descriptor that becomes readable when the gate is released.
 
-    Each end of the pipe is closed by whoever takes it out of its list: no descriptor is closed or written twice.
+    The thread that removes an end of the pipe from its list closes it: no descriptor is closed or written twice.
     """
 
     __slots__ = ("_readers", "_writers", "fd")
@@ -226,7 +226,7 @@ class FileGate:
         self._writers = [writer]
 
     def release(self) -> None:
-        """Make the descriptor readable, for good: there is a byte, and then the end of the file."""
+        """Make the descriptor readable for good: it has one byte, then end of file."""
         with contextlib.suppress(IndexError):
             writer = self._writers.pop()
             os.write(writer, b"!")
@@ -243,27 +243,27 @@ class FileGate:
 
 
 class Timer(weakref.ref["Interrupt"]):
-    """A deadline that runs for an interrupt. It does not keep it alive, and is cancelled when it is released."""
+    """A deadline for an interrupt, held by a weak reference; cancelled when the interrupt is released."""
 
     __slots__ = ("delay_s",)
 
     delay_s: float
 
     def __new__(cls, interrupt: Interrupt, delay_s: float, *_: object) -> Self:
-        """Make the reference that cancels itself when the interrupt is released."""
+        """Create the reference that cancels itself when the interrupt is released."""
         return super().__new__(cls, interrupt, cls.cancel)
 
     def __init__(self, _: Interrupt, delay_s: float) -> None:
         self.delay_s = delay_s
 
     def fire(self) -> None:
-        """The time has come."""
+        """Trigger the interrupt: the time has come."""
         interrupt = self()
         if interrupt is not None:
-            interrupt.trigger(f"the deadline of {self.delay_s:g} s is over", kind="deadline")
+            interrupt.trigger(f"deadline of {self.delay_s:g} s exceeded", kind="deadline")
 
     def cancel(self) -> None:
-        """Stop it, from any thread. Does nothing when it has fired."""
+        """Cancel it, from any thread. Does nothing if it has fired."""
         raise NotImplementedError
 
 
@@ -288,13 +288,13 @@ class _LoopTimer(Timer):
         if _get_running_loop() is self._loop:
             handle.cancel()
             return
-        # A loop that is closed raises: its timers never fire.
+        # A closed loop raises: its timers never fire.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(handle.cancel, context=contextvars.Context())
 
 
 class _ThreadTimer(Timer):
-    """A deadline on the dispatcher thread, for interrupts that are made where no loop runs."""
+    """A deadline on the dispatcher thread, for interrupts created where no loop runs."""
 
     __slots__ = ("at", "over")
 
@@ -306,7 +306,7 @@ class _ThreadTimer(Timer):
         dispatcher.post(self.enter)
 
     def enter(self) -> None:
-        """Start to run, on the dispatcher thread."""
+        """Start the timer, on the dispatcher thread."""
         if not self.over:
             heapq.heappush(dispatcher.timers, (self.at, next(dispatcher.serial), self))
 
@@ -321,15 +321,15 @@ class _ThreadTimer(Timer):
 
 
 def start_timer(delay_s: float, interrupt: Interrupt) -> Timer:
-    """Trigger `interrupt` in `delay_s` seconds, by the clock of the loop that runs here, or else of the dispatcher."""
+    """Trigger `interrupt` in `delay_s` seconds, by the clock of the running loop, or else of the dispatcher."""
     loop = _get_running_loop()
     return _ThreadTimer(interrupt, delay_s) if loop is None else _LoopTimer(interrupt, delay_s, loop)
 
 
 class _Dispatcher:
-    """The one thread that runs callbacks and deadlines which belong to no loop; started when first needed.
+    """The single thread that runs callbacks and deadlines without a loop; started on first use.
 
-    `timers` is touched by the thread only.
+    Only the thread uses `timers`.
     """
 
     def __init__(self) -> None:
@@ -346,11 +346,11 @@ class _Dispatcher:
             threading.Thread(target=self._run, name="holdfast-dispatcher", daemon=True).start()
 
     def post(self, call: Callable[[], object]) -> None:
-        """Run `call` on the thread. Free of locks; the thread must have been started."""
+        """Run `call` on the thread. Lock-free; the thread must have been started."""
         self._inbox.put(call)
 
     def tidy(self) -> None:
-        """A timer was cancelled: drop those that were, once they are many."""
+        """Count a cancelled timer, and drop cancelled ones once there are many."""
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled * 2 > len(self.timers):
             self.timers = [entry for entry in self.timers if not entry[2].over]
@@ -362,7 +362,7 @@ class _Dispatcher:
             self._run_next()
 
     def _run_next(self) -> None:
-        """Fire what is due, then run the next call. A frame of its own: a thread that waits keeps nothing alive."""
+        """Fire due timers, then run the next call. In its own frame, so that the waiting thread keeps nothing alive."""
         while self.timers and self.timers[0][0] <= time.monotonic():
             timer = heapq.heappop(self.timers)[2]
             if not timer.over:
@@ -376,7 +376,7 @@ dispatcher = _Dispatcher()
 
 
 def _start_anew_after_fork() -> None:
-    # The thread is not in the child; nor is anything that waited for it.
+    # The child has neither the thread nor its waiters.
     global dispatcher
     dispatcher = _Dispatcher()
 

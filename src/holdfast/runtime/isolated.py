@@ -1,15 +1,15 @@
-"""Runs one function in a Python process of its own, so that it can be killed whatever it does.
+"""Run one function in a Python process of its own, so that it can be killed whatever it does.
 
 Invariants
-- The function and its values are pickled before a process is used: what cannot be carried fails in the caller.
-- The process (`holdfast.runtime.cell`) is a member of the call's scope while it has the call. A process that was kept
-  from an earlier call of the same owner is used where there is one; only one that has not begun the function may be
-  replaced by another, so a function is never called twice.
-- An interrupt of the call raises `Interrupted` in the function; when the grace is over, its process tree is killed.
+- The function and its values are pickled before a process is used: what cannot be pickled fails in the caller.
+- The process (`holdfast.runtime.cell`) is a member of the call's scope for the duration of the call. An idle process of
+  the same owner is reused if available. A process is replaced only if it has not begun the function, so a function is
+  never called twice.
+- An interrupt of the call raises `Interrupted` in the function; after the grace period, its process tree is killed.
 - When the call ends, its process is idle and clean, or its whole tree is dead.
 
-What is carried: the function and its values, the name and the trigger of the interrupt, ``sys.path``, and those context
-variables that are globals of a module which the function's process has imported and hold plain data.
+Passed to the process: the function and its values, the name and trigger of the interrupt, ``sys.path``, and context
+variables that are globals of a module that the process has imported, if they hold plain data.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ if TYPE_CHECKING:
 __all__ = ["Output", "run_isolated"]
 
 Answer = tuple[str, bytes, list[str]]
-"""What happened, the pickled value, and what was left behind."""
+"""Outcome, pickled value, and names of what the call left behind."""
 
 Output = Callable[[str], Awaitable[object] | None]
-"""Takes what an isolated function prints, piece by piece."""
+"""Callback that receives what an isolated function prints, piece by piece."""
 
 _log = logging.getLogger("holdfast.runtime")
 
 _LAST_WORDS_S = 1.0
 _CHUNK_BYTES = 1 << 16
-_PIPE_CHUNKS = 16  # as many as a pipe can hold
+_PIPE_CHUNKS = 16  # capacity of a pipe
 _VARIABLES_LIMIT = 1_000
 
 
 async def run_isolated(
     scope: Scope, fn: Callable[..., Any], values: tuple[Any, ...], name: str, output: Output | None = None
 ) -> Any:
-    """Call ``fn(*values)`` in a Python process that the scope owns meanwhile, and return what it returns.
+    """Call ``fn(*values)`` in a Python process that the scope owns during the call, and return its result.
 
     Parameters:
-        scope: owns the process; its `owner` is whose processes may be used again.
-        fn, values: what to call; pickled.
-        name: for people.
-        output: takes what the function prints; see `Scope.spawn`.
+        scope: owner of the process; only idle processes of the same `owner` are reused.
+        fn, values: function and arguments; pickled.
+        name: display name.
+        output: receives what the function prints; see `Scope.spawn`.
 
     Raises:
         BaseException: what the function or `output` raised; the former without its traceback.
-        ProcessEnded: the process ended before it answered, or its answer cannot be carried.
-        TypeError: the function or a value cannot be carried to another process.
+        ProcessEnded: the process exited before it answered, or its answer cannot be pickled.
+        TypeError: the function or a value cannot be pickled.
         ScopeClosed, OSError: as `Scope.process`.
     """
     head = Head(interrupt=name, streamed=output is not None, variables=_plain_variables())
@@ -87,11 +87,11 @@ async def run_isolated(
         if answer is None:
             await lease.end()
             if lease.fresh or lease.cell.begun is not None:
-                how = "closed its connection" if returncode is None else f"ended with exit code {returncode}"
+                how = "closed its connection" if returncode is None else f"exited with code {returncode}"
                 raise ProcessEnded(f"{name!r} {how} before it answered")
     what, data, left = answer
     if left:
-        _log.info("%r left behind in its process, which is not used again: %s", name, ", ".join(left))
+        _log.info("discarding the process of %r, which left behind: %s", name, ", ".join(left))
     if left or not lease.keep():
         await lease.end()
     value = pickle.loads(data)
@@ -101,7 +101,7 @@ async def run_isolated(
         case "interrupted":
             raise Interrupted(value)
         case "failed":
-            raise ProcessEnded(f"{name!r} did not answer: {value}")
+            raise ProcessEnded(f"{name!r} returned no answer: {value}")
     return value
 
 
@@ -110,17 +110,15 @@ def _packed(fn: Callable[..., Any], values: tuple[Any, ...], name: str) -> bytes
     while isinstance(function, functools.partial):
         function = function.func
     if getattr(function, "__module__", None) == "__main__":
-        raise TypeError(
-            f"{name!r} is defined in the program itself; put it into a module, so that a process can import it"
-        )
+        raise TypeError(f"{name!r} is defined in the main program; move it to a module that a process can import")
     try:
         return pickle.dumps((fn, values))
     except Exception as error:
-        raise TypeError(f"{name!r} or its arguments cannot be carried to another process: {error}") from error
+        raise TypeError(f"{name!r} or its arguments are not picklable: {error}") from error
 
 
 class _Lent(ProcessHandle):
-    """A member that is a cell while it has a call."""
+    """Scope member for a cell during a call."""
 
     __slots__ = ("cell",)
 
@@ -135,7 +133,7 @@ class _Lent(ProcessHandle):
 
 
 class _Lease:
-    """A cell for the time of one call. On the loop of the scope."""
+    """A cell on loan for one call. Use it on the loop of the scope only."""
 
     def __init__(self, scope: Scope, cells: Cells, member: _Lent, cell: Cell, fresh: bool) -> None:
         self.scope = scope
@@ -146,7 +144,7 @@ class _Lease:
 
     @classmethod
     async def begin(cls, scope: Scope, cells: Cells, name: str) -> _Lease:
-        """Have an idle cell, or start one, as a member of the scope."""
+        """Take an idle cell or start one, as a member of the scope."""
         member = _Lent(scope, name)
         scope._enter(member)
         cell = cells.take(scope.owner)
@@ -169,7 +167,7 @@ class _Lease:
         return cls(scope, cells, member, cell, fresh=True)
 
     async def exchange(self, request: bytes, output: Output | None) -> Answer | None:
-        """Send the call and wait for the answer; None when there will be none. Raises what ``output`` raises."""
+        """Send the call and return its answer; None if the process gave none. Raises what ``output`` raises."""
         if output is None:
             return await self._converse(request)
         outlet = _Outlet(self.scope, self.cell, output)
@@ -198,25 +196,25 @@ class _Lease:
                         what, answer, left = marshal.loads(payload)
                         return what, answer, left
         except (ConnectionError, ValueError, EOFError, TypeError):
-            return None  # it has ended, or does not keep to the protocol
+            return None  # the process has exited or violated the protocol
         return None
 
     async def last_word(self) -> int | None:
-        """The exit code, if the process ends now."""
+        """Return the exit code if the process exits within a short time, else None."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_WORDS_S):
                 return await self.cell.process.wait()
         return None
 
     def keep(self) -> bool:
-        """Have the process taken back for other calls, if it is fit for them."""
+        """Return the process to the pool if it is fit for more calls; return whether it was."""
         if self.scope.interrupt.triggered or not self.cells.keep(self.cell):
             return False
         self.member._release()
         return True
 
     async def end(self, grace_s: float = 0.0) -> None:
-        """End the process and its tree: asked first, if there is a grace."""
+        """Kill the process tree; with a grace period, ask it to stop first."""
         if grace_s > 0:
             own = current_interrupt()
             cause = None if own is None else own.cause
@@ -231,12 +229,12 @@ class _Lease:
 
 
 def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
-    """Take the first whole frame out of the buffer. Raises ValueError for one that is too long."""
+    """Take the first whole frame out of the buffer, or return None. Raises ValueError for a frame that is too long."""
     if len(buffer) < HEADER.size:
         return None
     kind, length = HEADER.unpack_from(buffer)
     if length > ANSWER_LIMIT_BYTES * 2:
-        raise ValueError("a frame that no answer needs")
+        raise ValueError("frame too long")
     end = HEADER.size + length
     if len(buffer) < end:
         return None
@@ -246,7 +244,7 @@ def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
 
 
 class _Outlet:
-    """Gives what the function prints to whoever wants it, in order, and no faster than that one takes it."""
+    """Passes what the function prints to the callback, in order and no faster than the callback takes it."""
 
     def __init__(self, scope: Scope, cell: Cell, output: Output) -> None:
         self.error: BaseException | None = None
@@ -286,10 +284,10 @@ class _Outlet:
                 await taken
         except Exception as error:
             self.error = error
-            self._cell._hang_up()  # whoever waits for the answer need not wait any longer
+            self._cell._hang_up()  # stops the wait for an answer
 
     async def finish(self) -> None:
-        """Give what was printed before the answer."""
+        """Pass on what was printed before the answer."""
         if self._giving is not None:
             await self._giving
         self._loop.remove_reader(self._cell.output)
@@ -302,7 +300,7 @@ class _Outlet:
             await self._give(b"", last=True)
 
     def close(self) -> None:
-        """Give nothing any more."""
+        """Stop passing on output."""
         self._loop.remove_reader(self._cell.output)
         if self._giving is not None:
             self._giving.cancel()
@@ -312,7 +310,7 @@ _homes: dict[contextvars.ContextVar[Any], tuple[str, str] | None] = {}
 
 
 def _plain_variables() -> list[tuple[str, str, Any]]:
-    """Module, name and value of the variables of this context that another process can have."""
+    """Return module, name and value of this context's variables that another process can have."""
     found = []
     for variable, value in contextvars.copy_context().items():
         if variable not in _homes:

@@ -1,4 +1,4 @@
-"""What a stop gave up, for as long as it lives on: the tree shows it, though its scope is closed."""
+"""Tasks and threads that a stop abandoned, as long as they run: the tree shows them although their scope is closed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Leftover"]
 
 
 class Leftover:
-    """A task or thread that was abandoned. It is not kept alive by this.
+    """An abandoned task or thread, held by a weak reference.
 
     Parameters:
-        name: as in the receipt.
+        name: name as in the receipt.
         started_at: as in `Member`.
-        living: the task, the thread, or the call where its thread is a pool's of foreign code.
+        living: the task, the thread, or the call if its thread belongs to a pool of foreign code.
     """
 
     __slots__ = ("_living", "kind", "name", "started_at")
@@ -30,12 +30,12 @@ class Leftover:
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended yet. From any thread."""
+        """Whether it still runs. Callable from any thread."""
         living = self._living()
         if living is None:
             return False
         return bool(living.is_alive() if self.kind == "thread" else not living.done())
 
     def member(self) -> Member:
-        """It as a member, in the state ``abandoned``."""
+        """Return it as a member in the state ``abandoned``."""
         return Member(kind=self.kind, name=self.name, started_at=self.started_at, state="abandoned")

@@ -1,11 +1,11 @@
-"""Tasks that wait in line for something of which there is not enough for all.
+"""FIFO wait queue for tasks that compete for a scarce resource.
 
 Invariants:
 
-- Nothing is handed to a task that waits: it is *promised* one, is woken, and takes it itself. What was promised stays
-  in its place meanwhile, so nothing is lost and no order changes when the task goes away before it resumes.
-- Who goes away with a promise gives it back, and its queue promises it to the next in line.
-- All of this happens on one event loop; no step of it awaits but the wait itself.
+- Nothing is handed to a waiting task directly. It is *promised* an item, woken, and takes it itself. Meanwhile the item
+  stays in place, so nothing is lost and no order changes if the task goes away before it resumes.
+- A task that goes away with a promise gives it back, and its queue promises the item to the next waiter.
+- All of this happens on one event loop; the only await is the wait itself.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Waiter = asyncio.Future[None]
 
 
 def release(waiter: Waiter, _: Cause | None = None) -> None:
-    """Let the task go that waits for it. Does nothing when it was let go before."""
+    """Release the task that waits for it. Does nothing if already released."""
     if not waiter.done():
         waiter.set_result(None)
 
 
 async def wait_for_release(waiter: Waiter) -> None:
-    """Wait until somebody releases the waiter.
+    """Wait until the waiter is released.
 
     Raises:
-        Interrupted: the current interrupt is triggered, whether or not the waiter was released as well.
+        Interrupted: the current interrupt is triggered, even if the waiter was released as well.
     """
     interrupt: Interrupt | None = current_interrupt()
     if interrupt is None:
@@ -44,7 +44,7 @@ async def wait_for_release(waiter: Waiter) -> None:
 
 
 class Line:
-    """Who waits, in order, and who was promised something and has not taken it yet."""
+    """Waiters in order, and those that were promised an item and have not taken it yet."""
 
     __slots__ = ("promised", "waiting")
 
@@ -53,20 +53,20 @@ class Line:
         self.promised: set[Waiter] = set()
 
     def promise(self) -> bool:
-        """Promise one to the first in line; False when nobody waits."""
+        """Promise an item to the first waiter; False if the queue is empty."""
         for waiter in self.waiting:
             self.promise_to(waiter)
             return True
         return False
 
     def promise_to(self, waiter: Waiter) -> None:
-        """Promise one to this waiter. One that is just being cancelled gives it back when it resumes."""
+        """Promise an item to this waiter. If it is being cancelled, it gives the promise back when it resumes."""
         del self.waiting[waiter]
         self.promised.add(waiter)
         release(waiter)
 
     def redeem(self, waiter: Waiter) -> bool:
-        """The waiter takes what it was promised; False when it was not, or when the promise was taken back."""
+        """Take what this waiter was promised; False if it has no promise or the promise was revoked."""
         if waiter in self.promised:
             self.promised.discard(waiter)
             return True
@@ -74,21 +74,21 @@ class Line:
         return False
 
     def take_back(self) -> None:
-        """Take all promises back: there is nothing left. Whoever had one looks again."""
+        """Revoke all promises, because nothing is left. Their holders check again."""
         self.promised.clear()
 
     def release_all(self) -> None:
-        """Let everybody look again, without a promise."""
+        """Make all waiters check again, without a promise."""
         for waiter in self.waiting:
             release(waiter)
         self.waiting.clear()
 
     async def wait(self, waiter: Waiter, pass_on: Callable[[], None]) -> bool:
-        """Wait at the end of the line; True with a promise, False when it is time to look again.
+        """Wait at the end of the queue; return True with a promise, False when it is time to check again.
 
         Parameters:
-            waiter: a new future of the running loop.
-            pass_on: called when the task goes away with a promise.
+            waiter: new future of the running loop.
+            pass_on: called if the task goes away with a promise.
 
         Raises:
             Interrupted: the current interrupt was triggered; a promise was passed on.

@@ -1,4 +1,4 @@
-"""What a scope owns, seen from outside: a snapshot of each member, and the handle that its starter awaits."""
+"""Members of a scope, seen from outside: a snapshot of each member, and the handle that its starter awaits."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Member:
 
     Parameters:
         kind: task, thread, process or scope.
-        name: its name.
-        started_at: when it was started, on the monotonic clock, in seconds; 0 when that is not known.
+        name: display name.
+        started_at: start time on the monotonic clock, in seconds; 0 if unknown.
         state: ``starting``, ``running``, ``stopping``, ``unowned`` for a thread that foreign code started by itself, or
-            ``abandoned`` for what a stop gave up and lives on.
-        pid: of a process.
-        thread: the name of the thread that runs it, where one does.
-        adopted: whether foreign code started it inside the scope.
+            ``abandoned`` for a member that a stop gave up and that still runs.
+        pid: pid of a process.
+        thread: name of the thread that runs it, if any.
+        adopted: whether foreign code started it in the scope.
     """
 
     kind: MemberKind
@@ -53,18 +53,18 @@ class Member:
 
 
 class Living(Protocol):
-    """A thread, or a call that is on one."""
+    """A thread, or a call that runs on one."""
 
     def is_alive(self) -> bool:
-        """Whether it has begun and not ended. From any thread."""
+        """Whether it has begun and not ended. Callable from any thread."""
         ...
 
 
 class Handle(Enclosure, Generic[T]):
-    """What ``Scope.spawn`` returns: await it for the result.
+    """Result of ``Scope.spawn``: await it for the member's result.
 
-    Awaiting is safe from any task on any loop; cancelling the waiter does not cancel the member. A member that was
-    interrupted or cancelled raises `Interrupted` in whoever awaits it.
+    You can await it from any task on any loop; cancelling the waiter does not cancel the member. If the member was
+    interrupted or cancelled, awaiting it raises `Interrupted`.
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class Handle(Enclosure, Generic[T]):
     kind: MemberKind = "task"
 
     def __init__(self, scope: Membership, name: str, adopted: bool = False) -> None:
-        # Flat, without super(): one is made for each task.
+        # Flat, without super(): one is created per task.
         self.scope = scope
         self.task = None
         self.outer = None
@@ -107,18 +107,18 @@ class Handle(Enclosure, Generic[T]):
 
     @property
     def due(self) -> bool:
-        """Whether this member shall end."""
+        """Whether this member is to end."""
         own = self._interrupt
         return self.live and (self.scope.interrupt.triggered or (own is not None and own.triggered))
 
     @property
     def started_in(self) -> contextvars.Context | None:
-        """The context that it was started in."""
+        """Context that it was started in."""
         return self._context
 
     @property
     def interrupt(self) -> Interrupt:
-        """Interrupts this member alone; a child of its scope's interrupt, made when first asked for."""
+        """Interrupt of this member alone; a child of its scope's interrupt, created on first use."""
         if self._interrupt is None:
             with self.scope._gate:
                 if self._interrupt is None:
@@ -131,15 +131,15 @@ class Handle(Enclosure, Generic[T]):
         raise NotImplementedError
 
     def done(self) -> bool:
-        """Whether it has ended, or was abandoned."""
+        """Whether it has ended or was abandoned."""
         return self._done
 
     def result(self) -> T:
-        """What it returned; raises what it raised.
+        """Return its result, or raise its error.
 
         Raises:
             Interrupted: it was interrupted, cancelled or abandoned.
-            asyncio.InvalidStateError: it is not done.
+            asyncio.InvalidStateError: it has not ended.
         """
         if not self._done:
             raise asyncio.InvalidStateError(f"{self.name!r} is not done; await the handle")
@@ -148,18 +148,18 @@ class Handle(Enclosure, Generic[T]):
         return self._result  # type: ignore[return-value]  # set whenever there is no error
 
     def exception(self) -> BaseException | None:
-        """What it raised, or None.
+        """Return the exception it raised, or None.
 
         Raises:
-            asyncio.InvalidStateError: it is not done.
+            asyncio.InvalidStateError: it has not ended.
         """
         if not self._done:
             raise asyncio.InvalidStateError(f"{self.name!r} is not done; await the handle")
         return self._error
 
     def when_done(self, fn: Callable[[], object]) -> None:
-        """Have ``fn`` called once on the scope's loop, soon after it has ended or was abandoned; also where it never
-        began. From any thread; ``fn`` runs outside of any scope.
+        """Call ``fn`` once on the scope's loop, soon after the member has ended or was abandoned, even if it never
+        began. Callable from any thread; ``fn`` runs outside any scope.
         """
         self.scope._on_loop(self._tell_when_done, fn)
 
@@ -184,7 +184,7 @@ class Handle(Enclosure, Generic[T]):
     def _settle(
         self, result: T | None, error: BaseException | None, here: asyncio.AbstractEventLoop | None = None
     ) -> bool:
-        """Record the end and wake who awaits it; False if it had ended before. ``here``: the running loop, if known."""
+        """Record the end and wake all waiters; False if it had already ended. ``here``: the running loop, if known."""
         if self._done:
             return False
         self._result = result
@@ -200,32 +200,32 @@ class Handle(Enclosure, Generic[T]):
         return True
 
     def _stopped(self, reason: str) -> Interrupted:
-        """The error of a member that ended without a result."""
+        """Return the error of a member that ended without a result."""
         own = self._interrupt
         cause = (own.cause if own is not None else None) or self.scope.interrupt.cause
         return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now()))
 
     def _ask(self) -> None:
-        """The scope was interrupted: tell the member."""
+        """Ask the member to stop: the scope was interrupted."""
         raise NotImplementedError
 
     def _press(self) -> None:
-        """The grace is over and the member is still there: tell it again."""
+        """Ask the member again: the grace period is over and it is still there."""
         raise NotImplementedError
 
     def _force(self) -> None:
-        """The grace is over: do at once what needs no consent."""
+        """After the grace period, do at once what needs no consent."""
 
     def _living(self) -> asyncio.Task[T] | Living | None:
-        """What works for it now."""
+        """Return what runs it now."""
         return self.task
 
     def _end_unheard(self) -> bool:
-        """End now if it is over and the loop has not come to hear of it yet; whether it was. On the loop."""
+        """End now if it is over but the loop has not been notified yet; return whether it was. On the loop only."""
         return False
 
     def _abandon(self) -> Abandoned | None:
-        """Give the member up; what it still returns does not count."""
+        """Abandon the member; its later result does not count."""
         raise NotImplementedError
 
     def _snapshot(self) -> Member:
@@ -233,12 +233,12 @@ class Handle(Enclosure, Generic[T]):
 
 
 def unowned(thread: threading.Thread) -> Member:
-    """A thread that foreign code started inside a scope by itself: it is known, but not owned."""
+    """Return a member for a thread that foreign code started in a scope by itself: known, but not owned."""
     return Member(kind="thread", name=thread.name, started_at=0.0, state="unowned", thread=thread.name, adopted=True)
 
 
 def wake(futures: Iterable[asyncio.Future[None]], here: asyncio.AbstractEventLoop | None = None) -> None:
-    """Let those go that wait on these futures, on whatever loop each lives. ``here``: the running loop, if known."""
+    """Release the waiters of these futures, each on its own loop. ``here``: the running loop, if known."""
     here = here or asyncio._get_running_loop()
     for future in futures:
         loop = future.get_loop()
@@ -246,7 +246,7 @@ def wake(futures: Iterable[asyncio.Future[None]], here: asyncio.AbstractEventLoo
             if not future.done():
                 future.set_result(None)
         else:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # that loop is closed and has no waiters any more
                 loop.call_soon_threadsafe(_release, future)
 
 

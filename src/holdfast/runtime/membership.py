@@ -1,14 +1,14 @@
-"""The members of a scope: how they are entered, how they leave, and how the scope closes behind the last one.
+"""The members of a scope: how they enter and leave, and how the scope closes after the last one.
 
 `Scope` adds how it is opened, entered, filled and stopped.
 
 Invariants
-- A member is entered under the gate before what it stands for exists, while the scope is open; a stop and the close go
-  through the same gate. So every member is either seen by the stop or refused, never lost between them.
+- A member is entered under the gate before its task, thread or process exists, while the scope is open. A stop and the
+  close pass the same gate, so every member is either seen by the stop or refused, never lost in between.
 - The gate is held for a few instructions, never across an await, user code or the trigger of an interrupt.
-- All other state is changed on the scope's loop only. Foreign threads hand over with `call_soon_threadsafe`.
-- It is closed once, after the body and all members have ended or were abandoned; closed means that nothing that
-  survivors emit, return or record counts any more.
+- All other state changes on the scope's loop only. Foreign threads hand over with `call_soon_threadsafe`.
+- The scope closes once, after the body and all members have ended or were abandoned. From then on, nothing that
+  survivors emit, return or record counts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScopeStatistics:
 
 
 class Closer:
-    """Something to close when the grace is over; made by `Scope.add_closer`. ``close()`` takes it back."""
+    """Callback that frees resources after the grace period; created by `Scope.add_closer`. ``close()`` removes it."""
 
     __slots__ = ("_closers", "_fn", "_loop")
 
@@ -65,11 +65,11 @@ class Closer:
         self._loop = loop
 
     def close(self) -> None:
-        """Take it back: it does not run any more. From any thread."""
+        """Remove the callback; it does not run any more. Callable from any thread."""
         self._closers.pop(self, None)
 
     def run(self) -> None:
-        """Run it; its error is reported to the loop's exception handler, so that the others run too."""
+        """Run it; report its error to the loop's exception handler, so that the others run too."""
         try:
             self._fn()
         except Exception as error:
@@ -77,12 +77,12 @@ class Closer:
 
 
 class Membership:
-    """What a scope owns, and how it ends; the part of `Scope` that its members and its stop work with.
+    """Members of a scope and how it ends: the part of `Scope` that its members and its stop use.
 
     Parameters:
         name, grace_s, kill_after_s, deadline_s, threads, owner, sharer: as in `Scope`.
-        parent: the owner of this one.
-        interrupt: tells the members to end.
+        parent: owner of this one.
+        interrupt: asks the members to end.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class Membership:
         self._unowned: weakref.WeakSet[threading.Thread] | None = None
         self._survived: list[StopReceipt] = []
         self._unproven_trees: tuple[TreeResult, ...] = ()
-        """Of programs that ended before any stop."""
+        """Results of programs that ended before any stop."""
         self._leftovers: list[Leftover] = []
         self._closers: dict[Closer, None] = {}
         self._waiters: dict[asyncio.Future[None], None] = {}
@@ -186,17 +186,17 @@ class Membership:
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended: what survivors still emit, return or record does not count."""
+        """Whether it has ended: later output, results and records of survivors do not count."""
         return self._state == "closed"
 
     @property
     def quarantined(self) -> bool:
-        """Whether it ended with survivors; they are named in its receipt."""
+        """Whether it ended with survivors; its receipt names them."""
         return self.receipt is not None and self.receipt.outcome != "gone"
 
     @property
     def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
-        """What ended it: its members, all of them; a member that raised; or an interrupt. None while it is open."""
+        """Cause of its end: all members ended, a member raised, or an interrupt. None while it is open."""
         if self._failed:
             return "failure"
         if self._ended_by_itself:
@@ -206,16 +206,16 @@ class Membership:
         return "members" if self._state == "closed" else None
 
     def members(self) -> tuple[Member, ...]:
-        """A snapshot of what the scope owns now."""
+        """Return a snapshot of what the scope owns now."""
         owned = [member._snapshot() for member in (*self._members.copy(), *self._adopted.copy())]
         return (*owned, *map(unowned, self._unowned_threads()))
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """What stops of this scope and of those inside gave up and has not ended yet; receipts name the same."""
+        """Return what stops of this scope and its descendants abandoned and still runs; receipts name the same."""
         return tuple(leftover for leftover in self._leftovers if leftover.lives)
 
     def statistics(self) -> ScopeStatistics:
-        """A snapshot of the scope."""
+        """Return a snapshot of the scope."""
         kinds = [member.kind for member in self.members()]
         return ScopeStatistics(
             state=self._state,
@@ -228,9 +228,9 @@ class Membership:
         )
 
     def add_closer(self, fn: Callable[[], object]) -> Closer:
-        """Call ``fn`` when the grace is over, to free what members block on: shut down a socket, close a stream.
+        """Call ``fn`` after the grace period, to free what members block on: shut down a socket, close a stream.
 
-        It runs on the scope's loop and must not block. ``close()`` of what is returned takes it back.
+        It runs on the scope's loop and must not block. ``close()`` of the returned object removes it.
         """
         closer = Closer(self._closers, fn, self._loop_here())
         self._closers[closer] = None
@@ -241,7 +241,7 @@ class Membership:
         return closer
 
     def _fail(self, error: BaseException, name: str) -> None:
-        """A member or the body raised."""
+        """Record the error of a member or of the body."""
         if not any(known is error for known in self.errors):  # the body awaited the member that raised
             self.errors.append(error)
         if self.interrupt.trigger(f"{name} failed: {told(error)}", kind="stop"):
@@ -266,15 +266,15 @@ class Membership:
             raise ScopeClosed(f"scope {self.name!r} is not open", hint="use 'async with' or open() first")
         if self._state != "open":
             raise ScopeClosed(
-                f"scope {self.name!r} is {self._state} and starts nothing new", hint="start it in a scope that is open"
+                f"scope {self.name!r} is {self._state} and starts no new work", hint="start it in an open scope"
             )
 
     def _admits(self, member: Handle[Any]) -> bool:
-        """Whether a member that was entered may begin. On the loop."""
+        """Whether a member that was entered may begin. On the loop only."""
         return member in self._members and not self.interrupt.triggered
 
     def _leave_behind(self, member: Handle[Any]) -> None:
-        """Nobody waits for this member any more; it ends with the scope. On the loop."""
+        """Stop waiting for this member; it ends with the scope. On the loop only."""
         with self._gate:
             if self._members.pop(member, member) is not member:
                 self._adopted[member] = None
@@ -293,16 +293,16 @@ class Membership:
             self._unproven_trees += (result,)
 
     def _make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task of the scope's own, which no stop cancels. On the loop; the caller keeps it."""
+        """Create a task of the scope's own, which no stop cancels. On the loop only; the caller keeps a reference."""
         return self._make_task(coroutine, name, contextvars.Context())
 
     def _tell(self, member: Handle[Any]) -> None:
-        """A member came to be while the scope was being interrupted."""
+        """Ask a member that started while the scope was being interrupted."""
         if self._stopping is not None:
             member._ask()
 
     def _discard(self, member: Handle[Any], error: BaseException | None) -> None:
-        """A member has ended. On the loop; cannot raise."""
+        """Remove a member that has ended. On the loop only; never raises."""
         if self._members.pop(member, member) is member and self._adopted.pop(member, member) is member:
             return
         if self._stopping is not None:
@@ -314,7 +314,7 @@ class Membership:
         self._look()
 
     def _leave_over(self, *leftovers: Leftover) -> None:
-        """A stop gave these up. On the loop."""
+        """Record what a stop abandoned. On the loop only."""
         if leftovers:
             self._leftovers = [*self.leftovers(), *leftovers]
 
@@ -337,7 +337,7 @@ class Membership:
         return [member for member in self._members.copy() if isinstance(member, Membership)]
 
     def _height(self) -> int:
-        """How many scopes stand inside of one another here, this one included."""
+        """Return the depth of the tree of scopes, this one included."""
         return 1 + max((child._height() for child in self._children()), default=0)
 
     def _take_closers(self) -> list[Closer]:
@@ -349,7 +349,7 @@ class Membership:
 
     @property
     def kind(self) -> Literal["scope"]:
-        """What it is as a member of its parent."""
+        """Kind of member that it is for its parent."""
         return "scope"
 
     def _snapshot(self) -> Member:
@@ -357,7 +357,7 @@ class Membership:
         return Member(kind="scope", name=self.name, started_at=self._opened_at, state=state)
 
     def _adopt(self, member: Handle[Any]) -> bool:
-        """Enter what foreign code starts inside the scope; False when it comes too late even for clean-up."""
+        """Enter what foreign code starts in the scope; False if it is too late even for cleanup."""
         with self._gate:
             stopping = self._stopping
             if self._loop is None or self._state == "closed" or (stopping is not None and stopping.phase != "grace"):
@@ -369,13 +369,13 @@ class Membership:
         self._stop_here(self.grace_s, self.kill_after_s)
 
     def _run_deadline(self, left_s: float) -> None:
-        """Have the deadline come in ``left_s`` seconds. On the loop."""
+        """Set the deadline to ``left_s`` seconds from now. On the loop only."""
         loop = self._loop_here()
         self._deadline_at = loop.time() + left_s
         self._deadline = loop.call_at(self._deadline_at, self._on_deadline, context=contextvars.Context())
 
     def _on_deadline(self) -> None:
-        self.interrupt.trigger(f"the deadline of {self._deadline_s:g} s is over", kind="deadline")
+        self.interrupt.trigger(f"deadline of {self._deadline_s:g} s exceeded", kind="deadline")
 
     def _stop_here(self, grace_s: float, kill_after_s: float) -> None:
         if self._state == "closed":
@@ -386,12 +386,12 @@ class Membership:
                 self._state = "stopping"
             self._stopping = stopping = Stopping(self)
             stopping.begin(grace_s, kill_after_s)
-        # Members may end while they are asked, and the scope with them; the rest does nothing then.
+        # Members may end while they are asked, and the scope with them; the rest then does nothing.
         stopping.tighten(grace_s, kill_after_s)
         stopping.look()
 
     def _give_up(self, tasks_too: bool = False) -> None:
-        """The parent's time is over, so this scope's is."""
+        """Give up, because the parent's time is over."""
         self._stop_here(0.0, 0.0)
         if self._stopping is not None:
             self._stopping._give_up()
@@ -399,18 +399,18 @@ class Membership:
             self._stopping._give_up_tasks()
 
     def _look(self) -> None:
-        """Something has left: close the scope if that was the last thing it waited for."""
+        """After something has left, close the scope if it waited for nothing else."""
         if self._stopping is not None:
             self._stopping.look()
         elif self._leaving and not self._members and not self.interrupt.triggered:
             if self._adopted or self._survived or self._unproven_trees or self._unowned_threads():
-                # What foreign code left behind does not outlive the scope, or is named.
+                # What foreign code left behind ends with the scope, or is named in the receipt.
                 self._ended_by_itself = self.interrupt.trigger("the scope has ended", kind="stop")
             elif self._shut():
                 self._closed()
 
     def _is_empty(self) -> bool:
-        """Whether nothing is left inside. Something may come yet."""
+        """Whether it has no members or live body. More may still enter."""
         return not (self._members or self._adopted or (self._body is not None and self._body.live))
 
     def _shut(self, *, by_force: bool = False) -> bool:
@@ -424,17 +424,17 @@ class Membership:
             return True
 
     def _note_unowned(self, thread: threading.Thread) -> None:
-        """Foreign code starts a thread inside the scope by itself. From any thread."""
+        """Note a thread that foreign code starts in the scope by itself. Callable from any thread."""
         with self._gate:
             if self._unowned is None:
                 self._unowned = weakref.WeakSet()
             self._unowned.add(thread)
 
     def _unowned_threads(self) -> list[threading.Thread]:
-        """Living threads that foreign code started inside the scope by itself."""
+        """Return living threads that foreign code started in the scope by itself."""
         if self._unowned is None:
             return []
-        with self._gate:  # the set cannot be iterated while another thread notes one
+        with self._gate:  # the set must not be iterated while another thread adds to it
             threads = list(self._unowned)
         return [thread for thread in threads if thread.is_alive()]
 
@@ -443,7 +443,7 @@ class Membership:
         if stopping is not None:
             self.receipt = stopping.receipt
         else:
-            self._ended_by_itself = True  # whatever interrupts it now comes too late
+            self._ended_by_itself = True  # any later interrupt is too late
         self._over = True
         if self._registration is not None:
             self._registration.close()
@@ -466,13 +466,13 @@ class Membership:
         return self._loop
 
     def _on_loop(self, fn: Callable[..., object], *values: Any) -> None:
-        """Run ``fn`` on the scope's loop: at once if this is it, else soon."""
+        """Run ``fn`` on the scope's loop: at once if called there, otherwise soon."""
         loop = self._loop_here()
         if asyncio._get_running_loop() is not loop:
             try:
                 loop.call_soon_threadsafe(fn, *values, context=contextvars.Context())
             except RuntimeError:
-                # The loop is closed, so nobody else touches the scope any more.
+                # The loop is closed, so no other code uses the scope any more.
                 pass
             else:
                 return

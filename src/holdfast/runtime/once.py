@@ -24,7 +24,7 @@ class Once(Generic[T]):
         self._lock = threading.Lock()
 
     def set(self, value: T) -> bool:
-        """Set it and wake all who wait; False, without effect, when it was set before."""
+        """Set the value and wake all waiters; return False, without effect, if it was already set."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, None
             if callbacks is None:
@@ -35,7 +35,7 @@ class Once(Generic[T]):
         return True
 
     def add(self, callback: Callable[[], object]) -> bool:
-        """Have ``callback`` called from the thread that sets the value; False when it is set already."""
+        """Call ``callback`` from the thread that sets the value; False if it is already set."""
         with self._lock:
             if self._callbacks is None:
                 return False
@@ -43,13 +43,13 @@ class Once(Generic[T]):
             return True
 
     def discard(self, callback: Callable[[], object]) -> None:
-        """Take a callback back; nothing when it was called."""
+        """Remove a callback; does nothing if it was called."""
         with self._lock:
             if self._callbacks is not None and callback in self._callbacks:
                 self._callbacks.remove(callback)
 
     async def wait(self) -> T:
-        """The value, once it is set."""
+        """Wait until the value is set, and return it."""
         loop = asyncio.get_running_loop()
         woken = loop.create_future()
 
@@ -58,7 +58,7 @@ class Once(Generic[T]):
                 woken.set_result(None)
 
         def callback() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits there any more
+            with contextlib.suppress(RuntimeError):  # that loop is closed and has no waiters any more
                 loop.call_soon_threadsafe(wake)
 
         if self.add(callback):
@@ -72,7 +72,7 @@ class Once(Generic[T]):
         """As `wait`, for a thread.
 
         Raises:
-            TimeoutError: it was not set in time.
+            TimeoutError: the value was not set in time.
         """
         woken = threading.Event()
         if self.add(woken.set):

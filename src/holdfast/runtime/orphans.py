@@ -15,9 +15,9 @@ class Orphan:
     """A process that outlived its host.
 
     Parameters:
-        pid: its number.
-        host: the number that its host had.
-        command: its command line, shortened.
+        pid: pid of the process.
+        host: former pid of its host.
+        command: command line, shortened.
     """
 
     pid: int
@@ -26,9 +26,9 @@ class Orphan:
 
 
 def orphans() -> tuple[Orphan, ...]:
-    """Processes that carry the marker or the tag of a Holdfast host which no longer lives; for ``holdfast doctor``.
+    """Return processes with the marker or tag of a Holdfast host that no longer lives; for ``holdfast doctor``.
 
-    Environments of other users' processes cannot be read except by root; tags can.
+    Only root can read environments of other users' processes; anyone can read tags.
     """
     if not supported():
         return ()
@@ -42,7 +42,7 @@ def orphans() -> tuple[Orphan, ...]:
 
 
 def _marked_host(pid: int) -> int | None:
-    """The host in the environment, if it no longer lives."""
+    """Return the host named in the environment, if it no longer lives."""
     host, _, started = (procfs.environment_value(pid, procfs.HOST_MARKER) or b"").partition(b".")
     if not (host.isdigit() and started.isdigit()) or procfs.lives(int(host), int(started)):
         return None
@@ -50,7 +50,7 @@ def _marked_host(pid: int) -> int | None:
 
 
 def _tagged_host(pid: int) -> int | None:
-    """The host in a tag, if it no longer lives and the process was started in one of its scopes, or by C code in it."""
+    """Return the host in a tag, if it no longer lives and a scope of it, or C code in it, started the process."""
     for tag in foreign.tags_of(pid):
         owner = None if foreign.scope_of_tag(tag) == foreign.OUTSIDE else foreign.host_of_tag(tag)
         if owner is None:

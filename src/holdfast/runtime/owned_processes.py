@@ -1,13 +1,13 @@
-"""Process trees as members of a scope: asked with SIGTERM, killed as a tree when the grace is over.
+"""Process trees as members of a scope: asked with SIGTERM, killed as a tree after the grace period.
 
-A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one that foreign code started inside it.
+A `ProcessHandle` is a program that the scope started, a `ForeignHandle` one that foreign code started in it.
 
 Invariants
-- Membership is reserved before the program is started, and lasts until its whole tree is gone. That holds for a start
-  that is cut too: who started it may be cancelled again and leave, the member stays until the kill has answered.
-- A scope waits for the program to end by itself, but not for strays that it left running: those end with the scope.
-- What could not be proven dead is told to the stop under way, and its receipt says so.
-- A tree that outlives the bound of its kill is killed on: only one that outlives the stop is named.
+- Membership is reserved before the program is started, and lasts until its whole tree is gone. This also holds for a
+  cancelled start: the caller may be cancelled again and leave, but the member stays until the kill has reported.
+- A scope waits for the program to end by itself, but not for stray descendants: those end with the scope.
+- What could not be proven dead is reported to the running stop, and its receipt names it.
+- If a tree outlives the time limit of its kill, the kill continues; only a tree that outlives the stop is named.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ __all__ = [
     "strangers",
 ]
 
-UNHEARD = "what foreign code started (its kill told of no end)"
-"""Names in a receipt what nobody can name."""
+UNHEARD = "processes started by foreign code (their kill did not report in time)"
+"""Placeholder in a receipt for processes whose pids are unknown."""
 
-STRANGER = "a process that C code started (whose it is cannot be told)"
-"""Stands in a receipt for what may be another's, and is named to the operator only."""
+STRANGER = "a process started by C code (its owner is unknown)"
+"""Placeholder in a receipt for a process of unknown owner; only the operator sees its name."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _TOLD_S = 0.5
-"""What a long stop keeps of its time, so that it hears whom its kill names in the end."""
+"""Time that a long stop reserves to hear which processes its kill names at the end."""
 
 
 class ProcessHandle(Handle[int]):
@@ -72,10 +72,10 @@ class ProcessHandle(Handle[int]):
         self._attending: asyncio.Task[None] | None = None
         self._killing: dict[asyncio.Task[None], None] = {}
         self._outlived: tuple[int, ...] = ()
-        """Pids that were still there at the bound of the last kill."""
+        """Pids that were still there at the time limit of the last kill."""
 
     async def _take(self, process: Process) -> None:
-        """The program was started.
+        """Take over the program that was started.
 
         Raises:
             ScopeClosed: the scope was closed meanwhile; the tree was killed.
@@ -84,17 +84,17 @@ class ProcessHandle(Handle[int]):
         self.name = process.name
         if self._done:
             await process.kill_tree()
-            raise ScopeClosed(f"scope {self.scope.name!r} was closed while {process.name!r} was started")
+            raise ScopeClosed(f"scope {self.scope.name!r} closed while {process.name!r} was starting")
         self.scope._on_loop(self._attend)
 
     def _release(self) -> None:
-        """The program goes on, but not for this scope. On the loop."""
+        """Release the program, which continues but not for this scope. On the loop only."""
         if self._attending is not None:
             self._attending.cancel()
         self._end(None)
 
     def _on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
-        """The start failed or was cancelled; ``ending`` kills what was begun of it. From the loop that started it."""
+        """Handle a failed or cancelled start; ``ending`` kills what was begun. On the loop that started it."""
         self.cut = True
         ending.add_done_callback(self._on_ending, context=contextvars.Context())
 
@@ -104,7 +104,7 @@ class ProcessHandle(Handle[int]):
         if not ending.cancelled() and (error := ending.exception()) is not None:
             ending.get_loop().call_exception_handler(
                 {
-                    "message": f"the kill of {self.name!r}, whose start was cut, failed",
+                    "message": f"failed to kill {self.name!r} after its start was cancelled",
                     "exception": error,
                     "task": ending,
                 }
@@ -133,17 +133,17 @@ class ProcessHandle(Handle[int]):
         self._conclude(await process.wait_gone())
 
     def _conclude(self, result: TreeResult) -> None:
-        """Nothing more will be known of the tree. On the loop."""
+        """Record the final result of the tree. On the loop only."""
         result = self._named(result)
         if result.outcome != "gone" and not self._done:
             self.scope._unproven(result)
         self._end(None if self.process is None else self.process.returncode)
 
     def _named(self, result: TreeResult) -> TreeResult:
-        """The result; where it names nobody and proves nothing, with a word of whose tree that is."""
+        """Return the result; if it names nothing and proves nothing, add the name of the tree."""
         if result.outcome == "gone" or result.survivors or result.unattributed:
             return result
-        return replace(result, unattributed=(f"{self.name} (what held its tree was lost)",))
+        return replace(result, unattributed=(f"{self.name} (the reaper of its tree was lost)",))
 
     def _end(self, returncode: int | None) -> None:
         if self._settle(returncode, None if returncode is not None else self._stopped("it was killed")):
@@ -156,7 +156,7 @@ class ProcessHandle(Handle[int]):
         self._kill(0.0)
 
     def _press(self) -> None:
-        """A tree that is being killed is killed to its end."""
+        """Do nothing: the kill of a tree continues until it is dead."""
 
     def _kill(self, term_first_s: float) -> None:
         if self.process is not None and not self._done:
@@ -168,7 +168,7 @@ class ProcessHandle(Handle[int]):
         self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors
 
     def _end_unheard(self) -> bool:
-        """End if the tree is gone, though the loop has not come to hear it yet. On the loop."""
+        """End if the tree is gone but the loop has not been notified yet. On the loop only."""
         result = None if self.process is None else self.process._held.gone.value
         if result is None:
             return False
@@ -178,18 +178,18 @@ class ProcessHandle(Handle[int]):
     def _abandon(self) -> Abandoned | None:
         if self._attending is not None:
             self._attending.cancel()
-        self._settle(None, self._stopped("its death could not be proven in time"))
+        self._settle(None, self._stopped("its process was not proven dead in time"))
         return None
 
     def _unproven(self) -> TreeResult:
-        """What can be said of a tree whose end was not heard of in time."""
+        """Return what is known of a tree whose end was not reported in time."""
         from holdfast.runtime.trees import TreeResult
 
         if self.process is None:
             return TreeResult(unattributed=(f"{self.name} (it was being started)",), proven=False)
         if living := self.process._held.living() or procfs.living(self._outlived or (self.process.pid,)):
             return TreeResult(survivors=tuple(living), proven=False)
-        return TreeResult(unattributed=(f"{self.name} (nobody told of the end of its tree)",), proven=False)
+        return TreeResult(unattributed=(f"{self.name} (the end of its tree was not reported)",), proven=False)
 
     def _snapshot(self) -> Member:
         state = "starting" if self.process is None else "stopping" if self.due else "running"
@@ -198,7 +198,7 @@ class ProcessHandle(Handle[int]):
 
 
 class ForeignHandle(Handle[None]):
-    """A member that is a program which foreign code started by itself, or a stray of one; its starter waits for it."""
+    """A member that is a program, or a stray of one, that foreign code started by itself; its starter waits for it."""
 
     __slots__ = ("process",)
 
@@ -209,13 +209,13 @@ class ForeignHandle(Handle[None]):
         self.process = process
 
     def _attend(self) -> None:
-        """From any thread, after the member was entered."""
+        """Watch for its end. From any thread, after the member was entered."""
         self.process.on_end(self._on_end)
         if self.due:
             self.scope._on_loop(self._catch_up)
 
     def _catch_up(self) -> None:
-        """A stray that is found during the grace is asked too; what clean-up starts is left to work."""
+        """Ask a stray that is found during the grace period too; what cleanup starts is left to work."""
         if self.process.started <= self.scope._asked_at_ticks():
             self._ask()
 
@@ -230,21 +230,21 @@ class ForeignHandle(Handle[None]):
         self.process.signal(signal.SIGTERM)
 
     def _press(self) -> None:
-        """It is being killed with all others of its scope."""
+        """Do nothing: it is being killed with all others of its scope."""
 
     def _end_unheard(self) -> bool:
-        """End if the program runs no more, though nobody has told so: seen with own eyes. On the loop."""
+        """End if the program no longer runs, though no notification has arrived: check directly. On the loop only."""
         if procfs.lives(self.process.pid, self.process.started):
             return False
         self._end()
         return True
 
     def _abandon(self) -> Abandoned | None:
-        self._settle(None, self._stopped("its death could not be proven in time"))
+        self._settle(None, self._stopped("its process was not proven dead in time"))
         return None
 
     def _unproven(self) -> TreeResult:
-        """What can be said of a program that was seen alive a moment ago."""
+        """Return what is known of a program that was alive a moment ago."""
         from holdfast.runtime.trees import TreeResult
 
         return TreeResult(survivors=(self.process.pid,), proven=False)
@@ -262,20 +262,20 @@ class ForeignHandle(Handle[None]):
 
 
 def boot_ticks() -> float:
-    """Now, in the clock ticks since boot that start times of processes are given in."""
+    """Return the current time in clock ticks since boot, the unit of process start times."""
     if sys.platform != "linux":
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S
 
 
 def may_have_started(scope: Membership) -> bool:
-    """Whether foreign code has started a program inside the scope."""
+    """Whether foreign code has started a program in the scope."""
     adoption = _adoption()
     return adoption is not None and adoption.may_have_started(cast("Owner", scope))
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
-    """Have ``tell`` called on ``loop`` with what `strangers` says; at once where no programs are adopted."""
+    """Call ``tell`` on ``loop`` with the result of `strangers`; at once if no programs are adopted."""
     adoption = _adoption()
     if adoption is None:
         tell(0)
@@ -284,19 +284,19 @@ def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int
 
 
 def strangers(since: float) -> int:
-    """How many processes live that may belong to a scope opened ``since``, and cannot be attributed."""
+    """Return the number of live processes that may belong to a scope opened ``since`` but cannot be attributed."""
     adoption = _adoption()
     return 0 if adoption is None else adoption.strangers(since)
 
 
 def _adoption() -> ModuleType | None:
-    """What adopts programs; None where nothing does, and nothing was imported for it."""
+    """Return the module that adopts programs; None if it is not in use, without importing it."""
     return sys.modules.get("holdfast.runtime.adoption_processes")
 
 
 async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle], left_s: float) -> None:
-    """Kill what foreign code started inside the scope, with all that it ever started, also when all that is known of it
-    has ended; ``left_s`` is what the stop has left for it."""
+    """Kill everything that foreign code ever started in the scope, even if all known processes have ended; ``left_s``
+    is the remaining time of the stop."""
     from holdfast.runtime.adoption_processes import kill_trees
     from holdfast.runtime.trees import KILL_BOUND_S
 
@@ -309,5 +309,5 @@ async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle], left
         named = survivors or result.unattributed
         unattributed = result.unattributed if named else (UNHEARD,)
         scope._unproven(replace(result, survivors=survivors, unattributed=unattributed))
-    for handle in handles:  # none is waited for any longer: either it was looked for and is dead, or it is named
+    for handle in handles:  # stop waiting for these: each was searched for and is dead, or is named
         handle._end()

@@ -1,4 +1,4 @@
-"""Tasks as members of a scope: spawned ones, whose errors reach it, and adopted ones, whose owner is foreign code."""
+"""Tasks as members of a scope: spawned ones, whose errors reach it, and adopted ones, which foreign code owns."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 def without_exit(coroutine: CoroutineType[Any, Any, T]) -> CoroutineType[Any, Any, T]:
-    """The same for a task of foreign code, but that a `SystemExit` is an error of the task and does not end the loop.
+    """Wrap a coroutine of foreign code so that `SystemExit` becomes an error of the task and does not end the loop.
 
-    Where it never begins, closing ``coroutine`` is left to the caller.
+    If the wrapper never begins, the caller must close ``coroutine``.
     """
     guarded = cast("CoroutineType[Any, Any, T]", _guarded(coroutine))
     guarded.__name__, guarded.__qualname__ = coroutine.__name__, coroutine.__qualname__
@@ -57,11 +57,11 @@ class TaskHandle(Handle[T]):
         self._starter = None if starter is None else weakref.ref(starter)
 
     def starter(self) -> Enclosure | None:
-        """Where an adopted task was started, if that is still there."""
+        """Return where an adopted task was started, if that still exists."""
         return None if self._starter is None else self._starter()
 
     def _start(self) -> None:
-        """Make the task. On the scope's loop, after the member was entered."""
+        """Create the task. On the scope's loop, after the member was entered."""
         coroutine, self._coroutine = self._coroutine, None
         assert coroutine is not None
         if not self.scope._admits(self):
@@ -89,10 +89,10 @@ class TaskHandle(Handle[T]):
     def _on_done(self, task: asyncio.Task[T]) -> None:
         self.task = None
         if self.adopted:
-            # Its owner is foreign code: the task keeps its result and error, and nobody awaits this handle.
+            # Foreign code owns it: the task keeps its result and error, and this handle has no waiter.
             coroutine, self._coroutine = self._coroutine, None
             if coroutine is not None:
-                coroutine.close()  # where the task was cancelled before its first step; else it is over
+                coroutine.close()  # no-op unless the task was cancelled before its first step
             self._settle(None, None)
             self.scope._discard(self, None)
             return
@@ -123,7 +123,7 @@ class TaskHandle(Handle[T]):
         self.deliver()
 
     def _take_name(self) -> None:
-        """A name that foreign code gives its task is set after the task was made."""
+        """Take over the name that foreign code gives its task, which is set after the task was created."""
         if self.adopted and self.task is not None and not self.task.get_name().startswith("Task-"):
             self.name = self.task.get_name()
 
@@ -136,7 +136,7 @@ class TaskHandle(Handle[T]):
 
     def _abandon(self) -> Abandoned:
         self._take_name()
-        stack = task_stack(self.task)[0 if self._coroutine is None else 1 :]  # from foreign code's own on
+        stack = task_stack(self.task)[0 if self._coroutine is None else 1 :]  # without Holdfast's own wrapper frame
         self._settle(None, self._stopped("it did not end and was abandoned"))
         return Abandoned(kind="task", name=self.name, stack=stack)
 

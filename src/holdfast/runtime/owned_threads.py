@@ -1,4 +1,4 @@
-"""Calls on threads as members of a scope: asked through their interrupt, and abandoned when they do not listen."""
+"""Calls on threads as members of a scope: asked through their interrupt, abandoned if they do not respond."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ThreadHandle(Handle[T]):
         self.call: Call | None = None
 
     def _start(self, fn: Callable[..., T], values: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Give the call to the pool. From any thread, after the member was entered."""
+        """Submit the call to the pool. Callable from any thread, after the member was entered."""
         scope = self.scope
         assert self._context is not None
         self._context.run(self.interrupt.make_current)
@@ -52,7 +52,7 @@ class ThreadHandle(Handle[T]):
             self.scope._on_loop(self._ask)
 
     def _on_done(self, result: T | None, error: BaseException | None) -> None:
-        """The call ended, on its thread."""
+        """Handle the end of the call, on its thread."""
         self.scope._on_loop(self._finish, result, error)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
@@ -63,7 +63,7 @@ class ThreadHandle(Handle[T]):
             self.call = None
 
     def _watch(self, interrupt: Interrupt) -> None:
-        """A thread looks at its interrupt itself."""
+        """Do nothing: a thread checks its interrupt itself."""
 
     def _ask(self) -> None:
         call = self.call
@@ -72,7 +72,7 @@ class ThreadHandle(Handle[T]):
             self._finish(None, self._stopped("its scope was stopped before it began"))
 
     def _withdrawn(self) -> None:
-        """The call was taken back before it began."""
+        """Called when the call was withdrawn before it began."""
 
     def _press(self) -> None:
         self._ask()

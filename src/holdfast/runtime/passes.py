@@ -1,8 +1,8 @@
-"""Kills of foreign trees, many at once: one pass over all processes at a time takes every scope that was asked for.
+"""Batched kills of foreign trees: one pass over all processes serves every scope that has asked for a kill.
 
-As with the commits of a group: who asks while a pass looks is taken by the next one, which begins as soon as the one
-under way has had its first look. So N scopes that stop at once cost a few passes, not N; and a scope whose processes do
-not die keeps nobody waiting.
+Like group commit: a request that arrives during a pass is served by the next one, which begins as soon as the running
+pass has done its first scan. So N scopes that stop at once cost a few passes, not N, and a scope whose processes do
+not die delays no other scope.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Roots = Mapping[int, Sequence[tuple[int, int]]]
 
 
 class _Asked:
-    """What one scope waits for."""
+    """Request of one scope."""
 
     __slots__ = ("answer", "bound_s", "killed", "left", "survivors", "tags")
 
@@ -36,7 +36,7 @@ class _Asked:
         self.answer: Once[TreeResult] = Once()
 
     def hear(self, done: Mapping[int, tuple[list[int], list[int]]]) -> bool:
-        """True when all is known."""
+        """Record a report; return True if all results are known."""
         for tag in self.left & done.keys():
             self.left.discard(tag)
             self.killed += done[tag][0]
@@ -50,13 +50,13 @@ class _Asked:
 
 
 class KillPasses:
-    """Takes kills from any thread; answers from the reading thread of the process host.
+    """Accepts kills from any thread; answers from the reading thread of the process host.
 
     Parameters:
-        processes: whose zygote does it.
+        processes: host whose zygote does the kills.
         seal: how tags are carried.
         prepare: called before each pass, from any thread.
-        conclude: called in the reading thread with the tags that are done, before those who asked are answered.
+        conclude: called in the reading thread with the finished tags, before the requests are answered.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class KillPasses:
         self._looking = False
 
     def ask(self, tags: _Roots, bound_s: float) -> Once[TreeResult]:
-        """Kill what carries one of these tags, and the programs named with it; what is returned is set when it is
-        known what became of them, or that nobody can be asked.
+        """Kill processes with one of these tags, and the programs given with it. The result is set when their outcome
+        is known, or when no zygote can be asked.
         """
         asked = _Asked(tags, bound_s)
         with self._lock:
@@ -85,7 +85,7 @@ class KillPasses:
         return asked.answer
 
     def _begin(self) -> None:
-        """Send a pass for all who wait, unless one is still having its first look."""
+        """Start a pass for all waiting requests, unless one is still doing its first scan."""
         with self._lock:
             if self._looking or not self._waiting:
                 return
@@ -109,7 +109,7 @@ class KillPasses:
         bound_s = max(asked.bound_s for asked in taken)
         try:
             killer = self._processes._send_killer(self._seal.carrier, self._seal.sealed, tags, bound_s, told)
-        except OSError:  # no descriptor is left to ask with
+        except OSError:  # out of descriptors
             with self._lock:
                 self._looking = False
             for asked in taken:
@@ -118,7 +118,7 @@ class KillPasses:
         self._submit(killer)
 
     def _submit(self, killer: Killer) -> None:
-        if not killer.submit():  # the zygote has too many requests already
+        if not killer.submit():  # the zygote already has too many requests
             timer = threading.Timer(_AGAIN_S, self._submit, (killer,))
             timer.daemon = True
             timer.start()

@@ -1,15 +1,15 @@
-"""Programs whose whole process tree can be stopped, and dies with this process.
+"""Programs whose whole process tree can be stopped and dies with this process.
 
 Each program runs under a reaper (`holdfast.runtime.reaper`) that the zygote (`holdfast.runtime.zygote`) forks.
 Invariants:
 
-- One daemon thread per `ProcessHost` reads what zygote and reapers say; any thread or loop may send. It alone closes
-  the descriptors that it watches, and takes one event at a time: else an event could be waiting for a descriptor whose
-  number somebody else has got meanwhile, and a living process would be taken for dead.
-- A process is named dead only because its reaper reported that it has no descendant left (or because the zygote killed
-  the orphans of a reaper that was killed). What is not reported so makes `TreeResult.proven` false.
+- One daemon thread per `ProcessHost` reads messages from the zygote and the reapers; any thread or loop may send. Only
+  this thread closes the descriptors that it watches, and it takes one event at a time. Otherwise an event could be
+  pending for a descriptor whose number was reused, and a living process would be taken for dead.
+- A process is reported dead only if its reaper reported that it has no descendants left, or if the zygote killed the
+  orphans of a killed reaper. Anything else makes `TreeResult.proven` false.
 - No lock is held across an await or while user code runs.
-- Descriptors of a tree are closed when it is gone, whether anybody awaits it or not.
+- Descriptors of a tree are closed when it is gone, whether it is awaited or not.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class ProcessHostStatistics:
     """A snapshot of a `ProcessHost`.
 
     Parameters:
-        started: programs started so far.
-        live: programs whose tree is not gone yet.
-        killed: processes killed so far.
-        survivors: processes that outlived the bound of a kill, so far.
-        reapers: reapers that run now.
+        started: number of programs started so far.
+        live: number of programs whose tree is not gone yet.
+        killed: number of processes killed so far.
+        survivors: number of processes that outlived the time limit of a kill so far.
+        reapers: number of running reapers.
     """
 
     started: int
@@ -101,11 +101,11 @@ class ProcessHostStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """What `ProcessHost.run_blocking` collected.
+    """Result of `ProcessHost.run_blocking`.
 
     Parameters:
         returncode: exit code; negative for the signal that ended it.
-        stdout, stderr: all that was written.
+        stdout, stderr: complete output.
         tree: what was left of the tree and had to be killed.
     """
 
@@ -116,11 +116,11 @@ class Completed:
 
 
 class Killer:
-    """A fork of the zygote that kills foreign trees and answers for each of their scopes.
+    """A fork of the zygote that kills foreign trees and reports the result for each of their scopes.
 
     Parameters:
-        told: called in the reading thread with who was killed and who was still there at the bound, by tag; with None
-            when nothing more comes.
+        told: called in the reading thread with the killed and surviving pids by tag; with None when no more reports
+            follow.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Killer:
         self._spec = spec
 
     def submit(self) -> bool:
-        """Ask the zygote; False when it has too many requests already."""
+        """Submit the request to the zygote; return False if it already has too many."""
         fds = [self._theirs.fileno()]
         try:
             packet = marshal.dumps(("kill", self._spec))
@@ -153,7 +153,7 @@ class Killer:
         return sent
 
     def read(self) -> dict[int, tuple[list[int], list[int]]] | None:
-        """What is told next; None at the end."""
+        """Return the next report; None at the end."""
         data = self.ours.recv(1 << 20)
         if not data:
             return None
@@ -162,10 +162,10 @@ class Killer:
 
 
 class ProcessHost:
-    """Starts programs under reapers; one per process is enough, see `process_host`.
+    """Starter of programs under reapers; one per process is enough, see `process_host`.
 
-    All methods may be called from any thread. After a fork the child's copy is empty: it starts its own zygote when
-    it needs one, and does not keep the parent's trees alive.
+    All methods are callable from any thread. After a fork, the child's copy is empty: it starts its own zygote when
+    needed, and does not keep the parent's trees alive.
     """
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class ProcessHost:
         self._killed = 0
         self._survivors = 0
         self._buried = 0
-        self._helpers: dict[int, int] = {}  # pidfds of those that came home from a killed zygote, by pid
+        self._helpers: dict[int, int] = {}  # pidfds of processes that a killed zygote left to us, by pid
 
     def _leave_to_parent(self) -> None:
         for tree in self._trees.values():
@@ -217,7 +217,7 @@ class ProcessHost:
 
     @property
     def cells(self) -> Cells:
-        """The processes that are kept for isolated calls."""
+        """Pool of processes for isolated calls."""
         with self._lock:
             if self._cells is None:
                 from holdfast.runtime.cells import Cells
@@ -229,7 +229,7 @@ class ProcessHost:
         """Start the zygote now, so that the first program need not wait for it. Idempotent.
 
         Raises:
-            OSError: the interpreter cannot be started again.
+            OSError: the interpreter failed to start.
         """
         if supported():
             self._link()
@@ -271,7 +271,7 @@ class ProcessHost:
         self._tick_s = tick()
 
     def _guard(self, act: Callable[..., object], *values: Any) -> None:
-        """Do one thing; its failure is shown, and must not keep the other trees from being heard."""
+        """Run one handler; report its failure without blocking events of the other trees."""
         try:
             act(*values)
         except Exception:
@@ -286,25 +286,25 @@ class ProcessHost:
             self._hear_zygote(fd, link)
 
     def _watch(self, fd: int, watcher: Callable[[], object]) -> None:
-        """Have ``watcher`` called in the reading thread whenever ``fd`` is readable."""
+        """Call ``watcher`` in the reading thread whenever ``fd`` is readable."""
         self._link()
         assert self._poll is not None
         self._watched[fd] = watcher
         self._poll.register(fd, select.EPOLLIN)
 
     def _unwatch(self, fd: int) -> None:
-        """No more; before ``fd`` is closed. In the reading thread."""
+        """Stop watching ``fd``, before it is closed. In the reading thread only."""
         if self._watched.pop(fd, None) is not None and self._poll is not None and not self._poll.closed:
             with contextlib.suppress(OSError):  # a fork or a close came between
                 self._poll.unregister(fd)
 
     def _set_tick(self, tick: Callable[[], float] | None) -> None:
-        """Have ``tick`` called in the reading thread after all else it does, and after the seconds that it answers."""
+        """Call ``tick`` in the reading thread after each round of events; it returns the seconds until its next run."""
         self._tick = tick
         self._in_reading_thread(lambda: None)
 
     def _in_reading_thread(self, call: Callable[[], object]) -> None:
-        """Have ``call`` called there once, soon."""
+        """Call ``call`` there once, soon."""
         wakeup = os.eventfd(1)
 
         def wake() -> None:
@@ -345,11 +345,11 @@ class ProcessHost:
             return
         try:
             data = control.recv(1 << 20)
-        except (BlockingIOError, ConnectionResetError):  # reset: it left a message of ours unread; its own come next
+        except (BlockingIOError, ConnectionResetError):  # reset: it left our message unread; its own come next
             return
         if not data:
             self._drop(fd, tree)
-            if not tree.link.alive or not tree.reaper:  # else the zygote tells when it has killed the orphans
+            if not tree.link.alive or not tree.reaper:  # otherwise the zygote reports once it has killed the orphans
                 self._finish(tree, TreeResult(proven=not tree.sent))
             return
         match marshal.loads(data):
@@ -386,7 +386,7 @@ class ProcessHost:
             return
         try:
             data = link.socket.recv(1 << 20)
-        except (BlockingIOError, ConnectionResetError):  # reset: it left a message of ours unread; its own come next
+        except (BlockingIOError, ConnectionResetError):  # reset: it left our message unread; its own come next
             return
         if not data:
             assert self._poll is not None
@@ -406,7 +406,7 @@ class ProcessHost:
                         )
 
     def _bury(self, link: ZygoteLink) -> None:
-        """The zygote has ended."""
+        """Handle the end of the zygote."""
         assert self._poll is not None
         self._buried += 1
         self._poll.unregister(link.pidfd)
@@ -419,13 +419,13 @@ class ProcessHost:
         self._take_in_helpers()
 
     def _take_in_helpers(self) -> None:
-        """Wait for the reapers that a killed zygote has left to us, and kill what a killed reaper has."""
+        """Adopt the reapers that a killed zygote left to us, and kill what a killed reaper left."""
         for pid in lost_helpers():
             if pid in self._helpers:
                 continue
             try:
                 pidfd = procfs.pidfd_open(pid)
-            except ProcessLookupError:  # it was waited for as an orphan
+            except ProcessLookupError:  # it was already reaped as an orphan
                 continue
             if not procfs.command_name(pid).startswith(b"holdfast-"):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -436,9 +436,9 @@ class ProcessHost:
             self._poll.register(pidfd, select.EPOLLIN)
 
     def _bury_helper(self, pid: int, pidfd: int) -> None:
-        """What it held comes home with its end."""
+        """Reap the process and take over its children."""
         self._unwatch(pidfd)
-        with contextlib.suppress(ProcessLookupError):  # waited for as an orphan: the number may be somebody else's
+        with contextlib.suppress(ProcessLookupError):  # already reaped as an orphan: the number may be reused
             with contextlib.suppress(PermissionError):
                 procfs.pidfd_signal(pidfd, 0)
             os.waitpid(pid, os.WNOHANG)
@@ -460,26 +460,26 @@ class ProcessHost:
         name: str | None = None,
         on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
     ) -> Process:
-        """Start a program under a reaper of its own, in a session of its own.
+        """Start a program under a reaper of its own and in a session of its own.
 
-        When the awaiting task is cancelled meanwhile, the tree is killed before the cancellation goes on; cancelled
-        again, the task need not wait for that, and the tree is killed all the same.
+        If the awaiting task is cancelled meanwhile, the tree is killed before the cancellation continues. If it is
+        cancelled again, the task does not wait for that, but the tree is still killed.
 
         Parameters:
-            argv: the program, looked up in PATH of ``env``, and its arguments.
+            argv: program, looked up in PATH of ``env``, and its arguments.
             stdin: `PIPE` (then ``process.stdin``), a descriptor or file, or None for no input.
             stdout, stderr: `PIPE` (then ``process.stdout``), a descriptor or file, `DEVNULL`, or None for this
                 process's own; ``stderr`` may be `STDOUT`.
-            cwd: where it starts; None for the current directory.
-            env: its whole environment; None for this process's. A marker that names this host is added.
-            name: for people; None for the program's file name.
-            on_cut: called, when the start fails or is cancelled, with the task that kills whatever was begun of it;
-                not called when nothing was.
+            cwd: working directory; None for the current one.
+            env: complete environment; None for this process's. A marker that names this host is added.
+            name: display name; None for the program's file name.
+            on_cut: called with the task that kills what was started if the start fails or is cancelled; not called if
+                nothing was started.
 
         Raises:
-            FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` cannot be used.
+            FileNotFoundError, PermissionError, NotADirectoryError, OSError: the program or ``cwd`` is unusable.
             TimeoutError: the program did not start within 30 s.
-            ValueError: ``argv`` is empty, or something holds a NUL byte.
+            ValueError: ``argv`` is empty, or an argument contains a NUL byte.
         """
         spec = specification(argv, cwd, env)
         with Descriptors(stdin, stdout, stderr) as descriptors:
@@ -504,7 +504,7 @@ class ProcessHost:
         return process
 
     def _ending(self, tree: Held) -> asyncio.Task[TreeResult]:
-        """Kill a tree whatever becomes of the caller: in no scope, as one that has ended cancels what begins in it."""
+        """Kill a tree whatever becomes of the caller. Outside any scope, because an ended scope cancels new tasks."""
         ending = asyncio.get_running_loop().create_task(
             end_tree(tree, 0.0, KILL_BOUND_S), name=f"kill {tree.name}", context=contextvars.Context()
         )
@@ -523,13 +523,13 @@ class ProcessHost:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Process:
-        """As `spawn`, for a thread; `PIPE` is not taken: give descriptors or files of your own.
+        """As `spawn`, for a thread; `PIPE` is not supported: pass your own descriptors or files.
 
         Raises:
             As `spawn`; ValueError also for `PIPE`.
         """
         if PIPE in (stdin, stdout, stderr):
-            raise ValueError("spawn_blocking() takes descriptors or files, not PIPE; its streams would need a loop")
+            raise ValueError("spawn_blocking() does not support PIPE; pass descriptors or files")
         spec = specification(argv, cwd, env)
         with Descriptors(stdin, stdout, stderr) as descriptors:
             tree = self._begin(spec, name, descriptors.theirs)
@@ -555,12 +555,12 @@ class ProcessHost:
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Completed:
-        """Run a program to its end from a thread, collect what it writes, and kill what it leaves behind.
+        """Run a program to its end from a thread, collect its output, and kill what it leaves behind.
 
-        What it writes goes through unnamed files, so neither a full pipe nor a stray that holds one can block this.
+        Output goes through unnamed files, so neither a full pipe nor a stray process that holds one blocks this call.
 
         Raises:
-            TimeoutError: it did not end in ``timeout_s`` seconds; its tree was killed.
+            TimeoutError: it did not end within ``timeout_s`` seconds; its tree was killed.
             OSError: as `spawn`.
         """
         with tempfile.TemporaryFile() as source, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -594,9 +594,9 @@ class ProcessHost:
         return held
 
     def close(self) -> None:
-        """Kill every tree and end the zygote; returns when they are gone, at most after a few seconds. Idempotent.
+        """Kill every tree and end the zygote; return when they are gone, after a few seconds at most. Idempotent.
 
-        The host may be used again afterwards.
+        The host stays usable.
         """
         if self._cells is not None:
             self._cells.close()
@@ -616,7 +616,7 @@ class ProcessHost:
             thread.join(KILL_BOUND_S)
 
     def statistics(self) -> ProcessHostStatistics:
-        """A snapshot; safe from any thread."""
+        """Return a snapshot; callable from any thread."""
         return ProcessHostStatistics(
             started=self._started,
             live=len(self._live),
@@ -627,13 +627,13 @@ class ProcessHost:
 
 
 class Process:
-    """A program that runs, and the tree below it. Made by `ProcessHost.spawn`; usable from any thread or loop of the
-    process that made it, but its streams only on the loop of ``spawn``.
+    """A running program and the tree below it; created by `ProcessHost.spawn`. Usable from any thread or loop of the
+    process that created it, but its streams only on the loop of ``spawn``.
 
     Attributes:
-        pid: of the program itself.
-        name: for people.
-        stdin, stdout, stderr: asyncio streams where `PIPE` was asked for, else None.
+        pid: pid of the program itself.
+        name: display name.
+        stdin, stdout, stderr: asyncio streams where `PIPE` was requested, else None.
     """
 
     def __init__(self, held: Held, pid: int) -> None:
@@ -650,16 +650,16 @@ class Process:
 
     @property
     def returncode(self) -> int | None:
-        """The program's exit code, negative for the signal that ended it; None while it runs."""
+        """Exit code of the program, negative for the signal that ended it; None while it runs."""
         return self._held.exited.value
 
     @property
     def gone(self) -> bool:
-        """True when nothing of the tree is left, as far as can be known; see `kill_tree` for proof."""
+        """True if nothing of the tree is left, as far as can be known; see `kill_tree` for proof."""
         return self._held.gone.value is not None
 
     async def wait(self) -> int:
-        """The program's exit code, once it has ended. Strays of it may live on, see `kill_tree`."""
+        """Wait for the program to end; return its exit code. Stray descendants may still run, see `kill_tree`."""
         return await self._held.exited.wait()
 
     def wait_blocking(self, timeout_s: float | None = None) -> int:
@@ -671,20 +671,20 @@ class Process:
         return self._held.exited.wait_blocking(timeout_s)
 
     async def wait_gone(self) -> TreeResult:
-        """What became of the tree, once nothing of it is left. Strays of the program may keep it for long."""
+        """Wait until nothing of the tree is left; return the result. Stray descendants may delay it for long."""
         return await self._held.gone.wait()
 
     def signal(self, signum: int) -> None:
-        """Signal the program itself; nothing when it has ended."""
+        """Signal the program itself; does nothing if it has ended."""
         self._held.tell(("signal", int(signum)))
 
     async def kill_tree(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """Kill the program and everything it ever started; when the tree is gone already, say so at once.
+        """Kill the program and everything it ever started; return at once if the tree is already gone.
 
-        Concurrent callers get the same result. Cancelling the wait does not take the kill back.
+        Concurrent callers get the same result. Cancelling the wait does not revoke the kill.
 
         Parameters:
-            term_first_s: send SIGTERM first and leave the tree this long to end by itself.
+            term_first_s: send SIGTERM first and give the tree this long to end by itself.
             bound_s: how long to wait for processes to die after SIGKILL.
         """
         return await end_tree(self._held, term_first_s, bound_s)
@@ -721,7 +721,7 @@ class Process:
         return reader
 
     def _settle_streams(self) -> None:
-        """The tree is gone: take what is left in the pipes into memory (at most a pipe's capacity) and close them."""
+        """After the tree is gone, read what is left in the pipes (at most a pipe's capacity) and close them."""
         if self.stdin is not None and not self.stdin.transport.is_closing():
             self.stdin.transport.abort()
         for transport, reader in self._readers:
@@ -737,5 +737,5 @@ class Process:
 
 @functools.cache
 def process_host() -> ProcessHost:
-    """The one `ProcessHost` of this process; its zygote starts with the first program or with ``start()``."""
+    """Return the single `ProcessHost` of this process; its zygote starts with the first program or ``start()``."""
     return ProcessHost()

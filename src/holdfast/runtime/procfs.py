@@ -1,11 +1,11 @@
-"""Reading ``/proc`` and signalling what is found there without ever hitting a recycled pid.
+"""Reading ``/proc`` and signalling processes without ever hitting a reused pid.
 
-The zygote and the reapers import this module in an interpreter that has loaded next to nothing, so it imports only
-what is cheap. Invariants:
+The zygote and the reapers import this module in an interpreter that has loaded almost nothing, so it has cheap imports
+only. Invariants:
 
-- A process is named by its pid **and** its start time; a pid alone may by now be somebody else.
-- `strike` opens a pidfd first and looks at ``/proc`` afterwards. If what it sees there is wanted, the pidfd is of the
-  same process or the signal fails: a signal never reaches a process that merely took over the number.
+- A process is identified by its pid **and** its start time; a pid alone may by now belong to another process.
+- `strike` opens a pidfd first and reads ``/proc`` afterwards. If it then sees the wanted process, either the pidfd
+  refers to it or the signal fails: a signal never reaches a process that merely took over the pid.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PIDFD_SEND_SIGNAL = 424
 
 
 class ProcessStat:
-    """One line of ``/proc/<pid>/stat``: who a process is and whom it belongs to."""
+    """One line of ``/proc/<pid>/stat``: identity and parentage of a process."""
 
     __slots__ = ("group", "parent", "pid", "session", "started", "state", "threads")
 
@@ -69,15 +69,15 @@ class ProcessStat:
 
     @property
     def dead(self) -> bool:
-        """True for a zombie: it runs no more and only waits for its parent to read its exit status.
+        """True for a zombie: it no longer runs and only waits for its parent to read its exit status.
 
-        What is shown as one because its first thread has ended runs on for as long as it has others.
+        A process whose first thread has ended also appears as one, but runs on while it has other threads.
         """
         return self.state in "ZX" and self.threads <= 1
 
 
 def read_text(path: str) -> bytes | None:
-    """The whole of a file of ``/proc``; None when the process is gone or we may not look."""
+    """Return the content of a file of ``/proc``; None if the process is gone or access is denied."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -94,34 +94,34 @@ def read_text(path: str) -> bytes | None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """What the kernel says about ``pid`` now; None when there is no such process (any more)."""
+    """Return the kernel's current data on ``pid``; None if it does not exist."""
     line = read_text(f"/proc/{pid}/stat")
     if not line:
         return None
-    fields = line[line.rindex(b")") + 2 :].split()  # the name before may hold spaces and brackets
+    fields = line[line.rindex(b")") + 2 :].split()  # the name before may contain spaces and brackets
     parent, group, session, threads, started = (int(fields[at]) for at in (1, 2, 3, 17, 19))
     return ProcessStat(pid, chr(fields[0][0]), parent, group, session, threads, started)
 
 
 def start_time(pid: int) -> int | None:
-    """When ``pid`` started, in clock ticks since boot; None when it is gone."""
+    """Return the start time of ``pid`` in clock ticks since boot; None if it is gone."""
     stat = read_stat(pid)
     return None if stat is None else stat.started
 
 
 def lives(pid: int, started: int) -> bool:
-    """True while the process that started then under this pid runs."""
+    """True while the process with this pid and start time runs."""
     stat = read_stat(pid)
     return stat is not None and stat.started == started and not stat.dead
 
 
 def living(pids: Iterable[int]) -> list[int]:
-    """Those that run; a zombie does not."""
+    """Return those that run; a zombie does not."""
     return [pid for pid in pids if (stat := read_stat(pid)) is not None and not stat.dead]
 
 
 def all_pids() -> Iterator[int]:
-    """The pids of all processes that this user can see."""
+    """Return the pids of all processes that this user can see."""
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
@@ -136,7 +136,7 @@ def _supports_children() -> bool:
 
 
 def children_once(pid: int) -> list[int]:
-    """The children of ``pid`` as one reading shows them; a child is skipped when its neighbour ends meanwhile."""
+    """Return the children of ``pid`` from one reading, which may skip a child if its neighbour ends meanwhile."""
     if not _supports_children():
         return [stat.pid for stat in map(read_stat, all_pids()) if stat is not None and stat.parent == pid]
     found: list[int] = []
@@ -152,8 +152,8 @@ def children_once(pid: int) -> list[int]:
 
 
 def children_of_threads(pid: int) -> list[tuple[int, int]]:
-    """The children of ``pid`` as one reading shows them, each behind the thread that is its parent; where the kernel
-    does not say which, behind 0."""
+    """Return the children of ``pid`` from one reading, each after its parent thread, or after 0 if the kernel does not
+    report threads."""
     if not _supports_children():
         return [(0, child) for child in children_once(pid)]
     found: list[tuple[int, int]] = []
@@ -165,11 +165,11 @@ def children_of_threads(pid: int) -> list[tuple[int, int]]:
 
 
 def children(pid: int) -> list[int]:
-    """The pids of the children of ``pid``, zombies included; empty when it is gone.
+    """Return the pids of the children of ``pid``, including zombies; empty if it is gone.
 
-    Complete for who was its child all the time of the call: who is skipped in one reading because a neighbour ended is
-    missing with that neighbour listed, so the next reading differs; two equal ones skip nobody. When they keep
-    differing, all that was seen is given.
+    Complete for processes that were its children during the whole call: one reading may skip a child because a
+    neighbour ended, but then the next reading differs. Two equal readings skip none. If they keep differing, the result
+    is the union of all.
     """
     before = children_once(pid)
     seen = dict.fromkeys(before)
@@ -183,7 +183,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]:
-    """The pids below ``pid``, parents before children, leaving out the subtrees of ``without``."""
+    """Return the pids below ``pid``, parents before children, without the subtrees of ``without``."""
     found: list[int] = []
     frontier = [pid]
     seen = {pid, *without}
@@ -200,8 +200,8 @@ def descendants(pid: int, *, without: frozenset[int] = frozenset()) -> list[int]
 
 
 def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
-    """The child of ``ancestor`` that this process is, or is below; None when it is not below it, or just on its way
-    to: a parent has ended, and it is given to another one."""
+    """Return the child of ``ancestor`` that this process is or is below; None if it is not below it, or is just being
+    reparented."""
     pid, parent = stat.pid, stat.parent
     while parent != ancestor:
         above = read_stat(parent) if parent > 1 else None
@@ -212,9 +212,9 @@ def branch_below(stat: ProcessStat, ancestor: int) -> int | None:
 
 
 def descriptor_count(pid: int) -> int | None:
-    """How many descriptors ``pid`` has open; None when it is gone or does not show it.
+    """Return the number of open descriptors of ``pid``; None if it is gone or does not reveal it.
 
-    Those of a process that is closed to us (`holdfast.undumpable`) can be counted, not listed, from Linux 6.2 on.
+    Those of a process that is undumpable (`holdfast.undumpable`) can be counted, not listed, from Linux 6.2 on.
     """
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
@@ -229,9 +229,9 @@ def descriptor_count(pid: int) -> int | None:
 
 
 def environment_value(pid: int, name: bytes) -> bytes | None:
-    """The value that ``name`` had in the environment ``pid`` was executed with.
+    """Return the value that ``name`` had in the environment ``pid`` was executed with.
 
-    None when it has none, is gone, is a zombie, or belongs to another user.
+    None if it is unset, or if the process is gone, a zombie, or another user's.
     """
     block = read_text(f"/proc/{pid}/environ")
     if not block:
@@ -244,13 +244,13 @@ def environment_value(pid: int, name: bytes) -> bytes | None:
 
 
 def command(pid: int) -> str:
-    """The command line of ``pid`` for people to read, at most 80 characters; its bare name for a zombie."""
+    """Return the command line of ``pid`` for people, at most 80 characters; the bare name for a zombie."""
     line = read_text(f"/proc/{pid}/cmdline") or read_text(f"/proc/{pid}/comm") or b"?"
     return " ".join(line.replace(b"\0", b" ").decode("utf-8", "replace").split())[:80]
 
 
 def command_name(pid: int) -> bytes:
-    """The name that ``pid`` goes by, as it chose; empty when it is gone."""
+    """Return the name that ``pid`` has chosen; empty if it is gone."""
     return read_text(f"/proc/{pid}/comm") or b""
 
 
@@ -258,7 +258,7 @@ _syscall: Callable[..., int] | None = None
 
 
 def _raw_syscall(*arguments: int) -> int:
-    """Call the kernel directly, for interpreters built where the C library had no wrapper yet."""
+    """Call the kernel directly, for interpreters built with a C library without a wrapper."""
     global _syscall
     import ctypes
 
@@ -272,10 +272,10 @@ def _raw_syscall(*arguments: int) -> int:
 
 
 def pidfd_open(pid: int) -> int:
-    """A file descriptor that stays with this process whatever becomes of the number; readable once it ended.
+    """Return a file descriptor that always refers to this process, even if the pid is reused; readable at its end.
 
     Raises:
-        ProcessLookupError: there is no such process.
+        ProcessLookupError: no such process.
         OSError: the kernel has no pidfds (Linux before 5.3).
     """
     if hasattr(os, "pidfd_open"):
@@ -288,7 +288,7 @@ def pidfd_signal(pidfd: int, signum: int) -> None:
 
     Raises:
         ProcessLookupError: it has ended and was reaped.
-        PermissionError: it changed to a user whom we may not signal.
+        PermissionError: it changed to a user that this process may not signal.
     """
     if hasattr(signal, "pidfd_send_signal"):
         signal.pidfd_send_signal(pidfd, signum)
@@ -308,11 +308,11 @@ def supported() -> bool:
 
 
 def strike(pid: int, signum: int, wanted: Callable[[ProcessStat], bool]) -> str:
-    """Signal ``pid`` if the process under that number is ``wanted``, never another one.
+    """Signal ``pid`` if the process with that pid is ``wanted``, never another one.
 
     Returns:
-        ``"hit"`` when it was alive and signalled, ``"dead"`` when it is gone, a zombie or not wanted, ``"denied"``
-        when we may not signal it.
+        ``"hit"`` if it was alive and signalled, ``"dead"`` if it is gone, a zombie or not wanted, ``"denied"`` without
+        permission.
     """
     try:
         pidfd = pidfd_open(pid)
@@ -333,5 +333,5 @@ def strike(pid: int, signum: int, wanted: Callable[[ProcessStat], bool]) -> str:
 
 
 def names(pids: Iterable[int]) -> tuple[str, ...]:
-    """``<pid> <command>`` of each, for receipts."""
+    """Return ``<pid> <command>`` for each, for receipts."""
     return tuple(f"{pid} {command(pid)}" for pid in pids)

@@ -1,19 +1,19 @@
-"""The small process above each program that a call starts: it holds the whole tree and kills it to a fixed point.
+"""The small process above each program that a call starts: it holds the whole tree and kills it completely.
 
 Forked from the zygote. Invariants:
 
-- The reaper is a child subreaper: whatever a descendant does (new session, double fork, wiped environment), when its
-  parent ends it becomes a child of the reaper. So "the reaper has no children" proves "nothing of the tree is left".
-- Only the reaper waits for its children, so the pid of a direct child cannot be recycled before the reaper says so;
-  deeper descendants are struck through a pidfd.
+- The reaper is a child subreaper: whatever a descendant does (new session, double fork, wiped environment), it becomes
+  a child of the reaper when its parent ends. So "the reaper has no children" proves "nothing of the tree is left".
+- Only the reaper waits for its children, so the pid of a direct child is not reused before the reaper reports its end;
+  deeper descendants are signalled through a pidfd.
 - It holds no end of the program's pipes, and waits for no pipe's end of file.
-- End of file on the control socket, or the end of the host process, means: kill everything, then exit. Thus the tree
-  dies with the host, whoever killed it, with or without the zygote.
+- End of file on the control socket, or the end of the host process, means: kill everything, then exit. So the tree dies
+  with the host, whatever killed the host, with or without the zygote.
 - It exits when the tree is gone, never before.
 
 Messages are marshalled tuples on a ``SOCK_SEQPACKET`` socket. To the reaper: ``("kill", term_first_s, bound_s)`` and
 ``("signal", signum)``. From it: ``("started", pid, reaper pid)`` or ``("failed", stage, errno)``, then
-``("exited", returncode)``, ``("survivors", killed, survivors)`` when a kill ran over its bound, and last
+``("exited", returncode)``, ``("survivors", killed, survivors)`` if a kill exceeded its time limit, and last
 ``("gone", killed)``.
 """
 
@@ -50,7 +50,7 @@ IGNORED_SIGNALS = (
     signal.SIGALRM,
     signal.SIGXFSZ,
 )
-"""What a terminal or an operator may send to a whole group; the reaper outlives it and its program gets the default."""
+"""Signals that a terminal or an operator may send to a whole group; the reaper ignores them, its program does not."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -66,13 +66,13 @@ def name_process(libc: ctypes.CDLL, name: str) -> None:
 
 
 def become_subreaper(libc: ctypes.CDLL) -> None:
-    """Become the process that orphans among the descendants are given to."""
+    """Become the process that adopts orphaned descendants."""
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(errno.EINVAL, "this kernel has no child subreapers")
+        raise OSError(errno.EINVAL, "this kernel does not support child subreapers")
 
 
 def send(control: _socket.socket, message: tuple[Any, ...]) -> None:
-    """Send a message; a peer that is gone is no error, its end of file is dealt with where messages are read."""
+    """Send a message; ignore a peer that is gone, because its end of file is handled where messages are read."""
     try:
         control.send(marshal.dumps(message))
     except (BrokenPipeError, ConnectionResetError):
@@ -80,16 +80,16 @@ def send(control: _socket.socket, message: tuple[Any, ...]) -> None:
 
 
 def receive(control: _socket.socket) -> tuple[Any, ...] | None:
-    """The next message; None at end of file."""
+    """Return the next message; None at end of file."""
     try:
         data = control.recv(_MESSAGE_BYTES)
-    except ConnectionResetError:  # it left a message of ours unread; its own come next
+    except ConnectionResetError:  # it left a message of ours unread; its own messages come next
         data = control.recv(_MESSAGE_BYTES)
     return tuple(marshal.loads(data)) if data else None
 
 
 class Wakeup:
-    """Makes the end of a child readable for ``poll``."""
+    """Signals the end of a child through a descriptor for ``poll``."""
 
     __slots__ = ("fd",)
 
@@ -101,7 +101,7 @@ class Wakeup:
             os.close(inherited)
 
     def clear(self) -> None:
-        """Forget the wake-ups so far."""
+        """Clear the wakeups so far."""
         try:
             while len(os.read(self.fd, 4096)) == 4096:
                 pass
@@ -110,13 +110,13 @@ class Wakeup:
 
 
 class Reaper:
-    """Runs one program and its descendants in the process that it is made in, which must be single-threaded.
+    """Runs one program and its descendants in the current process, which must be single-threaded.
 
     Parameters:
-        control: the socket to the host.
-        host: a pidfd of the host process.
+        control: socket to the host.
+        host: pidfd of the host process.
         libc: the C library, loaded once by the zygote.
-        niceness: of the host, and so of its programs; the reaper's own may be more urgent.
+        niceness: niceness of the host and so of its programs; the reaper's own may be more urgent.
     """
 
     def __init__(self, control: _socket.socket, host: int, libc: ctypes.CDLL, niceness: int) -> None:
@@ -144,10 +144,10 @@ class Reaper:
         """Start the program, then stay until it and all its descendants are gone.
 
         Parameters:
-            argv: the program and its arguments; a name without a slash is looked up in PATH of ``environment``.
-            environment: all of its environment.
-            directory: where it starts; None for the zygote's.
-            standard: the descriptors it gets as 0, 1 and 2; closed here once it has them.
+            argv: program and arguments; a name without a slash is looked up in PATH of ``environment``.
+            environment: complete environment.
+            directory: working directory; None for the zygote's.
+            standard: descriptors for 0, 1 and 2; closed here once the program has them.
         """
         os.setsid()
         become_subreaper(self._libc)
@@ -217,10 +217,10 @@ class Reaper:
                 self._killing = True
             case ("signal", int(signum)):
                 if self._main:
-                    os.kill(self._main, signum)  # not reaped yet, so the number is still its own
+                    os.kill(self._main, signum)  # not reaped yet, so the pid is still its own
 
     def _learn_start(self) -> None:
-        """Exactly one of ``started`` and ``failed`` is sent, before anything else."""
+        """Send exactly one of ``started`` and ``failed``, before anything else."""
         assert self._starting is not None
         self._poll.unregister(self._starting)
         data = os.read(self._starting, 64)
@@ -234,7 +234,7 @@ class Reaper:
             send(self._control, ("started", self._main, os.getpid()))
 
     def _reap(self) -> bool:
-        """Read the exit status of all that ended; False when no child is left, thus no descendant."""
+        """Reap all ended children; return False if no child is left, and so no descendant."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -255,7 +255,7 @@ class Reaper:
         return procfs.strike(pid, signum, lambda stat: procfs.branch_below(stat, me) is not None) == "hit"
 
     def _kill(self) -> None:
-        """One pass towards the fixed point: strike what was not struck yet, and all again with back-off."""
+        """Make one pass towards the fixed point: kill what was not signalled yet, and all again with back-off."""
         now = time.monotonic()
         if now < self._kill_at:
             return
@@ -270,7 +270,7 @@ class Reaper:
             for pid in frontier:
                 if pid in self._struck and not again:
                     continue
-                kids = procfs.children_once(pid)  # before it dies: then they are no longer listed under it
+                kids = procfs.children_once(pid)  # read before it dies: after that they are no longer listed under it
                 if self._strike(pid, signal.SIGKILL) and pid not in self._struck:
                     self._struck.add(pid)
                     self._killed.append(pid)
@@ -279,7 +279,7 @@ class Reaper:
             frontier = below
         if self._report_at is not None and now >= self._report_at:
             living = procfs.living(procfs.descendants(os.getpid()))
-            if living:  # else all that is left is to read their exit statuses
+            if living:  # otherwise only exit statuses are left to read
                 self._report_at = None
                 send(self._control, ("survivors", self._killed, living))
 
@@ -294,7 +294,7 @@ def _become(
     libc: ctypes.CDLL,
     niceness: int,
 ) -> NoReturn:
-    """In the forked child: turn into the program, or tell the reaper why not. Never returns."""
+    """In the forked child: become the program, or report the failure to the reaper. Never returns."""
     stage = "start"
     try:
         os.setsid()
@@ -319,7 +319,7 @@ def _become(
 
 
 def _execute(argv: list[bytes], environment: dict[bytes, bytes]) -> None:
-    """Replace this process, looking the program up as the shell does."""
+    """Replace this process; look up the program as the shell does."""
     program = argv[0]
     if b"/" in program:
         os.execve(program, argv, environment)

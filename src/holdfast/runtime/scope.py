@@ -1,7 +1,7 @@
-"""The owner of tasks, threads, processes and child scopes: what is started in a scope ends with it.
+"""Structured concurrency: a scope owns tasks, threads, processes and child scopes, and they end with it.
 
-A scope that was interrupted is stopped by its `Stopping`, which nobody can cancel and which ends by its deadline. The
-invariants of its members stand in `membership`, those of native cancellation in `enclosure`.
+An interrupted scope is stopped by its `Stopping`, which no code can cancel and which ends by its deadline. See
+`membership` for the invariants of members, and `enclosure` for those of native cancellation.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ KILL_AFTER_S = 2.0
 
 
 class _Current:
-    """Stands for the scope that the code runs in."""
+    """Marker for the scope that the code runs in."""
 
 
 CURRENT: Final = _Current()
@@ -51,29 +51,28 @@ CURRENT: Final = _Current()
 class Scope(Membership):
     """Owns everything that is started in it, and stops all of it.
 
-    ``async with Scope("name") as scope`` waits at its end for what was spawned, as a task group does: the first error
-    of a member interrupts the scope and is raised (several as an exception group). When the scope is interrupted its
-    body is cancelled natively, once; its members are stopped, and `Interrupted` is raised.
+    At its end, ``async with Scope("name") as scope`` waits for what was spawned, as a task group does. The first
+    error of a member interrupts the scope and is raised (several errors as an exception group). When the scope is
+    interrupted, its body is cancelled natively, once, its members are stopped, and `Interrupted` is raised.
 
-    Owners that outlive a block use ``scope.open()`` and end it with ``await scope.stop()`` or ``await scope.join()``.
+    Owners that outlive a block call ``scope.open()`` and later ``await scope.stop()`` or ``await scope.join()``.
 
     Parameters:
-        name: for people: receipts, causes, the task tree.
-        parent: the scope that owns this one; by default the scope that the code runs in. None: independent.
+        name: display name for receipts, causes and the task tree.
+        parent: scope that owns this one; default: the scope that the code runs in. None: independent.
         deadline_s: interrupt the scope this many seconds after it was opened.
-        grace_s: how long members may clean up after an interrupt, in seconds.
-        kill_after_s: how long members are pressed after the grace before they are abandoned, in seconds.
-        detached: independent of the scope and the interrupt that the code runs in.
-        threads: the pool for ``on="thread"``; by default the parent's, or the one shared by the process.
-        processes: starts programs; by default the parent's, or the one of this process.
-        owner: the key under which abandoned threads are counted; by default the parent's.
-        sharer: who waits for a thread here; scopes of other sharers have their turns in between. By default the
-            parent's.
+        grace_s: grace period for members to clean up after an interrupt, in seconds.
+        kill_after_s: time after the grace period until members are abandoned, in seconds.
+        detached: make the scope independent of the scope and interrupt that the code runs in.
+        threads: pool for ``on="thread"``; default: the parent's, or the one shared by the process.
+        processes: starts programs; default: the parent's, or the one of this process.
+        owner: key under which abandoned threads are counted; default: the parent's.
+        sharer: key for fair sharing of threads: scopes with different keys take turns. Default: the parent's.
 
     Raises:
-        InvalidRequest: a time that is none, such as nan.
+        InvalidRequest: an invalid time, such as nan.
 
-    A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members`, `add_closer` may be called from
+    A scope belongs to the loop on which it was opened. `spawn`, `stop`, `members` and `add_closer` are callable from
     any thread or loop.
     """
 
@@ -104,7 +103,7 @@ class Scope(Membership):
         if above is None or nearest is None or nearest is above:
             interrupt = Interrupt(name=name, parent=above)
         else:
-            # The interrupt of one handle, or one that was made current by hand, is nearer than that of the scope.
+            # The interrupt of one handle, or one made current manually, is nearer than the scope's.
             interrupt = above.linked(nearest, name=name)
         super().__init__(
             name,
@@ -130,19 +129,19 @@ class Scope(Membership):
         self._entered: tuple[Entered[Any], ...] = ()
 
     def children(self) -> tuple[Scope, ...]:
-        """The scopes that this one owns now."""
+        """Return the scopes that this one owns now."""
         return tuple(member for member in self._members.copy() if isinstance(member, Scope))
 
     def open(self) -> Scope:
-        """Bind the scope to the running loop and to its parent; returns itself.
+        """Bind the scope to the running loop and to its parent; return itself.
 
         Raises:
-            Interrupted: the scope was interrupted before, itself or from above.
+            Interrupted: the scope or one of its parents was already interrupted.
             ScopeClosed: its parent takes no new members.
-            RuntimeError: it was opened before, or no loop is running.
+            RuntimeError: it was already opened, or no loop is running.
         """
         if self._loop is not None:
-            raise RuntimeError(f"scope {self.name!r} was opened before; make a new one")
+            raise RuntimeError(f"scope {self.name!r} is already open; create a new one")
         loop = asyncio.get_running_loop()
         self.interrupt.check()
         parent = self.parent
@@ -165,7 +164,7 @@ class Scope(Membership):
         self.open()
         outer = current_place.get()
         if isinstance(outer, TaskHandle) and outer.task is None and not outer.done():
-            # An eager task: it runs before whoever made it has it.
+            # An eager task: it runs before its creator has a reference to it.
             outer.task = task
         while outer is not None and (outer.task is not task or not outer.live):
             outer = outer.outer
@@ -218,11 +217,11 @@ class Scope(Membership):
             self._fail(error, "the body")
 
     async def join(self) -> None:
-        """Wait until what was spawned has ended by itself, then close the scope.
+        """Wait until everything spawned has ended by itself, then close the scope.
 
         Raises:
             Interrupted: the scope was interrupted.
-            Exception: what a member raised; several as an exception group.
+            Exception: raised by a member; several as an exception group.
         """
         self._loop_here()
         cancelled = await self._end()
@@ -236,17 +235,17 @@ class Scope(Membership):
             raise Interrupted(cause) from failure
 
     def close_when_done(self, fn: Callable[[], object]) -> None:
-        """For owners that are no task: close the scope once its members have ended, by themselves or stopped.
+        """Close the scope once its members have ended, by themselves or stopped; for owners that are not tasks.
 
-        ``fn`` is called on the scope's loop then, when ``closed``, ``errors`` and ``receipt`` have their last values.
-        Call this on the loop only.
+        ``fn`` is then called on the scope's loop; by then, ``closed``, ``errors`` and ``receipt`` have their final
+        values. Call this on the loop only.
         """
         self._on_closed = fn
         self._leaving = True
         self._look()
 
     async def _end(self) -> asyncio.CancelledError | None:
-        """Wait until the scope is closed; answers the first cancellation that the waiting task got meanwhile."""
+        """Wait until the scope is closed; return the first cancellation that the waiting task received meanwhile."""
         self._leaving = True
         cancelled: asyncio.CancelledError | None = None
         if self.interrupt.triggered:
@@ -280,19 +279,19 @@ class Scope(Membership):
         kill_after_s: float | None = None,
         cause: Cause | None = None,
     ) -> StopReceipt:
-        """Interrupt the scope, wait for the grace, press what is left, and answer what became of everything.
+        """Interrupt the scope, wait for the grace period, force what is left, and return a receipt of the outcome.
 
-        It may be called any number of times, from any loop; all callers get the same receipt. A shorter grace than
-        that of a stop under way shortens it. It ends after ``grace_s + kill_after_s`` whatever the members do; where
-        the loop was held up at the end of the grace, ``kill_after_s`` counts from when it moves again. When the caller
-        is cancelled the stop goes on.
+        You can call it any number of times, from any loop; all callers get the same receipt. If a stop is already
+        running, a shorter grace shortens it. It ends after ``grace_s + kill_after_s`` whatever the members do. If the
+        loop was blocked at the end of the grace period, ``kill_after_s`` counts from when it runs again. If the caller
+        is cancelled, the stop continues.
 
         Parameters:
             reason: free text for people.
-            kind: the class of the cause.
-            grace_s: time to clean up, in seconds; default: the scope's.
-            kill_after_s: time after the grace until survivors are abandoned, in seconds; default: the scope's.
-            cause: a ready-made cause, in place of reason and kind.
+            kind: kind of the cause.
+            grace_s: grace period for cleanup, in seconds; default: the scope's.
+            kill_after_s: time after the grace period until survivors are abandoned, in seconds; default: the scope's.
+            cause: cause to use instead of reason and kind.
 
         Raises:
             Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
@@ -315,7 +314,7 @@ class Scope(Membership):
         return self._late_receipt(reason, kind, cause)
 
     def _late_receipt(self, reason: str, kind: CauseKind, cause: Cause | None) -> StopReceipt:
-        """The receipt of a closed scope; where it had ended by itself, one that says that nothing was left to stop."""
+        """Return the receipt of a closed scope; if it had ended by itself, create one that reports nothing to stop."""
         with self._gate:
             if self.receipt is None:
                 why = self.interrupt.cause or cause
@@ -325,17 +324,17 @@ class Scope(Membership):
 
     @contextlib.contextmanager
     def hold_deadline(self) -> Iterator[None]:
-        """``with scope.hold_deadline():`` the scope's own deadline does not run meanwhile: it waits for a person, say.
+        """``with scope.hold_deadline():`` pauses the scope's own deadline, for example while it waits for a person.
 
-        What was left of it runs on after the block; blocks that overlap or are nested count as one. The deadlines of
-        the scopes around this one, and of its children, run on. Without a deadline nothing happens.
+        After the block, the remaining time continues to run; overlapping or nested blocks count as one. Deadlines of
+        enclosing scopes and of children keep running. Without a deadline this does nothing.
 
         Raises:
             RuntimeError: not called on the loop that the scope was opened on.
         """
         loop = asyncio._get_running_loop()
         if loop is None or loop is not self._loop:
-            raise RuntimeError(f"the deadline of scope {self.name!r} can only be held on the loop it was opened on")
+            raise RuntimeError(f"hold_deadline() of scope {self.name!r} called outside the loop that it was opened on")
         self._holds += 1
         if self._holds == 1 and self._deadline is not None:
             self._deadline.cancel()
@@ -348,7 +347,7 @@ class Scope(Membership):
                 self._run_deadline(self._deadline_at - self._held_at)
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
-        """Begin what `stop` does, without waiting for it. From any thread, also from inside; see `close_when_done`."""
+        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`."""
         self.interrupt.trigger(cause=cause)
         grace = self.grace_s if grace_s is None else grace_s
         self._on_loop(self._stop_here, grace, self.kill_after_s if kill_after_s is None else kill_after_s)
@@ -393,33 +392,33 @@ class Scope(Membership):
         name: str | None = None,
         output: Output | None = None,
     ) -> Handle[Any]:
-        """Start something that the scope owns; from any thread. Its context is a copy of the caller's.
+        """Start work that the scope owns; callable from any thread. Its context is a copy of the caller's.
 
-        A member that raises interrupts the scope. One that ends cancelled or interrupted does not; its handle says so.
-        A task that is cancelled before its first step never runs at all, not even its ``finally``.
+        A member that raises interrupts the scope. One that ends cancelled or interrupted does not; its handle reports
+        it. A task that is cancelled before its first step never runs at all, not even its ``finally``.
 
         Parameters:
-            work: a coroutine, a coroutine function, or for ``thread`` and ``process`` a function.
+            work: coroutine or coroutine function; for ``thread`` and ``process``, a function.
             values: arguments for a function.
-            on: where it runs. A ``process`` is another Python that imports the function's module; it can be killed
-                whatever it does, and what it takes and returns is pickled; see `holdfast.runtime.isolated`.
-            name: for people; default: the name of the function.
-            output: for a ``process``: called on the scope's loop with what the function prints; what it returns is
-                awaited before more is read, and what it raises ends the call. Default: it goes to standard error.
+            on: where it runs. A ``process`` is another Python that imports the function's module. It can be killed
+                whatever it does; its arguments and result are pickled; see `holdfast.runtime.isolated`.
+            name: display name; default: the name of the function.
+            output: for a ``process``: called on the scope's loop with what the function prints. Its result is awaited
+                before more is read; an error it raises ends the call. Default: output goes to standard error.
 
         Raises:
-            ScopeClosed: the scope is stopping or closed, or was not opened.
+            ScopeClosed: the scope is stopping, closed or not yet open.
         """
         label = name or getattr(work, "__qualname__", None) or type(work).__name__
         if on == "thread":
             if not callable(work):
-                raise TypeError("a thread runs a function, not a coroutine; leave out on=, or pass the function")
+                raise TypeError("on='thread' takes a function, not a coroutine; omit on= or pass the function")
             return self._spawn_thread(work, values, label)
         if on == "process":
             from holdfast.runtime.isolated import run_isolated
 
             if not callable(work):
-                raise TypeError("a process runs a function, not a coroutine; leave out on=, or pass the function")
+                raise TypeError("on='process' takes a function, not a coroutine; omit on= or pass the function")
             work = run_isolated(self, work, values, label, output)
         if isinstance(work, CoroutineType):
             coroutine = work
@@ -427,7 +426,7 @@ class Scope(Membership):
             assert callable(work)
             coroutine = work(*values)
             if not isinstance(coroutine, Coroutine):
-                raise TypeError(f"{label!r} is no coroutine function; use on='thread' for a blocking function")
+                raise TypeError(f"{label!r} is not a coroutine function; use on='thread' for a blocking function")
         handle: TaskHandle[Any] = TaskHandle(self, label, coroutine)
         handle._context = inside(handle, self.interrupt)
         try:
@@ -463,14 +462,14 @@ class Scope(Membership):
         env: Mapping[str, str] | None = None,
         name: str | None = None,
     ) -> Process:
-        """Start a program that the scope owns, with everything that it starts; parameters as in `ProcessHost.spawn`.
+        """Start a program that the scope owns, with all its descendants; parameters as in `ProcessHost.spawn`.
 
-        The scope waits for the program to end; what it leaves running ends with the scope. A stop sends SIGTERM to the
-        whole tree, and kills it when the grace is over.
+        The scope waits for the program to end; descendants that outlive the program end with the scope. A stop sends
+        SIGTERM to the whole tree and kills it when the grace period is over.
 
         Raises:
-            ScopeClosed: the scope is stopping or closed, or was not opened.
-            OSError, ValueError: the program cannot be started, as in `ProcessHost.spawn`.
+            ScopeClosed: the scope is stopping, closed or not yet open.
+            OSError, ValueError: the program failed to start, as in `ProcessHost.spawn`.
         """
         handle = ProcessHandle(self, name or " ".join(map(os.fsdecode, argv[:1])))
         self._enter(handle)
@@ -480,14 +479,14 @@ class Scope(Membership):
             )
             await handle._take(process)
         except BaseException:
-            if not handle.cut:  # else it leaves when nothing of the start is left
+            if not handle.cut:  # otherwise it is discarded once nothing of the start is left
                 self._on_loop(self._discard, handle, None)
             raise
         return process
 
     @property
     def process_host(self) -> ProcessHost:
-        """Who starts its programs: its own, its parent's, or the one of this process."""
+        """Starter of its programs: its own, its parent's, or the one of this process."""
         if self._processes is None:
             from holdfast.runtime.processes import process_host
 
@@ -495,7 +494,7 @@ class Scope(Membership):
         return self._processes
 
     def adopt_process(self, process: ForeignProcess, /) -> bool:
-        """Take a program that foreign code started inside the scope; False when it comes too late. From any thread."""
+        """Adopt a program that foreign code started in the scope; False if it is too late. Callable from any thread."""
         handle = ForeignHandle(self, process)
         if not self._adopt(handle):
             return False
@@ -503,28 +502,28 @@ class Scope(Membership):
         return True
 
     def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
-        """A new scope that this one owns; use it with ``async with`` or ``open()``."""
+        """Create a scope that this one owns; use it with ``async with`` or ``open()``."""
         return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
 
 
 def _check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:
-    """Raise `InvalidRequest` for what is no time. A deadline may be over already, or never come."""
+    """Raise `InvalidRequest` for an invalid time. A deadline may already be over, or infinite."""
     if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
-        raise InvalidRequest(f"deadline_s is {deadline_s!r}; it is a number of seconds, or None for no deadline")
+        raise InvalidRequest(f"deadline_s is {deadline_s!r}; use a number of seconds, or None for no deadline")
     for name, value in (("grace_s", grace_s), ("kill_after_s", kill_after_s)):
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise InvalidRequest(f"{name} is {value!r}; it is a number of seconds, 0 or more")
+            raise InvalidRequest(f"{name} is {value!r}; use a number of seconds, 0 or more")
 
 
 def current_scope() -> Scope | None:
-    """The scope that this code runs in, or None outside any."""
+    """Return the scope that this code runs in, or None outside any scope."""
     place = current_place.get()
     return cast(Scope, place.scope) if place is not None else None
 
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-    """What is started in the body starts outside any scope and interrupt: for things that are shared."""
+    """Start what is started in the body outside any scope and interrupt: for shared resources."""
     place = current_place.enter(None)
     try:
         with use(None):

@@ -1,15 +1,15 @@
-"""The tag of a process, in a resource limit that has no effect, and a filter of the kernel that makes it indelible.
+"""The tag of a process, in a resource limit without effect, and a kernel filter that makes it indelible.
 
-The zygote imports this module, so it imports only what is cheap. Invariants:
+The zygote imports this module, so it has cheap imports only. Invariants:
 
 - A tag is the soft value of a limit that Linux does not enforce (a *carrier*). It is inherited over fork and exec.
-- Once a process is *sealed*, nobody in it or below it changes that limit: ``setrlimit`` and ``prlimit`` of it are
-  answered with success and do nothing, over every entry of the kernel that this architecture has. Only a call that
-  holds a random number in the upper half of the word for the limit, which the kernel does not look at, goes through;
-  a program never has that number, as it dies with the memory that a start replaces.
-- A host below a sealed host takes the next carrier. Where none is left, or the filter is refused, nothing is sealed and
-  nobody may claim so.
-- An ordinary user may only filter what gains no privilege: setuid programs run without theirs from then on.
+- Once a process is *sealed*, no code in it or below it can change that limit: ``setrlimit`` and ``prlimit`` of it
+  return success and do nothing, over every system call entry of the kernel on this architecture. A call passes only
+  with a random number in the upper half of the word for the limit, which the kernel ignores. A program never has that
+  number, because an exec replaces the memory that holds it.
+- A host below a sealed host takes the next carrier. If none is left, or the filter is refused, nothing is sealed and no
+  code may claim so.
+- An ordinary user may only filter after giving up privilege gains: setuid programs then run without their privileges.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _NUMBER, _ARCH, _ARGUMENTS = 0, 4, 16
 
 
 class Seal:
-    """What a process may do with tags.
+    """Rights of a process over tags.
 
     Attributes:
-        carrier: the limit that holds them; None when none is free.
-        sealed: whether tags are indelible in what is started from now on.
-        gave_up_privileges: whether setuid programs run without theirs because of it.
+        carrier: limit that holds the tags; None if none is free.
+        sealed: whether tags are indelible in processes started from now on.
+        gave_up_privileges: whether setuid programs therefore run without their privileges.
     """
 
     __slots__ = ("_cookie", "carrier", "gave_up_privileges", "pid", "sealed")
@@ -78,7 +78,7 @@ class Seal:
         self._cookie = cookie
 
     def put(self, pid: int, tag: int) -> bool:
-        """Have ``pid`` (0: this process) carry the tag; False where it cannot: another user's, or a hard limit."""
+        """Give ``pid`` (0: this process) the tag; False if not possible: another user's process, or a hard limit."""
         if self.carrier is None:
             return False
         try:
@@ -88,11 +88,11 @@ class Seal:
         return self.restore(pid, (tag, hard))
 
     def limits(self) -> tuple[int, int] | None:
-        """The limits of the carrier in this process; None when there is no carrier."""
+        """Return the limits of the carrier in this process; None without a carrier."""
         return None if self.carrier is None else resource.getrlimit(self.carrier)
 
     def restore(self, pid: int, limits: tuple[int, int]) -> bool:
-        """Set the limits of the carrier; False where it cannot."""
+        """Set the limits of the carrier; return False if not possible."""
         assert self.carrier is not None
         infinity = (1 << 64) - 1
         wanted = struct.pack("=QQ", *(infinity if limit == resource.RLIM_INFINITY else limit for limit in limits))
@@ -108,21 +108,21 @@ class Seal:
 
 
 _UNSEALED = Seal(CARRIERS[0], 0, sealed=False, gave_up_privileges=False)
-"""What holds before anybody sealed."""
+"""Seal before any call of `seal`."""
 
 _current: Seal | None = None
 _lock = threading.Lock()
 
 
 def current() -> Seal:
-    """The seal of this process; none that is sealed before `seal`, and in a fork of a sealed process."""
+    """Return the seal of this process; an unsealed one before `seal`, and in a fork of a sealed process."""
     return _current if _current is not None and _current.pid == os.getpid() else _UNSEALED
 
 
 def seal() -> Seal:
-    """Seal this process with all its threads, once and for good; repeated: what came of it the first time.
+    """Seal this process with all its threads, once and for good; a repeated call returns the first result.
 
-    It needs privilege or gives privilege up: see the invariants. Each filter stays until the process ends.
+    It needs privilege or gives privilege up: see the invariants. The filter stays until the process ends.
     """
     global _current
     with _lock:
@@ -140,14 +140,14 @@ def _seal() -> Seal:
     program = _program(carrier, cookie, architecture[2])
     done = _install(architecture[1], program)
     gave_up = False
-    if not done and ctypes.get_errno() == errno.EACCES:  # any other refusal would stand without privileges too
+    if not done and ctypes.get_errno() == errno.EACCES:  # any other refusal would remain without privileges too
         gave_up = _libc().prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
         done = gave_up and _install(architecture[1], program)
     return Seal(carrier, cookie if done else 0, sealed=done, gave_up_privileges=gave_up)
 
 
 def _is_free(carrier: int) -> bool:
-    """Whether nobody above uses this limit as a carrier, and it can hold a tag: a sealed one only seems to be set."""
+    """Whether no ancestor uses this limit as a carrier and it can hold a tag: a sealed one only appears to be set."""
     before = resource.getrlimit(carrier)
     if before[0] >> 58 == _TRIAL >> 58:
         return False
@@ -161,15 +161,15 @@ def _is_free(carrier: int) -> bool:
 
 
 def _install(number: int, program: bytes) -> bool:
-    """Filter all threads of this process; False when the kernel refuses, with the reason in ctypes' errno."""
-    ctypes.set_errno(0)  # a thread with a filter of its own is a refusal without a reason
+    """Filter all threads of this process; False if the kernel refuses, with the reason in ctypes' errno."""
+    ctypes.set_errno(0)  # a thread with a filter of its own causes a refusal without a reason
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     return int(_libc().syscall(number, _SECCOMP_SET_MODE_FILTER, _TSYNC_AND_SPEC_ALLOW, header)) == 0
 
 
 def _program(carrier: int, cookie: int, entries: tuple[tuple[int, int, int], ...]) -> bytes:
-    """The filter, in the kernel's instructions: each is a code, two jumps (over so many instructions) and a value."""
+    """Return the filter in kernel instructions: each is a code, two relative jumps and a value."""
     code: list[tuple[int, int, int, int]] = [(_LOAD, 0, 0, _ARCH)]
     for arch, setrlimit, prlimit in entries:
         block = _entry(arch, setrlimit, prlimit, carrier, cookie)
@@ -179,7 +179,7 @@ def _program(carrier: int, cookie: int, entries: tuple[tuple[int, int, int], ...
 
 
 def _entry(arch: int, setrlimit: int, prlimit: int, carrier: int, cookie: int) -> list[tuple[int, int, int, int]]:
-    """The part for one entry of the kernel. Words are little-endian: the lower half comes first."""
+    """Return the part for one system call entry. Words are little-endian: the lower half comes first."""
     low, high = 0, 4
     wide = arch not in (_AUDIT_I386, _AUDIT_ARM)
     limit, new, old = _ARGUMENTS + 8, _ARGUMENTS + 16, _ARGUMENTS + 24
@@ -201,19 +201,19 @@ def _entry(arch: int, setrlimit: int, prlimit: int, carrier: int, cookie: int) -
         (_EQUAL, 3, 0, 0),
         (_LOAD, 0, 0, old + low),
         (_EQUAL, 2, 0, 0),
-        (_RETURN, 0, 0, _REFUSE),  # it would be told an old value that nobody writes
+        (_RETURN, 0, 0, _REFUSE),  # it would return an old value that is never written
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _PRETEND),
     ]
 
 
 def read(pid: int, carrier: int) -> int | None:
-    """The soft value of the limit of ``pid``, be it a zombie; None when it is gone, or the value is no number."""
+    """Return the soft limit of ``pid``, even of a zombie; None if it is gone or the value is not a number."""
     try:
         return resource.prlimit(pid, carrier)[0]
     except ProcessLookupError:
         return None
-    except (PermissionError, ValueError):  # another user's: what anybody may read says it too, slower
+    except (PermissionError, ValueError):  # another user's: a world-readable file has it too, but slower
         return _read_slowly(pid, carrier)
 
 

@@ -1,14 +1,14 @@
-"""Keeps the delivery of a stop away from a short stretch of clean-up or commit work, for a bounded time.
+"""Protection of a short stretch of cleanup or commit work from a scope's cancellation, for a bounded time.
 
-How a scope works with it: before it cancels a task natively it asks `shielded_by`; if there is a shield it gives it the
-delivery to hold. When its grace is over it ends the shield with `expire` and delivers whatever it likes.
+Before a scope cancels a task natively, it asks `shielded_by`; if there is a shield, it gives the delivery to the shield
+to hold. When the grace period is over, it ends the shield with `expire` and delivers.
 
 Invariants
 - A shield protects for one stretch of time: from its entry until its block ends, its time is over, or it is expired.
-  Inner shields end no later than the outer ones.
-- Each delivery that it holds is made exactly once, when it stops to protect.
-- It holds back only what a scope delivers. A foreign ``task.cancel()`` passes through it.
-- All of it lives on one loop's thread.
+  Inner shields end no later than outer ones.
+- Each delivery that it holds is made exactly once, when protection ends.
+- It holds back only deliveries of scopes. A foreign ``task.cancel()`` passes through it.
+- Everything runs on one loop's thread.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["Shield", "shielded_by"]
 class Shield:
     """``async with interrupt.shield(timeout_s=2):`` lets the body, and the tasks that it starts, finish.
 
-    Inside, the current interrupt is the shield's own: `check_interrupt` and the waits of current code pass until the
-    shield has ended by its time or by the end of the grace, while the interrupt itself was triggered.
+    Inside, the current interrupt is the shield's own: `check_interrupt` and waits do not notice the outer interrupt
+    until the shield has ended by its timeout or by the end of the grace period.
 
     Parameters:
-        interrupt: the interrupt whose delivery is held back.
-        timeout_s: how long from the entry, in seconds; None for as long as the grace of the stop lasts.
+        interrupt: interrupt whose delivery is held back.
+        timeout_s: maximum duration from the entry, in seconds; None: until the stop's grace period ends.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Shield:
         self.open = False
 
     async def __aenter__(self) -> Interrupt:
-        """Start to protect. Returns the shield's own interrupt, triggered when it must not protect any longer."""
+        """Start protection. Return the shield's own interrupt, which is triggered when protection ends."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a shield protects a task; enter it in one")
@@ -90,12 +90,12 @@ class Shield:
         self.expire()
 
     def hold(self, deliver: Callable[[], object]) -> None:
-        """Keep `deliver` back; call it once, on the loop, when this shield protects no longer. It must be open."""
+        """Hold `deliver` back; call it once, on the loop, when protection ends. The shield must be open."""
         self._held.append(deliver)
         self._arm()
 
     def expire(self) -> None:
-        """Stop to protect, and deliver what was held. Does nothing the second time."""
+        """End protection, and deliver what was held. Idempotent."""
         if not self.open:
             return
         self.open = False
@@ -111,7 +111,7 @@ class Shield:
             deliver()
 
     def _arm(self, _: Cause | None = None) -> None:
-        """The interrupt was triggered: from now on the time counts."""
+        """Start the timer: the interrupt was triggered."""
         if not self.open or self._timer is not None or self._until == float("inf"):
             return
         self._timer = self._loop.call_at(self._until, self.expire, context=contextvars.Context())
@@ -122,11 +122,11 @@ _by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Shield] = weakref.WeakKey
 
 
 def shielded_by(task: asyncio.Task[Any], context: contextvars.Context | None = None) -> Shield | None:
-    """The shield that protects `task` now, or None. On the task's loop.
+    """Return the shield that protects `task` now, or None. On the task's loop only.
 
     Parameters:
-        task: the task to be cancelled.
-        context: the one it was started in, where it is known: it says whether it was started inside a shield.
+        task: task to be cancelled.
+        context: context it was started in, if known: shows whether it was started inside a shield.
     """
     shield = _by_task.get(task)
     if shield is None and context is not None:

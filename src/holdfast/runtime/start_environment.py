@@ -1,7 +1,7 @@
-"""The environment that the runtime's own processes are executed with.
+"""The environment of the runtime's own processes.
 
-``/proc/<pid>/environ`` shows it for as long as the process lives, whatever it deletes later. So zygote and workers get
-what an interpreter and its libraries need to start, and no more: the keys of providers stay in the host.
+``/proc/<pid>/environ`` shows it for as long as the process lives, even if the process deletes it later. So zygote and
+workers get only what an interpreter and its libraries need to start: the keys of providers stay in the host.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _PASSED = (
 
 
 def start_environment(named: Sequence[str] = ()) -> dict[str, str]:
-    """Return what a process of the runtime is executed with.
+    """Return the environment for a process of the runtime.
 
     Parameters:
-        named: further names, or patterns such as ``AWS_*``, of this process's variables to hand on.
+        named: names, or patterns such as ``AWS_*``, of further variables of this process to pass on.
     """
     patterns = (*_PASSED, *named)
     return {

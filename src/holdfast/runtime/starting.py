@@ -1,4 +1,4 @@
-"""What a program is started with: its words, environment, directory and descriptors, checked and packed."""
+"""Specification of a program to start: arguments, environment, directory and descriptors, checked and packed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Stream = int | IO[Any] | None
 """`PIPE`, `DEVNULL`, `STDOUT` (stderr only), a descriptor, an open file, or None for the default."""
 
 Specification = tuple[list[bytes], dict[bytes, bytes], bytes]
-"""Words, environment and directory."""
+"""Arguments, environment and directory."""
 
 START_S = 30.0
-"""How long a program may take to start."""
+"""Maximum time for a program to start."""
 
 
 class Descriptors:
-    """The descriptors of one start: what the program gets, and our ends of its pipes. Closes what nobody took."""
+    """Descriptors of one start: those for the program, and our ends of its pipes. Closes all that were not taken."""
 
     def __init__(self, stdin: Stream, stdout: Stream, stderr: Stream) -> None:
         self.theirs: list[int] = []
@@ -70,23 +70,23 @@ class Descriptors:
             self._opened.append(theirs)
         elif isinstance(stream, int):
             if stream < 0:
-                raise ValueError(f"{name} cannot be {stream}: give PIPE, DEVNULL, a descriptor or an open file")
+                raise ValueError(f"{name}={stream} is invalid; use PIPE, DEVNULL, a descriptor or an open file")
             theirs = stream
         else:
             theirs = stream.fileno()
         self.theirs.append(theirs)
 
     def take(self, name: str) -> int | None:
-        """Our end of the pipe for ``name``, which is the caller's to close now; None when there is no pipe."""
+        """Return our end of the pipe for ``name``, which the caller must close; None without a pipe."""
         return self._ours.pop(name, None)
 
     def close_theirs(self) -> None:
-        """The program has its ends: close ours of them."""
+        """Close our copies of the program's ends."""
         while self._opened:
             os.close(self._opened.pop())
 
     def close(self) -> None:
-        """Close all that was not taken."""
+        """Close everything that was not taken."""
         self.close_theirs()
         while self._ours:
             os.close(self._ours.popitem()[1])
@@ -99,10 +99,10 @@ class Descriptors:
 
 
 def specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[str, str] | None) -> Specification:
-    """Check and encode what a program is started with.
+    """Check and encode the parameters of a start.
 
     Raises:
-        ValueError: ``argv`` is a string or names no program, something holds a NUL byte, or a name in ``env`` a ``=``.
+        ValueError: ``argv`` is a string or empty, a value contains a NUL byte, or a name in ``env`` contains ``=``.
     """
     words = [] if isinstance(argv, str | bytes) else [os.fsencode(word) for word in argv]
     if not words or not words[0]:
@@ -113,9 +113,9 @@ def specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[s
         environment = {os.fsencode(key): os.fsencode(value) for key, value in env.items()}
     environment[procfs.HOST_MARKER] = host_marker()
     if any(b"\0" in word for word in (*words, *environment, *environment.values())):
-        raise ValueError("neither arguments nor environment may hold a NUL byte")
+        raise ValueError("NUL byte in the arguments or environment")
     if any(b"=" in key for key in environment):
-        raise ValueError("a name in the environment holds '='")
+        raise ValueError("'=' in the name of an environment variable")
     if cwd is not None:
         directory = os.fsencode(os.path.abspath(cwd))
     else:
@@ -124,10 +124,10 @@ def specification(argv: Sequence[Argument], cwd: Argument | None, env: Mapping[s
 
 
 def pid_or_error(started: int | tuple[str, int], argv: Sequence[Argument], cwd: Argument | None) -> int:
-    """The pid that was reported.
+    """Return the reported pid.
 
     Raises:
-        OSError: the report is a failure; the subclass tells which, as for ``subprocess``.
+        OSError: the start failed; the subclass is the same as with ``subprocess``.
     """
     if isinstance(started, int):
         return started
@@ -138,27 +138,27 @@ def pid_or_error(started: int | tuple[str, int], argv: Sequence[Argument], cwd: 
         case "exec":
             raise OSError(number, os.strerror(number), os.fspath(argv[0]))
         case "reaper":
-            why = "its reaper ended first; was it killed, or has the zygote failed?"
-            raise OSError(number, f"cannot start {os.fsdecode(argv[0])}: {why}")
+            why = "its reaper exited first; it was killed, or the zygote failed"
+            raise OSError(number, f"failed to start {os.fsdecode(argv[0])}: {why}")
         case _:
-            raise OSError(number, f"cannot start {os.fsdecode(argv[0])} ({stage}): {os.strerror(number)}")
+            raise OSError(number, f"failed to start {os.fsdecode(argv[0])} ({stage}): {os.strerror(number)}")
 
 
 def backlog_pauses() -> Iterator[float]:
-    """Pauses until the zygote has worked some requests off, seconds in all."""
+    """Yield pauses, in seconds, while the zygote is busy. Raise TimeoutError after `START_S` seconds."""
     deadline = time.monotonic() + START_S
     pause_s = 0.0005
     while time.monotonic() < deadline:
         yield pause_s
         pause_s = min(pause_s * 2, 0.02)
-    raise TimeoutError(errno.ETIMEDOUT, "the zygote takes no more requests; is it stopped?")
+    raise TimeoutError(errno.ETIMEDOUT, "the zygote takes no requests; check that it is not stopped")
 
 
 _marker: tuple[int, bytes] = (0, b"")
 
 
 def host_marker() -> bytes:
-    """What programs of this process carry in their environment: its pid and start time."""
+    """Return the marker that programs of this process carry in their environment: its pid and start time."""
     global _marker
     pid = os.getpid()
     if _marker[0] != pid:

@@ -1,22 +1,22 @@
-"""How a scope is stopped: ask, wait for the grace, press, give up, and say in a receipt what became of everything.
+"""The stop of a scope: ask, wait for the grace period, force, give up, and report the outcome in a receipt.
 
-It is driven by the loop's timers and by the members that leave, not by a task: nobody can cancel it, and it ends soon
-after ``end_at`` whatever the members do.
+Timers of the loop and leaving members drive it, not a task: no code can cancel it, and it ends soon after ``end_at``
+whatever the members do.
 
 Phases
-- ``grace``: each member is asked once; nothing is repeated, so that honest clean-up finishes. What foreign code started
-  is left to its owner first: a task group, say, cancels its children itself once its body has cleaned up. It is asked
-  when whoever started it has ended, at the latest at half of the grace.
+- ``grace``: each member is asked once and never again, so that honest cleanup finishes. What foreign code started is
+  first left to its owner: a task group, for example, cancels its children itself once its body has cleaned up. It is
+  asked when the code that started it has ended, at the latest at half of the grace period.
 - ``force``: closers ran, process trees are being killed; tasks are asked again with back-off from 1 to 100 ms.
 - ``last``: threads, processes and child scopes that did not end are abandoned. Tasks that only waited for one of these
-  have a moment to end by themselves, so that the receipt names what hangs and not whoever waited for it. Before a
-  program is named it is looked at: the word of its end may be waiting behind this, in a loop that was held up.
-- ``ended``: every member is gone or abandoned, and the receipt stands. What the kill of foreign processes has to say is
-  waited for too: their roots may be dead before it has found all the rest.
+  get a moment to end by themselves, so that the receipt names what hangs and not its waiters. Before a program is
+  named, its state is checked: if the loop was blocked, the notification of its end may still be queued.
+- ``ended``: every member is gone or abandoned, and the receipt is final. The stop also waits for the result of killing
+  foreign processes: their roots may be dead before it has found all the rest.
 
-Before it says that nothing is left, a stop has killed what carries the tag of a scope that started a program in foreign
-code, though all that is known of that has ended; and it has looked for processes that may be the scope's and cannot be
-attributed. The stop of a scope around looks for those inside.
+Before it reports that nothing is left, a stop kills every process with the tag of a scope that started a program in
+foreign code, even if all known ones have ended. It also looks for processes that may be the scope's but cannot be
+attributed. The stop of an enclosing scope does this for the scopes inside.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _OWNERS_TICKS = 2
 _CHUNK = 1_000
 _LAST_S = 0.05
 _LAST_TICKS = 10
-"""How long a task has that waited for something which was abandoned, and each scope around for the one inside; in turns
-of the loop after that, as all of the time may have passed in one turn of a loop that was held up."""
+"""Turns of the loop for a task that waited for something abandoned, and for each scope around the one inside. Counted
+in turns, because a blocked loop may spend all of the time in one turn."""
 
 _UNOWNED_S = 0.05
 _UNOWNED_LOOK_S = 0.005
 
 
 class Stopping:
-    """The stop of one scope. All methods on the scope's loop."""
+    """The stop of one scope. Call all methods on the scope's loop."""
 
     def __init__(self, scope: Membership) -> None:
         self.scope = scope
@@ -95,10 +95,10 @@ class Stopping:
         self._looking: object = None
         self._strangers: int | None = None
         self.asked_at_ticks = boot_ticks()
-        """When it began, in the clock ticks since boot that start times of processes are given in."""
+        """Start of the stop, in clock ticks since boot, the unit of process start times."""
 
     def tighten(self, grace_s: float, kill_after_s: float) -> None:
-        """End the grace and the stop no later than this, counted from now."""
+        """Shorten the grace and the stop to end no later than this, counted from now."""
         if self.phase in ("last", "ended"):
             return
         now = self._loop.time()
@@ -111,14 +111,14 @@ class Stopping:
         self._arm()
 
     def begin(self, grace_s: float, kill_after_s: float) -> None:
-        """Set the deadlines and tell every member."""
+        """Set the deadlines and ask every member."""
         now = self._loop.time()
         self._force_at = now + max(0.0, grace_s)
         self._end_at = self._force_at + max(0.0, kill_after_s)
         self.ask()
 
     def ask(self) -> None:
-        """Tell every member, but a task that foreign code started only after the one that started it has ended."""
+        """Ask every member; a task that foreign code started is asked only after its starter has ended."""
         body = self.scope._body
         if body is not None:
             body.deliver()
@@ -142,7 +142,7 @@ class Stopping:
             self._loop.call_soon(self._ask_all, members, context=contextvars.Context())
 
     def _follow(self, starter: Enclosure | None) -> None:
-        """Whoever started these has ended: tell them, but leave their owner, as a task group, the time to do so."""
+        """Ask these, whose starter has ended, but leave their owner, such as a task group, time to do so first."""
         followers = self._followers.pop(starter, None)
         if followers is not None:
             self._tell_later(_OWNERS_TICKS, followers)
@@ -156,13 +156,13 @@ class Stopping:
                 member._ask()
 
     def _tell_rest(self) -> None:
-        """Those who started the rest had their time to end it."""
+        """Ask the rest: their starters had their time to end them."""
         followers, self._followers = self._followers, {}
         for members in followers.values():
             self._tell_later(0, members)
 
     def left(self, kind: MemberKind, name: str, member: Enclosure) -> None:
-        """A member has ended."""
+        """Note that a member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
         self._looking = self._strangers = None
@@ -174,7 +174,7 @@ class Stopping:
             self._follow(member)
 
     def take_over(self, receipt: StopReceipt) -> None:
-        """A child scope has ended with this receipt."""
+        """Take over the receipt of a child scope that has ended."""
         self._stopped.update(
             task=receipt.stopped.tasks, thread=receipt.stopped.threads, process=receipt.stopped.processes
         )
@@ -182,21 +182,21 @@ class Stopping:
         self._inherit(receipt)
 
     def _inherit(self, receipt: StopReceipt) -> None:
-        """What a child left behind is left behind by this scope too."""
+        """Include in this scope's receipt what a child left behind."""
         self._abandoned.extend(receipt.abandoned)
         self._survivors.extend(receipt.survivors)
         self._unattributed.extend(receipt.unattributed)
         self._unknown = self._unknown or receipt.outcome == "unknown"
 
     def unproven(self, result: TreeResult) -> None:
-        """A process tree could not be proven dead."""
+        """Note a process tree that could not be proven dead."""
         self._survivors.extend(result.survivors)
         self._unattributed.extend(result.unattributed)
         self._unknown = True
 
     @property
     def grace_left_s(self) -> float:
-        """What is left of the grace, in seconds."""
+        """Remaining grace period, in seconds."""
         return max(0.0, self._force_at - self._loop.time())
 
     def look(self) -> None:
@@ -208,16 +208,16 @@ class Stopping:
             self._follow(body)
         threads = self.scope._unowned_threads()
         if threads and self._loop.time() < min(self._began + _UNOWNED_S, self._end_at):
-            # They may be about to end, and nobody tells when they do.
+            # They may be about to end, and they send no notification.
             self._loop.call_later(_UNOWNED_LOOK_S, self.look, context=contextvars.Context())
         elif self._killing is not None and not self._killing.done():
-            return  # the roots are gone, but what the kill says of the rest is not known yet
+            return  # the roots are gone, but the kill has not reported on the rest yet
         elif self._prove() and self.scope._shut():
             self._end()
 
     def _prove(self) -> bool:
-        """Whether it is known what is left of what nobody saw; else it is looked for, and `look` comes again. Of no
-        concern while a member is left."""
+        """Whether it is known what is left of unobserved processes; if not, start a search, after which `look` runs
+        again. Always True while a member is left."""
         if not self.scope._is_empty():
             return True
         if not self._proven and may_have_started(self.scope):
@@ -236,7 +236,7 @@ class Stopping:
 
     def _on_look(self, asked: object, strangers: int) -> None:
         if asked is not self._looking:
-            return  # a member has left since: there is another look, or will be
+            return  # a member has left since: another search runs, or will
         self._strangers = strangers
         self.look()
 
@@ -246,7 +246,7 @@ class Stopping:
         self._killing.add_done_callback(self._killed, context=contextvars.Context())
 
     def _killed(self, killing: asyncio.Task[None]) -> None:
-        """The kill of what foreign code started has answered."""
+        """Handle the end of the kill of what foreign code started."""
         self._proven = True
         if killing.cancelled():
             self._unknown = True
@@ -268,7 +268,7 @@ class Stopping:
             if self._timer_at == at:
                 return
             self._timer.cancel()
-        self._timer_at = at  # kept here: not every loop's handles know it once the time is over
+        self._timer_at = at  # kept here: some loops' handles forget it once it has fired
         self._timer = self._loop.call_at(at, self._tick, context=contextvars.Context())
 
     def _tick(self) -> None:
@@ -296,9 +296,9 @@ class Stopping:
             child._on_loop(child._stop_here, grace_s, kill_after_s)
 
     def _force(self) -> None:
-        with self.scope._gate:  # what foreign code starts is in before, and killed here, or is refused
+        with self.scope._gate:  # what foreign code starts is either entered before and killed here, or refused
             self.phase = "force"
-        # When the loop was held up, the kills that begin now have their time all the same.
+        # If the loop was blocked, the kills that begin now still get their full time.
         self._end_at += max(0.0, self._loop.time() - self._force_at)
         self._tell_rest()
         for member in self.scope._handles():
@@ -327,7 +327,7 @@ class Stopping:
         self._press_at = self._loop.time() + self._press_in_s
 
     def _give_up(self) -> None:
-        """The time is over: abandon what is no task, and soon the tasks."""
+        """After the time is over, abandon everything but tasks, and tasks soon after."""
         if self.phase in ("last", "ended"):
             return
         self.phase = "last"
@@ -355,7 +355,7 @@ class Stopping:
         abandoned = member._abandon()
         if abandoned is not None:
             self._abandoned.append(abandoned)
-            living = member._living()  # after: a call that ended meanwhile has given its thread back
+            living = member._living()  # after: a call that ended meanwhile has returned its thread
             if living is not None:
                 self.scope._leave_over(Leftover(abandoned.name, member.started_at, living))
         elif isinstance(member, (ProcessHandle, ForeignHandle)):
@@ -402,7 +402,7 @@ class Stopping:
         for thread in scope._unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
             scope._leave_over(Leftover(thread.name, 0.0, thread))
-        if self._strangers is None and not self._is_inside_a_stop():  # its time is over: no look is waited for
+        if self._strangers is None and not self._is_inside_a_stop():  # the time is over: no search is waited for
             self._strangers = strangers(scope._opened_ticks)
         if self._strangers:
             self._unattributed.append(STRANGER)

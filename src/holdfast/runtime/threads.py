@@ -1,11 +1,11 @@
-"""Daemon threads for blocking calls: carried context, a cap, and replacement of threads that never come back.
+"""Daemon threads for blocking calls: inherited context, a size limit, and replacement of threads that never return.
 
 Invariants:
 
 - A call is in exactly one place: queued, running on one thread, finished, or abandoned.
-- Those who share the pool take turns: between two queued calls of one sharer each other one that waits has its call
-  begun. Calls of one sharer begin in their order.
-- ``running + abandoned`` threads are never more than ``max_threads + abandoned_limit``.
+- Sharers of the pool take turns: between two queued calls of one sharer, every other waiting sharer gets a call begun.
+  Calls of one sharer begin in order.
+- ``running + abandoned`` threads never exceed ``max_threads + abandoned_limit``.
 - The lock is held for a few instructions only, never while user code runs, so it cannot deadlock with user locks.
 - Threads are daemons and unknown to ``concurrent.futures``: the interpreter never waits for them at exit.
 """
@@ -43,12 +43,12 @@ class ThreadPoolStatistics:
     """A snapshot of a pool.
 
     Parameters:
-        running: calls that run now and were not abandoned.
-        idle: threads that wait for a call.
-        queued: calls that wait for a thread.
-        abandoned: threads that were given up and have not come back yet.
-        abandoned_total: threads given up since the pool was made.
-        by_owner: abandoned threads per owner, for owners that have any.
+        running: number of running calls that were not abandoned.
+        idle: number of idle threads.
+        queued: number of calls that wait for a thread.
+        abandoned: number of abandoned threads that still run.
+        abandoned_total: number of threads abandoned since the pool was created.
+        by_owner: number of abandoned threads per owner, for owners with any.
     """
 
     running: int
@@ -60,7 +60,7 @@ class ThreadPoolStatistics:
 
 
 class Call:
-    """One function call given to a pool. Its attributes may be read from any thread."""
+    """One function call submitted to a pool. Its attributes are readable from any thread."""
 
     __slots__ = (
         "abandoned",
@@ -101,21 +101,21 @@ class Call:
         self.abandoned = False
 
     def cancel(self) -> bool:
-        """Take the call back if no thread has begun it; True if it will never run. ``on_done`` is not called then."""
+        """Withdraw the call if no thread has begun it; True if it will never run. ``on_done`` is then not called."""
         return self.pool._take_back(self)
 
     def abandon(self) -> bool:
-        """Give up the thread that runs this call: it is replaced. True for the first time."""
+        """Abandon the thread that runs this call and replace it. True on the first call only."""
         return self.pool._abandon(self)
 
     def stack(self) -> tuple[str, ...]:
-        """Where the thread is now, outermost frame first; empty when the call is not running."""
+        """Return where the thread is now, outermost frame first; empty if the call is not running."""
         thread = self.thread
         return () if thread is None else thread_stack(thread)
 
 
 def thread_stack(thread: threading.Thread) -> tuple[str, ...]:
-    """Where a thread is now, outermost frame first; empty when it has ended."""
+    """Return where a thread is now, outermost frame first; empty if it has ended."""
     frame = sys._current_frames().get(thread.ident) if thread.ident is not None else None
     if frame is None:
         return ()
@@ -123,7 +123,7 @@ def thread_stack(thread: threading.Thread) -> tuple[str, ...]:
 
 
 class _Parked:
-    """A thread that waits for its next call; ``call`` is set before ``wake`` is released."""
+    """An idle thread; ``call`` is set before ``wake`` is released."""
 
     __slots__ = ("call", "thread", "wake")
 
@@ -135,15 +135,15 @@ class _Parked:
 
 
 class ThreadPool:
-    """A capped pool of daemon threads.
+    """A bounded pool of daemon threads.
 
     Parameters:
-        max_threads: calls that may run at the same time; further ones wait, and who made them takes turns.
-        abandoned_limit: threads that may be given up and still be alive; at the limit new calls are refused.
-        queue_limit: calls that may wait.
-        name: prefix of the threads' names.
+        max_threads: maximum number of concurrent calls; further ones wait, and their sharers take turns.
+        abandoned_limit: maximum number of abandoned threads still alive; at the limit, new calls are refused.
+        queue_limit: maximum number of waiting calls.
+        name: prefix of thread names.
 
-    All methods may be called from any thread, but not from a signal handler.
+    All methods are callable from any thread, but not from a signal handler.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ThreadPool:
         self.queue_limit = queue_limit
         self.name = name
         self._lock = threading.Lock()
-        self._queues: dict[str, deque[Call]] = {}  # by sharer, the one whose turn it is first; none is empty
+        self._queues: dict[str, deque[Call]] = {}  # by sharer, next turn first; none is empty
         self._queued = 0
         self._parked: list[_Parked] = []
         self._threads = 0
@@ -180,8 +180,8 @@ class ThreadPool:
     ) -> Call:
         """Run ``fn(*values)`` on a thread, in ``context`` (default: a copy of the caller's).
 
-        ``on_done(result, error)`` is called on that thread, once, unless the call was taken back; it must not raise.
-        ``owner`` groups abandoned threads for caps. While calls wait for a thread, each ``sharer`` has its turn.
+        ``on_done(result, error)`` is called on that thread, once, unless the call was withdrawn; it must not raise.
+        ``owner`` groups abandoned threads for limits. While calls wait for a thread, sharers take turns.
 
         Raises:
             LimitExceeded: too many calls wait, or too many threads are abandoned.
@@ -204,17 +204,17 @@ class ThreadPool:
             if self._abandoned.total() >= self.abandoned_limit:
                 raise LimitExceeded(
                     f"{self.abandoned_limit} threads of pool {self.name!r} were abandoned and still run",
-                    hint="run what blocks in a process, or make it look at its interrupt",
+                    hint="run blocking code in a process, or let it check its interrupt",
                 )
             if self._queued >= self.queue_limit:
                 raise LimitExceeded(
-                    f"{self.queue_limit} calls wait for a thread of pool {self.name!r}", hint="try again later"
+                    f"{self.queue_limit} calls wait for a thread of pool {self.name!r}", hint="retry later"
                 )
             self._place(call)
         return call
 
     def _place(self, call: Call) -> None:
-        """Give the call to a parked thread, to a new one, or to the queue. Holds the lock."""
+        """Give the call to an idle thread, to a new one, or to the queue. The caller holds the lock."""
         if self._parked:
             parked = self._parked.pop()
             self._begin(call, parked.thread)
@@ -230,7 +230,7 @@ class ThreadPool:
             raise
 
     def _drop(self, call: Call) -> bool:
-        """Take a call out of its queue; False if it is in none. Holds the lock."""
+        """Remove a call from its queue; False if it is in none. The caller holds the lock."""
         queue = self._queues.get(call.sharer)
         if queue is None or call not in queue:
             return False
@@ -241,7 +241,7 @@ class ThreadPool:
         return True
 
     def _take(self) -> Call:
-        """The next call; its sharer's next turn comes after all others'. Holds the lock."""
+        """Return the next call and move its sharer to the end of the order. The caller holds the lock."""
         sharer = next(iter(self._queues))
         queue = self._queues.pop(sharer)
         call = queue.popleft()
@@ -255,7 +255,7 @@ class ThreadPool:
         self._running += 1
 
     def _staff(self) -> None:
-        """Start a thread if a call waits and the cap allows it. Holds the lock."""
+        """Start a thread if a call waits and the limit allows it. The caller holds the lock."""
         if self._queued and self._threads < self.max_threads:
             self._serial += 1
             self._threads += 1
@@ -279,7 +279,7 @@ class ThreadPool:
             finally:
                 if on_leave is not None:
                     on_leave()
-                _begun.pop(native, None)  # none is there in a forked child that comes back
+                _begun.pop(native, None)  # missing in a forked child that returns
             with self._lock:
                 call.thread = None
                 kept = not call.abandoned
@@ -291,13 +291,13 @@ class ThreadPool:
                         del self._abandoned[call.owner]
             try:
                 call.on_done(result, error)
-            except Exception:  # shown, and no reason to lose the thread
+            except Exception:  # reported, and no reason to lose the thread
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), parked.thread)))
             del result, error, call
             call = self._next(parked) if kept else None
 
     def _next(self, parked: _Parked) -> Call | None:
-        """The next call for this thread, or None when the thread shall end."""
+        """Return the next call for this thread, or None if the thread is to end."""
         with self._lock:
             if self._queued:
                 call = self._take()
@@ -330,18 +330,18 @@ class ThreadPool:
             self._threads -= 1
             self._abandoned[call.owner] += 1
             self._abandoned_total += 1
-            # When no thread can be started now, the calls that wait are taken by the next thread that is free.
+            # If no thread can be started now, the next free thread takes the waiting calls.
             with contextlib.suppress(RuntimeError):
                 self._staff()
             return True
 
     def abandoned(self, owner: str | None = None) -> int:
-        """How many threads are given up and not back yet, of one owner or of all."""
+        """Return the number of abandoned threads still running, of one owner or of all."""
         with self._lock:
             return self._abandoned.total() if owner is None else self._abandoned[owner]
 
     def statistics(self) -> ThreadPoolStatistics:
-        """A snapshot of the pool."""
+        """Return a snapshot of the pool."""
         with self._lock:
             return ThreadPoolStatistics(
                 running=self._running,
@@ -353,7 +353,7 @@ class ThreadPool:
             )
 
     def close(self) -> None:
-        """Refuse new calls and let idle threads end. Calls that wait or run go on; nothing is waited for."""
+        """Refuse new calls and let idle threads end. Waiting and running calls continue; does not block."""
         with self._lock:
             self._closed = True
             parked, self._parked = self._parked, []
@@ -365,19 +365,19 @@ class ThreadPool:
 _start_plain = threading.Thread.start
 
 _begun: dict[int, Call] = {}
-"""What each thread of any pool, by its number in the kernel, runs now."""
+"""Running call of each thread of any pool, by native thread id."""
 
 on_leave: Callable[[], object] | None = None
-"""Called on a pool's thread when it ends to run a call, whose scope its C code may have started programs in."""
+"""Called on a pool's thread after it ran a call, because C code in the call may have started programs."""
 
 
 def call_of_thread(native_id: int) -> Call | None:
-    """What a pool's thread, by its number in the kernel, runs now."""
+    """Return the call that a pool's thread runs now, by native thread id."""
     return _begun.get(native_id)
 
 
 def any_abandoned() -> bool:
-    """Whether any pool's thread that was given up has not come back yet."""
+    """Whether any pool's abandoned thread still runs."""
     return any(call.abandoned for call in list(_begun.values()))
 
 
@@ -386,7 +386,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_threads() -> ThreadPool:
-    """The pool that scopes use when they are given none; made on first use, one per process."""
+    """Return the default pool of scopes; created on first use, one per process."""
     global _shared
     with _shared_lock:
         if _shared is None:

@@ -1,4 +1,4 @@
-"""One program with all it started, as the host sees it: held by a reaper, or where there is none by a process group."""
+"""The host's view of a program and all it started: held by a reaper or, without one, by a process group."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ __all__ = [
 ]
 
 KILL_BOUND_S = 2.0
-"""How long a kill waits for processes to die, by default."""
+"""Default time to wait for killed processes to die."""
 
 _ESCALATE_S = 0.5
 INLINE_BYTES = 32768
-"""A longer request to the zygote goes by file."""
+"""Longer requests to the zygote go through a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeResult:
-    """What became of a process tree.
+    """Outcome of the kill of a process tree.
 
     Parameters:
         killed: pids that were alive and were killed, in the order they were found.
-        survivors: pids that were still there when the bound was over (they are killed on, but not waited for).
-        unattributed: ``<pid> <command>`` of processes that may belong to the tree, but could not be attributed; they
+        survivors: pids still there at the time limit (the kill continues, but is not waited for).
+        unattributed: ``<pid> <command>`` of processes that may belong to the tree but could not be attributed; they
             were left alone.
-        proven: True when it is certain that nothing else of the tree is left.
+        proven: True if it is certain that nothing else of the tree is left.
     """
 
     killed: tuple[int, ...] = ()
@@ -59,12 +59,12 @@ class TreeResult:
 
     @property
     def outcome(self) -> str:
-        """``gone`` when the tree is proven dead, else ``unknown``."""
+        """``gone`` if the tree is proven dead, else ``unknown``."""
         return "gone" if self.proven and not self.survivors and not self.unattributed else "unknown"
 
 
 class Held(Protocol):
-    """What keeps a tree: a reaper where there can be one, else a process group."""
+    """Holder of a tree: a reaper if supported, else a process group."""
 
     name: str
     started: Once[int | tuple[str, int]]
@@ -72,31 +72,31 @@ class Held(Protocol):
     gone: Once[TreeResult]
 
     def tell(self, message: tuple[Any, ...]) -> None:
-        """Send a message; nothing when the tree is gone."""
+        """Send a message; does nothing if the tree is gone."""
         ...
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
-        """Have the tree killed; what is returned is set when it is gone or the bound is over."""
+        """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
         ...
 
     def force(self, signum: signal.Signals) -> None:
-        """Signal who holds the tree: it does not answer."""
+        """Signal the holder of the tree, which does not answer."""
         ...
 
     def living(self) -> list[int]:
-        """Pids of the tree that run now, as far as one can see from here."""
+        """Return pids of the tree that run now, as far as visible from here."""
         ...
 
 
 def _escalation(term_first_s: float, bound_s: float) -> Iterator[tuple[float, signal.Signals | None]]:
-    """How long to wait for the reaper's answer, and what to do to the reaper when it does not come."""
+    """Yield how long to wait for the reaper's answer, and the signal to send it if none comes."""
     yield term_first_s + bound_s + _ESCALATE_S, signal.SIGCONT
     yield _ESCALATE_S, signal.SIGKILL
     yield bound_s + _ESCALATE_S, None
 
 
 async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
-    """Kill a tree and its holder if it must be; bounded whatever they do."""
+    """Kill a tree, and its holder if necessary; bounded in time."""
     answer = held.ask_kill(term_first_s, bound_s)
     for wait_s, signum in _escalation(term_first_s, bound_s):
         with contextlib.suppress(TimeoutError):
@@ -104,7 +104,7 @@ async def end_tree(held: Held, term_first_s: float, bound_s: float) -> TreeResul
                 return await answer.wait()
         if signum is not None:
             held.force(signum)
-    return answer.value or TreeResult(proven=False)  # the answer may have come while the loop was held up
+    return answer.value or TreeResult(proven=False)  # the answer may have come while the loop was blocked
 
 
 def end_tree_blocking(held: Held, term_first_s: float, bound_s: float) -> TreeResult:
@@ -138,7 +138,7 @@ class ReaperTree:
         self.control: socket.socket | None = control
         self.reaper = 0
         self.sent = False
-        """Whether the zygote was asked for the reaper; if not, there is nothing that could be alive."""
+        """Whether the zygote was asked for the reaper; if not, nothing can be alive."""
         self._spec = spec
         self._theirs = theirs
         self._fds = fds
@@ -146,11 +146,11 @@ class ReaperTree:
         self._lock = threading.Lock()
 
     def submit(self) -> bool:
-        """Ask the zygote for the reaper; False when it has too many requests already."""
+        """Request the reaper from the zygote; return False if it already has too many requests."""
         packed = marshal.dumps(("spawn", self._spec))
         fds = [self._theirs.fileno(), *self._fds]
         sent = False
-        self.sent = True  # before: the end of the socket may be heard before the call is back
+        self.sent = True  # set before the call, because the end of the socket may be seen before the call returns
         try:
             if len(packed) <= INLINE_BYTES:
                 sent = self.link.request(packed, fds)
@@ -159,7 +159,7 @@ class ReaperTree:
                     file.write(marshal.dumps(self._spec))
                     file.flush()
                     sent = self.link.request(marshal.dumps(("spawn", None)), [*fds, file.fileno()])
-        except BrokenPipeError:  # the zygote was killed; what is waited for is set when its end is heard
+        except BrokenPipeError:  # the zygote was killed; waiters are released when its end is noticed
             sent = True
         finally:
             self.sent = sent
@@ -168,57 +168,57 @@ class ReaperTree:
         return sent
 
     def tell(self, message: tuple[Any, ...]) -> None:
-        """Send to the reaper; nothing when it is gone."""
-        with self._lock:  # against the reading thread's close: the number may be another file's afterwards
+        """Send to the reaper; does nothing if it is gone."""
+        with self._lock:  # against the reading thread's close: afterwards the number may belong to another file
             if self.control is not None:
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     self.control.send(marshal.dumps(message))
 
     def close(self) -> None:
-        """Only for the reading thread."""
+        """Close the socket. In the reading thread only."""
         with self._lock:
             control, self.control = self.control, None
         if control is not None:
             control.close()
 
     def ask_kill(self, term_first_s: float, bound_s: float) -> Once[TreeResult]:
-        """Have the tree killed; what is returned is set when it is gone or the bound is over."""
+        """Request the kill of the tree; the result is set when it is gone or the time limit is over."""
         answer: Once[TreeResult] = Once()
         with self._lock:
             if self.gone.value is None:
                 self._answers.append(answer)
         if self.gone.value is not None:
             answer.set(self.gone.value)
-        if not self.sent:  # nobody was asked for the tree: the end of the socket is the answer
+        if not self.sent:  # no request was sent: the end of the socket is the answer
             self._theirs.close()
-        self.link.wake()  # it has the tree when the reaper is lost
+        self.link.wake()  # the zygote has the tree if the reaper is lost
         self.tell(("kill", float(term_first_s), float(bound_s)))
         return answer
 
     def report(self, result: TreeResult) -> None:
-        """Answer those who asked for the kill."""
+        """Answer all pending kill requests."""
         with self._lock:
             answers, self._answers = self._answers, []
         for answer in answers:
             answer.set(result)
 
     def finish(self, result: TreeResult) -> bool:
-        """The tree is gone, or at least its reaper is; False when that was known."""
+        """Record that the tree, or at least its reaper, is gone; return False if that was already known."""
         self._theirs.close()
         self.started.set(("reaper", errno.ECHILD))
-        self.exited.set(-signal.SIGKILL)  # its parent-death signal, when the reaper did not live to tell
+        self.exited.set(-signal.SIGKILL)  # its parent-death signal, if the reaper did not live to report the exit
         first = self.gone.set(result)
         self.report(result)
         return first
 
     def force(self, signum: signal.Signals) -> None:
-        """Signal the reaper itself: it does not answer."""
+        """Signal the reaper itself, which does not answer."""
         self.link.wake()
         if self.reaper:
             procfs.strike(self.reaper, signum, lambda stat: stat.parent == self.link.pid)
 
     def living(self) -> list[int]:
-        """Those below the reaper; none when the reaper is gone: then the zygote has them."""
+        """Return descendants of the reaper; empty if the reaper is gone, because the zygote then has them."""
         stat = procfs.read_stat(self.reaper) if self.reaper else None
         if stat is None or stat.parent != self.link.pid:
             return []
@@ -226,7 +226,7 @@ class ReaperTree:
 
 
 class GroupTree:
-    """Where there is no reaper: a process group. Who leaves the group is not found, so nothing is ever proven."""
+    """A process group, used without a reaper. It misses processes that leave the group, so it never proves anything."""
 
     def __init__(self, spec: Specification, name: str, fds: Sequence[int]) -> None:
         self.name = name
@@ -276,8 +276,8 @@ class GroupTree:
         return self.gone
 
     def force(self, signum: signal.Signals) -> None:
-        """There is no reaper."""
+        """Do nothing: a process group has no reaper."""
 
     def living(self) -> list[int]:
-        """The program; who else is of its group cannot be seen."""
+        """Return the program; other members of its group are not visible."""
         return [] if self.exited.value is not None else [self._program.pid]

@@ -1,18 +1,18 @@
-"""The light process that forks a reaper per call, and cleans up after reapers that were killed.
+"""The lightweight process that forks a reaper per call and cleans up after reapers that were killed.
 
-Started once per host process in an interpreter that loads next to nothing: a fork of it costs a fraction of a
-millisecond and little memory, and no lock of the host's threads is ever inherited. Invariants:
+It is started once per host process, in an interpreter that loads almost nothing. So a fork costs a fraction of a
+millisecond and little memory, and never inherits a lock of the host's threads. Invariants:
 
-- It is single-threaded and a child subreaper: when somebody kills a reaper, the orphans come here and are killed.
+- It is single-threaded and a child subreaper: if a reaper is killed, its orphans come here and are killed.
 - It holds no descriptor of any program and no control socket of any reaper.
-- A reaper that somebody stops is continued at once.
-- When the host ends, or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
-  When the host ended, what foreign code started in its scopes is killed too.
+- If a reaper is stopped by a signal, it is continued at once.
+- When the host ends or closes the socket, it takes no more requests, waits until its last child is gone, and exits.
+  If the host ended, it also kills what foreign code started in the host's scopes.
 
 A request is one packet with descriptors: ``("spawn", spec)`` with control socket, stdin, stdout, stderr, or
 ``("kill", spec)`` with a control socket: a fork does `holdfast.runtime.foreign.kill` and answers ``("done", {tag:
-(killed, survivors)})`` there, in as many parts as it takes. ``spec`` is None when it was too long and follows as one
-more descriptor. ``("end", None)`` means that the host goes on without this zygote.
+(killed, survivors)})`` there, in as many parts as needed. ``spec`` is None if it was too long; it then follows as one
+more descriptor. ``("end", None)`` means that the host continues without this zygote.
 
 Answers are ``("ready", pid)`` once, and ``("lost", reaper pid, killed, survivors)`` for a reaper that was killed, after
 its orphans are dead.
@@ -49,15 +49,15 @@ _URGENCY = 10
 _STRAY_PAUSE_S = 0.005
 _TOLD_TAGS = 64
 _TOLD_PIDS = 200
-"""A message has its limit: of a longer list the last are told."""
+"""Message size limit: only the last entries of a longer list are reported."""
 
 
 class Zygote:
     """The request loop.
 
     Parameters:
-        requests: the socket to the host.
-        host: a pidfd of the host process.
+        requests: socket to the host.
+        host: pidfd of the host process.
         identity: pid and start time of the host process.
     """
 
@@ -70,23 +70,23 @@ class Zygote:
         self._wakeup = Wakeup()
         self._forked: set[int] = set()
         self._lost: dict[int, float] = {}
-        self._stray_kills: dict[int, None] = {}  # in the order they were struck; each once
+        self._stray_kills: dict[int, None] = {}  # in the order they were killed, without duplicates
         self._host_lost = False
         self._dismissed = False
 
     def run(self) -> None:
-        """Answer requests until the host is gone and no child is left."""
+        """Serve requests until the host is gone and no child is left."""
         become_subreaper(self._libc)
         name_process(self._libc, "holdfast-zygote")
         for signum in IGNORED_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        try:  # where permitted, no fork bomb can starve who is to kill it
+        try:  # if permitted, so that no fork bomb can starve the process that is to kill it
             os.setpriority(os.PRIO_PROCESS, 0, self._niceness - _URGENCY)
         except PermissionError:
             pass
         gc.collect()
-        gc.freeze()  # forks share these pages as long as the collector leaves them alone
+        gc.freeze()  # forks share these pages until the collector touches them
         gc.disable()
         poll = select.poll()
         for fd in (self._requests.fileno(), self._host, self._wakeup.fd):
@@ -105,7 +105,7 @@ class Zygote:
         self._end(poll)
 
     def _end(self, poll: select.poll) -> None:
-        """Wait for the last child. A socket that ended untold may mean that the host is just ending: wait for that."""
+        """Wait for the last child. If the socket closed without ``end``, the host may be exiting: wait for that too."""
         wait_until = time.monotonic() + (0.0 if self._dismissed else _HOST_END_S)
         cleared = False
         pause_s = _STRAY_PAUSE_S
@@ -121,8 +121,8 @@ class Zygote:
                 return
 
     def _clear_up(self) -> None:
-        """The host has ended: end what foreign code started in it; in a fork, so that strays are not kept waiting.
-        Where a fork bomb has left no place for one, it is done here, and they wait."""
+        """After the host's end, kill what foreign code started in it. A fork does it, so that strays need not wait; if
+        a fork bomb makes a fork impossible, it is done here, and they wait."""
         try:
             pid = os.fork()
         except OSError:
@@ -140,7 +140,7 @@ class Zygote:
             data, ancillary, _, _ = self._requests.recvmsg(
                 _PACKET_BYTES, _socket.CMSG_SPACE(_MAX_FDS * 4), _socket.MSG_CMSG_CLOEXEC
             )
-        except ConnectionResetError:  # an answer of ours was left unread; the end of file comes next
+        except ConnectionResetError:  # an answer of ours was never read; the end of file comes next
             return True
         if not data:
             return False
@@ -170,7 +170,7 @@ class Zygote:
         return True
 
     def _become(self, kind: str, spec: tuple[Any, ...] | None, fds: list[int]) -> None:
-        """In the forked child: do what was asked, then exit. Never returns."""
+        """In the forked child: carry out the request, then exit. Never returns."""
         self._requests.close()
         os.close(self._wakeup.fd)
         control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fds.pop(0))
@@ -192,8 +192,8 @@ class Zygote:
         os._exit(0)
 
     def _tend(self) -> bool | None:
-        """Read who ended, continue who was stopped, kill orphans of killed reapers; True while any are left, None
-        when there is no child at all."""
+        """Reap ended children, continue stopped ones, kill orphans of killed reapers. Return True while any orphans are
+        left, None if there are no children at all."""
         now = time.monotonic()
         childless = False
         while True:
@@ -240,8 +240,8 @@ def _read_all(fd: int) -> bytes:
 
 
 def main(requests: int, host: int) -> None:
-    """Be the zygote on these descriptors."""
-    make_undumpable()  # its forks, the reapers, too
+    """Run the zygote on these descriptors."""
+    make_undumpable()  # including its forks, the reapers
     os.closerange(max(requests, host) + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir("/")
     os.set_inheritable(requests, False)

@@ -1,4 +1,4 @@
-"""The host's side of the zygote: starts it, and sends it requests with descriptors."""
+"""The host's side of the zygote: start it, and send it requests with descriptors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _posix_spawn = os.posix_spawn  # before adoption wraps it: a scope must not own 
 
 
 zygotes: set[int] = set()
-"""Pids of the zygotes of this process; each is waited for over its link."""
+"""Pids of this process's zygotes; each is reaped by its link."""
 
 
 class ZygoteLink:
@@ -79,17 +79,17 @@ class ZygoteLink:
         self.alive = True
 
     def request(self, packet: bytes, fds: Sequence[int]) -> bool:
-        """Send a request; False when the zygote has too many already.
+        """Send a request; return False if the zygote already has too many.
 
         Raises:
-            BrokenPipeError: it has ended.
+            BrokenPipeError: the zygote has ended.
         """
         try:
             socket.send_fds(self.socket, [packet], fds)
         except BlockingIOError:
             return False
         except OSError as error:
-            if self.socket.fileno() < 0 or error.errno == errno.ECONNRESET:  # its end was, or will be, heard of
+            if self.socket.fileno() < 0 or error.errno == errno.ECONNRESET:  # its end was, or will be, reported
                 raise BrokenPipeError(errno.EPIPE, "the zygote has ended") from error
             raise
         finally:
@@ -97,33 +97,33 @@ class ZygoteLink:
         return True
 
     def wake(self) -> None:
-        """Have it go on, if somebody has stopped it."""
+        """Continue the zygote if a signal has stopped it."""
         here = os.getpid()
         procfs.strike(self.pid, signal.SIGCONT, lambda stat: stat.state == "T" and stat.parent == here)
 
     def bury(self) -> None:
-        """It has ended: wait for it. In the reading thread."""
-        with contextlib.suppress(ChildProcessError):  # somebody waited for any child
+        """Reap the zygote, which has ended. Runs in the reading thread."""
+        with contextlib.suppress(ChildProcessError):  # other code waited for any child
             os.waitpid(self.pid, 0)
         zygotes.discard(self.pid)
         self.close_pidfd()
 
     def close_pidfd(self) -> None:
-        """Close it once: by the second time its number may be somebody else's. In the reading thread, or a fork."""
+        """Close the pidfd once: a second close could hit a reused number. Runs in the reading thread or in a fork."""
         pidfd, self.pidfd = self.pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
 
     def end(self) -> None:
-        """Have it end when its last child is gone."""
-        with contextlib.suppress(OSError):  # it has ended, and the socket with it
+        """Make the zygote exit when its last child is gone."""
+        with contextlib.suppress(OSError):  # the zygote has ended, and the socket with it
             self.socket.send(marshal.dumps(("end", None)))
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
 def lost_helpers() -> list[int]:
-    """Our children that a zygote of ours had below it, and that came home when it was killed, with those that held
-    them: nobody waits for them but us."""
+    """Return children that a killed zygote left to this process, with those that kept them alive. Only this process can
+    reap them."""
     carrier = seal.current().carrier
     if carrier is None:
         return []
@@ -136,11 +136,11 @@ def _helpers_tag() -> int:
 
 
 def identity() -> tuple[Any, ...]:
-    """Whom the zygote acts as, and under which seal; another identity needs another zygote."""
+    """Return the user and seal that a zygote acts under; another identity needs another zygote."""
     return (os.getresuid(), os.getresgid(), tuple(os.getgroups()), seal.current().sealed)
 
 
 @functools.cache
 def supported() -> bool:
-    """True where there can be a zygote and reapers."""
+    """Whether this platform supports the zygote and reapers."""
     return sys.platform == "linux" and procfs.supported()

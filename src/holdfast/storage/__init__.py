@@ -1,4 +1,4 @@
-"""Where sessions, mailboxes, logs and transcripts are kept: the port and its stores."""
+"""Storage of sessions, mailboxes, logs and transcripts: the interface and its stores."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["MemoryStore", "SqliteStore", "open_store"]
 
 
 def open_store(url: str) -> Store:
-    """The store that a URL names; its ``open()`` is still to be called.
+    """Return the store for a URL; the caller must ``open()`` it.
 
     Parameters:
         url: ``memory://``, ``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
 
     Raises:
-        ConfigurationError: no store has this kind of URL.
+        ConfigurationError: unknown kind of URL.
     """
     if url == "memory://":
         return MemoryStore()
     if url.startswith("sqlite:///") and len(url) > len("sqlite:///"):
         return SqliteStore(url.removeprefix("sqlite:///"))
-    raise ConfigurationError(f"no store is known for {url!r}", hint="use sqlite:///file.db or memory://")
+    raise ConfigurationError(f"unknown store {url!r}", hint="use sqlite:///file.db or memory://")

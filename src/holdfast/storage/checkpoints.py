@@ -1,9 +1,9 @@
-"""Checkpoints of the write-ahead log beside the writer, so that no commit has to wait for a long one.
+"""Checkpoints of the write-ahead log in a separate thread, so that no commit has to wait for a long one.
 
 SQLite copies the log into the database within the commit that finds it long (``wal_autocheckpoint``), and that commit
-takes as long as the copy. The thread here copies earlier, a small part at a time, with a connection of its own, which
-holds up no writer and no reader. SQLite's own bound stays: what is left to that commit is little, and where this thread
-comes late or fails, the log grows no longer than without it.
+takes as long as the copy. The thread here copies earlier, a small part at a time, over its own connection, which
+blocks no writer and no reader. SQLite's own limit stays: little is left for that commit, and if this thread is late or
+fails, the log grows no longer than without it.
 (https://sqlite.org/wal.html, "Checkpointing"; a passive checkpoint takes no lock that a commit needs.)
 """
 
@@ -19,14 +19,14 @@ from typing import Final
 __all__ = ["Checkpoints"]
 
 _PAGES: Final = 1000
-"""Pages of the log that one checkpoint is to copy. A page that many commits write is copied once; fewer of them at a
-time would cost more in all, for each checkpoint waits for the disk."""
+"""Target number of log pages per checkpoint. A page that many commits write is copied once; smaller checkpoints would
+cost more in total, because each waits for the disk."""
 _FIRST_AFTER: Final = 50
 _AT_MOST_AFTER: Final = 1000
 
 
 class Checkpoints:
-    """Copies the log into the database now and then. `open`, `committed` and `close` are called by the writer's thread.
+    """Copies the log into the database regularly. The writer's thread calls `open`, `committed` and `close`.
 
     Parameters:
         connect: opens a connection to the database.
@@ -42,7 +42,7 @@ class Checkpoints:
         self._after = _FIRST_AFTER
 
     def open(self) -> None:
-        """Start the thread. The database is in WAL mode."""
+        """Start the thread. The database must be in WAL mode."""
         self._connection = self._connect()
         self._thread = threading.Thread(target=self._run, name="holdfast-checkpoints", daemon=True)
         self._thread.start()
@@ -56,7 +56,7 @@ class Checkpoints:
             self._requests.put(True)
 
     def close(self) -> None:
-        """End the thread, in the middle of a checkpoint if need be: nothing is lost by it."""
+        """End the thread, during a checkpoint if necessary: nothing is lost."""
         if self._thread is None or self._connection is None:
             return
         self._requests.put(False)
@@ -69,7 +69,7 @@ class Checkpoints:
         in_log = 0
         with closing(self._connection) as connection:
             while self._requests.get():
-                with suppress(sqlite3.Error):  # such as a full disk: the writer meets it, too, and tells
+                with suppress(sqlite3.Error):  # such as a full disk: the writer hits it too, and reports it
                     _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
                     written = max(1, pages - in_log if pages >= in_log else pages)
                     in_log = pages

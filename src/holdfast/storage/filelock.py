@@ -1,7 +1,7 @@
-"""One host per database file: a lock on a side file that says who holds it.
+"""Lock that allows one host per database file: a lock on a side file that names its holder.
 
-The lock is a POSIX record lock, which a forked child does not keep and which ends with its process, however that
-ends. Record locks do not tell two users in one process apart, so this module also keeps a registry of its own.
+It is a POSIX record lock: a forked child does not inherit it, and it ends with its process, however that ends.
+Record locks do not distinguish two users in one process, so this module also keeps its own registry.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _guard = threading.Lock()
 
 
 class FileLock:
-    """The right to be the only host of a database file. The side file stays when it is released.
+    """The right to be the only host of a database file. Releasing it leaves the side file in place.
 
     Parameters:
-        path: of the side file.
+        path: path of the side file.
     """
 
     def __init__(self, path: str) -> None:
@@ -35,18 +35,18 @@ class FileLock:
         """Take the lock, or raise at once.
 
         Raises:
-            StoreLocked: another host has it; the message names its process id where the file tells it.
-            StoreReadOnly: the side file cannot be made.
-            StoreFull: there is no room to write it.
+            StoreLocked: another host has it; the message has its process id if the file names it.
+            StoreReadOnly: the side file is not writable.
+            StoreFull: the disk is full.
         """
         with _guard:
-            # Closing any descriptor of the file would end this process's lock, so look before opening.
+            # Closing any descriptor of the file would end this process's lock, so check before opening.
             if self._identify() in _held:
-                raise StoreLocked(f"this process (pid {os.getpid()}) has {self._database} open already")
+                raise StoreLocked(f"this process (pid {os.getpid()}) already has {self._database} open")
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except OSError as error:
-                raise StoreReadOnly(f"cannot write {self._path}: {os.strerror(error.errno or 0)}") from error
+                raise StoreReadOnly(f"failed to write {self._path}: {os.strerror(error.errno or 0)}") from error
             try:
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -70,7 +70,7 @@ class FileLock:
             _held.add(self._identity)
 
     def release(self) -> None:
-        """Give the lock back. May be called twice."""
+        """Release the lock. Idempotent."""
         with _guard:
             if self._descriptor is not None:
                 _held.discard(self._identity)

@@ -1,6 +1,6 @@
-"""The verbs that change a transcript while no run is on, and attachments.
+"""Transactions that change a transcript while no run is active, and attachments.
 
-A change of a transcript writes a new history row or steps back to the one before; nothing that was written is changed.
+A change writes a new history row or steps back to the previous one; written rows never change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["add_attachment", "check_retry", "drop_retried", "edit_history", "kep
 
 
 def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
-    """The entries under the transcript's next numbers; what is kept with them is written, each by itself."""
+    """Number the entries consecutively; write the agent state kept with each separately."""
     replace = msgspec.structs.replace
     first = row.next_n
     row.next_n = first + len(entries)
@@ -43,32 +43,33 @@ def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) ->
 
 
 def kept_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """These attachments as they are kept. Raises `UnknownAttachment`."""
+    """Return these attachments as stored. Raises `UnknownAttachment`."""
     kept = []
     for attachment in wanted:
         found = tables.attachment(principal, attachment.digest)
         if found is None:
-            raise UnknownAttachment(f"there is no attachment {attachment.digest!r}")
+            raise UnknownAttachment(f"no such attachment: {attachment.digest!r}")
         kept.append(found)
     return tuple(kept)
 
 
 def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
-    """Raise `SessionBusy` or `HistoryChanged` unless this run ended last and nothing was written after it."""
+    """Raise `SessionBusy` or `HistoryChanged` unless this run is the last ended one and nothing was written after
+    it."""
     if row is None:
         raise HistoryChanged("the session has no run to retry")
     if row.run_id is not None or row.waiting:
-        raise SessionBusy("the session has a run, or messages that wait", hint="retry when it is idle")
+        raise SessionBusy("the session has an active run or queued messages", hint="retry when it is idle")
     ended = None if row.last_run_id != run_id else tables.ended_run(row, run_id)
     if ended is None:
-        raise HistoryChanged(f"run {run_id!r} is not the one that ended last in this session")
+        raise HistoryChanged(f"run {run_id!r} is not the last ended run of this session")
     newest = tables.history(row)
     if newest is not None and newest.last_n > ended.last_n:
         raise HistoryChanged(f"the transcript was edited after run {run_id!r}")
 
 
 def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: Log, at: float) -> None:
-    """Take the run's entries out of the transcript, if it has any there."""
+    """Remove the run's entries from the transcript, if it has any."""
     newest = tables.history(row)
     if newest is not None and newest.history_id == run_id:
         restored = _step_back(tables, row, newest)
@@ -76,7 +77,7 @@ def drop_retried(tables: Tables, row: SessionRow, run_id: str, log: Log, at: flo
 
 
 def _step_back(tables: Tables, row: SessionRow, newest: HistoryRow) -> int:
-    """Drop the newest history row; how many entries are back that it stood in the place of."""
+    """Drop the newest history row; return how many replaced entries are back."""
     row.history_id = newest.previous_id
     return len(tables.transcript(row, newest.previous_id)) if newest.whole else 0
 
@@ -93,7 +94,7 @@ def edit_history(tables: Tables, request: EditHistory) -> Edited:
         case "compact" | "branch" | "import":
             return _replace(tables, request)
         case "retry":
-            raise InvalidRequest("a retry is a send", hint="send with retry_of")
+            raise InvalidRequest("a retry is not an edit", hint="send with retry_of")
 
 
 def _undo(tables: Tables, request: EditHistory) -> Edited:
@@ -122,7 +123,7 @@ def _replace(tables: Tables, request: EditHistory) -> Edited:
         row = existing_session(tables, request.principal, request.key)
         newest = _check_idle(tables, row, request)
         if newest is not None and request.edit != "compact":
-            raise SessionBusy(f"the session {request.key!r} has a history", hint="choose a key that is new")
+            raise SessionBusy(f"session {request.key!r} already has a history", hint="use a new key")
         kept_attachments(tables, request.principal, _attached(request))
     size = sum(len(entry.content) for entry in request.entries)
     check_quota(tables, request.principal, size, request.stored_limit)
@@ -146,9 +147,9 @@ def _attached(request: EditHistory) -> list[Attachment]:
 
 
 def _check_idle(tables: Tables, row: SessionRow, request: EditHistory) -> HistoryRow | None:
-    """The newest history row. Raises `SessionBusy`, `HistoryChanged`."""
+    """Return the newest history row. Raises `SessionBusy`, `HistoryChanged`."""
     if row.run_id is not None or row.waiting:
-        raise SessionBusy("the session has a run, or messages that wait", hint="edit its history when it is idle")
+        raise SessionBusy("the session has an active run or queued messages", hint="edit its history when it is idle")
     newest = tables.history(row)
     last_n = newest.entries[-1].n if newest is not None and newest.entries else 0
     if request.expected_n is not None and request.expected_n != last_n:
@@ -177,9 +178,8 @@ def add_attachment(
     used = tables.attached_bytes(principal)
     if used + len(body) > limit_bytes:
         raise LimitExceeded(
-            f"the attachments of {principal!r} take {used} bytes; with these {len(body)} that would be more than "
-            f"{limit_bytes}",
-            hint="delete sessions whose attachments are no longer needed",
+            f"attachments of {principal!r} take {used} bytes; {len(body)} more would exceed the limit of {limit_bytes}",
+            hint="delete sessions whose attachments you do not need",
         )
     check_quota(tables, principal, len(body), stored_limit)
     attachment = msgspec.structs.replace(

@@ -1,8 +1,8 @@
 # ruff: noqa: D102 - the port documents the verbs
-"""The store that keeps everything in memory: for tests, demos, and as the model that other stores are judged by.
+"""The in-memory store: for tests, demos, and as the reference model for other stores.
 
-Each verb runs in one step of the event loop, so nothing can be between its check and its write. What was accepted
-lives as long as the store object: it may be closed and opened again, as a new epoch, but not outlive the process.
+Each verb runs in one step of the event loop, so nothing can come between its check and its write. Accepted data lives
+as long as the store object: it may be closed and opened again, as a new epoch, but does not outlive the process.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MemoryStore:
 
     Parameters:
         yielding: write in a task of its own, one verb after the other, so that other tasks run before and after each,
-            and results come in the order of the writes, as from a real store's writer; for exploring schedules.
+            and results arrive in the order of the writes, as from a real store's writer; for exploring schedules.
     """
 
     def __init__(self, *, yielding: bool = False) -> None:
@@ -108,7 +108,7 @@ class MemoryStore:
         return future
 
     async def _write_in_turn(self) -> None:
-        """The writer of a yielding store. Ends when the store is closed and everything is written."""
+        """Writer of a yielding store. Ends when the store is closed and everything is written."""
         while True:
             while self._given:
                 self._given.popleft()()
@@ -142,7 +142,7 @@ class MemoryStore:
 
     async def open(self, *, node_id: str, at: float) -> None:
         if self._node_id is not None:
-            raise StoreLocked("this memory store is open already")
+            raise StoreLocked("this memory store is already open")
         self._node_id = node_id
         self._tables.epoch += 1
         if self._yielding:
@@ -450,7 +450,7 @@ class MemoryStore:
     async def add_key(self, record: KeyRecord) -> None:
         def write(tables: MemoryTables) -> None:
             if record.key_id in tables.keys:
-                raise StorageError(f"there is a key {record.key_id!r} already")
+                raise StorageError(f"key {record.key_id!r} already exists")
             tables.keys[record.key_id] = record
 
         await self._do(write)

@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of `holdfast.storage.records` as dictionaries.
 
-What a verb changes is there at once: nothing is undone, so a verb that refuses does so before its first change.
+Changes of a verb take effect at once and are never undone, so a verb must refuse before its first change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["MemoryTables"]
 
 
 class _Pack(msgspec.Struct, frozen=True, gc=False):
-    """Events that were written together, packed as in SQL: what only grows is nothing for the garbage collector."""
+    """Events that were written together, packed as in SQL, which spares the garbage collector many objects."""
 
     first_seq: int
     last_seq: int
@@ -45,12 +45,12 @@ class _Pack(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def events(self) -> list[Stored]:
-        """The events."""
+        """Return the events."""
         return unpack_events(self.last_seq, self.body)
 
 
 class _Message(msgspec.Struct, gc=False):
-    """What was accepted, and what became of it."""
+    """An accepted message and its outcome."""
 
     message_id: str
     seq: int
@@ -65,7 +65,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class _Attachment(msgspec.Struct, gc=False):
-    """What a principal attached, and when (last)."""
+    """An attachment of a principal, and when it was (last) uploaded."""
 
     attachment: Attachment
     body: bytes
@@ -89,11 +89,11 @@ class _Session:
         self.shown: str | None = None
         self.attached: set[str] = set()
         self.size = 0
-        """Bytes of what is counted and goes with the session, or with its contents: all but its events."""
+        """Counted bytes that go with the session or with its contents: all but its events."""
 
 
 _ROW_BYTES = 512
-"""About what a message, a run or an attachment takes in memory beside its contents."""
+"""Approximate memory of a message, a run or an attachment besides its contents."""
 _SESSION_BYTES = 2048
 
 
@@ -113,7 +113,7 @@ class MemoryTables:
         self.keys: dict[str, KeyRecord] = {}
         self.schedules: dict[int, ScheduleRow] = {}
         self.by_due: list[tuple[float, int]] = []
-        """When each schedule is due, and which; sorted."""
+        """Due time and id of each schedule; sorted."""
         self._newest_decision = -math.inf
         self._schedule_ids: dict[tuple[str, str], int] = {}
         self._schedule_counts: Counter[str] = Counter()
@@ -159,7 +159,7 @@ class MemoryTables:
         return tuple(e for e in self.events(row.session, first - 1, last - first + 1) if e.seq <= last)
 
     def events(self, session: int, after: int, limit: int, limit_bytes: int = ALL_BYTES) -> list[Stored]:
-        """Events with seq > after, whole packs until there are `limit` of them or they have `limit_bytes`."""
+        """Return events with seq > after, in whole packs until `limit` events or `limit_bytes` are reached."""
         found = self.sessions.get(session)
         out: list[Stored] = []
         if found is None:
@@ -204,7 +204,7 @@ class MemoryTables:
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
         if message_id in self.sessions[row.session].messages:
-            raise StorageError(f"the message id {message_id!r} was used before in this session")
+            raise StorageError(f"message id {message_id!r} was already used in this session")
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         session = self.sessions[row.session]
@@ -255,7 +255,7 @@ class MemoryTables:
         self._count(row, memory_bytes(history.entries))
 
     def _count(self, row: SessionRow, amount: int) -> None:
-        """Count what goes with the session only."""
+        """Count bytes that go with the session only."""
         self.sessions[row.session].size += amount
         self.grow(row.principal, amount)
 
@@ -266,7 +266,7 @@ class MemoryTables:
         return tuple(self.entries(row.session, history_id))
 
     def entries(self, session: int, history_id: str | None) -> list[Entry]:
-        """The transcript as of that history row; not to be changed."""
+        """Return the transcript as of that history row; do not modify it."""
         found = self.sessions[session]
         if found.shown != history_id:
             chain: list[HistoryRow] = []
@@ -335,7 +335,7 @@ class MemoryTables:
             del self.by_due[bisect_left(self.by_due, (known.due_at, row.schedule))]
 
     def due_schedules(self, *, now: float, decided_after: float) -> Iterator[ScheduleRow]:
-        """Those that are due or were decided after a time, the longest due first."""
+        """Yield schedules that are due or were decided after a time, the longest due first."""
         due = bisect_right(self.by_due, now, key=lambda item: item[0])
         end = len(self.by_due) if self._newest_decision > decided_after else due
         for index in range(end):

@@ -1,4 +1,4 @@
-"""What the way from an older schema needs beside the statements ``migrate_…``: a copy before, and rows moved within."""
+"""Migration steps besides the ``migrate_…`` statements: a copy before the migration, and moved rows within it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["copy_before_migration", "move_kept"]
 def copy_before_migration(connection: sqlite3.Connection, path: str, version: int) -> str:
     """Copy the database to ``<path>.version-<version>``, for the Holdfast that wrote it, and return that path.
 
-    The copy has its name only once it is whole and on the disk. One of an earlier attempt is replaced.
+    The copy gets its name only once it is complete and on disk. It replaces one of an earlier attempt.
 
     Parameters:
-        connection: outside of a transaction.
+        connection: connection outside any transaction.
 
     Raises:
         StoreReadOnly, ConfigurationError: see `create_private_file`.
-        sqlite3.Error: such as a full disk. The database is as it was.
+        sqlite3.Error: such as a full disk. The database is unchanged.
     """
     target = f"{path}.version-{version}"
     part = f"{target}-part"
@@ -48,7 +48,7 @@ _KEPT = b'"kept":"'  # in a text, the second quote would be escaped
 
 
 def move_kept(database: Database) -> None:
-    """To version 4: what is kept lies in a table of its own. Until then its text stood in its entry."""
+    """Migrate to version 4: move kept agent state, whose text was part of its entry, to a table of its own."""
     for kind in ("run", "edit"):
         for session, piece in database.query(f"{kind}_pieces"):
             ((*_, body),) = database.query(f"{kind}_piece", session, piece)

@@ -1,21 +1,21 @@
-"""The port of the store: the verbs that every store offers, and the values they take and return.
+"""Interface of the store: the verbs that every store offers, and the values they take and return.
 
-Rules that every store keeps, and the conformance suite (`holdfast.testing.store_suite`) checks:
+Rules for every store, checked by the conformance suite (`holdfast.testing.store_suite`):
 
-- Each verb is one transaction: all of it is durable when the call returns, or nothing is.
+- Each verb is one transaction: when the call returns, all of it is durable, or nothing is.
 - ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and
-  raise `StaleFence` when it does not hold.
-- One counter per session numbers all its events, without holes.
-- Results are handed back in the order in which they became durable.
-- Readiness and bounds come from counters in the session row.
-- Verbs that a caller repeats after a lost reply have no second effect and the same answer: `send` by idempotency key,
+  raise `StaleFence` if it does not hold.
+- One counter per session numbers all its events, without gaps.
+- Results are returned in the order in which they became durable.
+- Readiness and limits come from counters in the session row.
+- Verbs that a caller retries after a lost reply have no second effect and the same answer: `send` by idempotency key,
   `claim`, `commit_run` and `interrupt` by run id, `append` by its number under the lease.
-- A write goes on whatever becomes of its caller: the verbs that write return an `asyncio.Future`, which the caller may
-  drop, shield or give done callbacks to. Their errors come by it too: nothing is raised at once, because hosts write
+- A write continues whatever happens to its caller: verbs that write return an `asyncio.Future`, which the caller may
+  drop, shield or add done callbacks to. Errors arrive through it too; nothing is raised directly, because hosts write
   from callbacks. The futures of one session are resolved in the order of its event numbers, and a future's done
-  callbacks run in the order in which they were added (as asyncio does), so a host can publish from them.
+  callbacks run in the order in which they were added (as in asyncio), so a host can publish from them.
 
-Stores know nothing of tasks or agents. All verbs are called on the event loop that opened the store.
+Stores do not know tasks or agents. Call all verbs on the event loop that opened the store.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ __all__ = [
 ]
 
 ALL_ENTRIES: Final = 2**62
-"""As a limit: none."""
+"""As a limit: unlimited."""
 ALL_BYTES: Final = 2**62
-"""As a limit: none."""
+"""As a limit: unlimited."""
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
@@ -89,19 +89,19 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A run that this node holds, with the messages it took.
+    """A run that this node holds, with its messages.
 
     Parameters:
         lease: the right to write.
-        number: the session's public number (part of cursors).
-        principal, key, agent: whose session, its key, and the agent's name.
+        number: public number of the session (part of cursors).
+        principal, key, agent: owner and key of the session, and name of the agent.
         attempt: 1, or more after crashes.
-        messages: what the run took, oldest first.
-        started_seq: the seq of ``run.started`` (what follows it belongs to the run).
-        interrupt: the cause of an interrupt that is recorded for this run, if any.
-        events: what the claim wrote to the log (``run.started``; nothing for a run that is resumed).
-        questions: what a rescued run, which was suspended, still waits for.
-        resumed: the run was suspended and parked, and goes on; its journal is in `run_events`.
+        messages: messages of the run, oldest first.
+        started_seq: seq of ``run.started`` (later events belong to the run).
+        interrupt: cause of a recorded interrupt of this run, if any.
+        events: events that the claim wrote (``run.started``; none for a resumed run).
+        questions: questions that a rescued suspended run still waits for.
+        resumed: the run was suspended and parked, and now resumes; its journal is in `run_events`.
     """
 
     lease: Lease
@@ -119,24 +119,24 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message to be accepted.
+    """A message to accept.
 
     Parameters:
-        principal, key: the session; it comes into being if there is none.
-        agent: the agent of a new session; for an existing one, None keeps its agent and a name changes it for runs
-            that start later.
+        principal, key: session; created if missing.
+        agent: agent of a new session. For an existing one, None keeps its agent and a name changes it for runs that
+            start later.
         message_id, content, policy, at: the message.
-        idempotency_key: the same key in the same session is accepted once; None makes no check.
-        body_hash: of what the caller sent; another hash under the same key is an `IdempotencyMismatch`.
-        run_id: the id for the run if it starts at once; None when the host has no room.
+        idempotency_key: accept the same key once per session; None disables the check.
+        body_hash: hash of what the caller sent; another hash with the same key is an `IdempotencyMismatch`.
+        run_id: id for the run if it starts at once; None if the host is at its limit.
         quiet_s, max_wait_s: for ``collect``.
-        mailbox_limit: messages that may wait.
-        mailbox_size: characters that they may have in all; a single message may have more.
-        session_limit: sessions that the principal may have.
-        attachments: their bytes are in the store already.
-        retry_of: the run that ended last, whose entries leave the transcript in the same transaction.
-        agents: those that may answer; for any other one the send is refused. None: all.
-        stored_limit: bytes that the principal may have stored.
+        mailbox_limit: maximum number of queued messages.
+        mailbox_size: maximum total characters of queued messages; a single message may have more.
+        session_limit: maximum number of sessions of the principal.
+        attachments: attachments whose bytes are already stored.
+        retry_of: the last ended run, whose entries leave the transcript in the same transaction.
+        agents: agents that may answer; the send is refused for others. None: all.
+        stored_limit: maximum bytes that the principal may store.
     """
 
     principal: str
@@ -162,18 +162,18 @@ class Send(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What became of a send.
+    """Result of a send.
 
     Parameters:
-        session, number: the session's row and public number.
+        session, number: row and public number of the session.
         message_id, seq: of this message; of the first one if ``disposition`` is ``duplicate``.
-        disposition: what was decided.
-        run_id: the run that took it or that it is aimed at.
-        claim: the run to start, for ``started``.
-        interrupt: the run to stop, for ``interrupting`` and ``rolling_back``; its ``run.stopping`` is among ``events``
-            if it is new.
+        disposition: decision for the message.
+        run_id: run that took the message or that it targets.
+        claim: run to start, for ``started``.
+        interrupt: run to stop, for ``interrupting`` and ``rolling_back``; if its ``run.stopping`` is new, it is among
+            ``events``.
         not_before: for ``collecting``, when the batch is due.
-        events: what was written to the log.
+        events: events that were written.
     """
 
     session: int
@@ -189,7 +189,7 @@ class SendResult(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class NotReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A claim found nothing to run: nothing waits, a run is on, or nothing is due before ``not_before``."""
+    """A claim found nothing to run: no message waits, a run is active, or nothing is due before ``not_before``."""
 
     waiting: int
     not_before: float = 0.0
@@ -197,34 +197,34 @@ class NotReady(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Events as they were numbered."""
+    """Events with their numbers."""
 
     events: tuple[Stored, ...]
 
 
 class Steered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Messages that the run took while it was on, oldest first; ``message.steered`` of each is in the log."""
+    """Messages that the active run took, oldest first; the log has ``message.steered`` for each."""
 
     messages: tuple[Message, ...]
     events: tuple[Stored, ...] = ()
 
 
 class Parked(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Nobody holds the run any more. ``ready``: all its questions are answered, so a `claim` may resume it at once."""
+    """No node holds the run any more. ``ready``: all its questions are answered, so a `claim` may resume it at once."""
 
     ready: bool
 
 
 class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An answer is durable.
+    """A durable answer.
 
     Parameters:
-        session, number: the session's row and public number.
+        session, number: row and public number of the session.
         run_id: the suspended run.
-        answer: as it stands in the log; of the first one if the same decision was given before.
-        waiting: questions that are still open.
-        parked: nobody holds the run: with ``waiting`` 0 a `claim` of the session resumes it.
-        events: what was written (``run.resumed``).
+        answer: answer in the log; the first one if the same decision was given before.
+        waiting: number of questions still open.
+        parked: no node holds the run: with ``waiting`` 0, a `claim` of the session resumes it.
+        events: events that were written (``run.resumed``).
     """
 
     session: int
@@ -237,7 +237,7 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DueQuestion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An open question, and the session that asks it."""
+    """An open question and its session."""
 
     principal: str
     key: str
@@ -245,18 +245,18 @@ class DueQuestion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A change of a transcript while no run is on.
+    """A change of a transcript while no run is active.
 
     Parameters:
-        principal, key: the session. ``import`` and ``branch`` make it, and refuse one that has a history.
-        edit: ``undo`` takes the entries of the newest history row (a run's, or an edit's) away; the others put
-            `entries` in the place of the whole transcript.
+        principal, key: session. ``import`` and ``branch`` create it, and refuse one with a history.
+        edit: ``undo`` removes the entries of the newest history row (a run's, or an edit's); the others replace the
+            whole transcript with `entries`.
         at: seconds since the epoch.
-        entries: for all but ``undo``; ``n`` is given by the store.
-        expected_n: the transcript's last ``n`` that the caller saw (0: empty); None makes no check.
-        agent: of a new session.
-        session_limit: sessions that the principal may have.
-        stored_limit: bytes that the principal may have stored.
+        entries: for all but ``undo``; the store assigns ``n``.
+        expected_n: last ``n`` of the transcript that the caller saw (0: empty); None disables the check.
+        agent: agent of a new session.
+        session_limit: maximum number of sessions of the principal.
+        stored_limit: maximum bytes that the principal may store.
     """
 
     principal: str
@@ -271,7 +271,7 @@ class EditHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Edited(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an edit took away, and what it wrote to the log (``history.edited``)."""
+    """Entries that an edit removed, and events that it wrote (``history.edited``)."""
 
     session: int
     number: int
@@ -280,14 +280,14 @@ class Edited(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A schedule to be made, or to take the place of the one of that id.
+    """A schedule to create or replace.
 
     Parameters:
-        principal, schedule_id: whose, and its id among theirs.
-        spec: what it does; checked by the caller.
+        principal, schedule_id: owner, and id among the owner's schedules.
+        spec: the schedule; already checked by the caller.
         at: seconds since the epoch.
-        limit: schedules that the principal may have.
-        stored_limit: bytes that the principal may have stored.
+        limit: maximum number of schedules of the principal.
+        stored_limit: maximum bytes that the principal may store.
     """
 
     principal: str
@@ -299,13 +299,13 @@ class PutSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A schedule to be looked at, as it stood when it was read.
+    """A schedule to check, as it was when read.
 
     Parameters:
         schedule: its row.
-        revision: of the row; whatever happens to it makes another.
-        principal, schedule_id, spec: whose, its id, what it does.
-        due_at: since when it waits.
+        revision: revision of the row; every change increments it.
+        principal, schedule_id, spec: owner, id and specification.
+        due_at: since when it has been due.
     """
 
     schedule: int
@@ -317,13 +317,13 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A look at a schedule: what is due of it is fired or counted.
+    """A check of a schedule: whatever is due is fired or counted.
 
     Parameters:
-        schedule, revision: as they were read. If the revision is another now nothing is done.
-        send: the message, made of the spec; its ``at`` is the time of the look. The store sets its idempotency key.
-        agents: names of the agents that this host has.
-        by_hand: fire now, whatever is due; what refuses it is raised, and no tick is gone over.
+        schedule, revision: as they were read. If the revision has changed, nothing is done.
+        send: message made from the spec; its ``at`` is the time of the check. The store sets its idempotency key.
+        agents: names of the agents of this host.
+        by_hand: fire now, whatever is due; a refusal is raised, and no tick is skipped.
     """
 
     schedule: int
@@ -334,17 +334,17 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Fired(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a look at a schedule came to.
+    """Result of a check of a schedule.
 
     Parameters:
-        outcome: ``fired``, ``missed`` (ticks were counted, none is to be fired now), ``duplicate`` (it was fired before
-            a clock was set back), the code of what refused it; ``set_back`` if the clock was and it has another tick
-            now; ``changed`` if it is not what was read; ``waits`` if nothing is due; ``broken`` if what is stored of it
-            cannot be read: it is looked at again much later.
-        missed: ticks that were counted as missed.
-        sent: what became of the message, for ``fired`` and ``duplicate``.
-        schedule: as it stands now; None when it is gone.
-        problem: what a person should hear of: the schedule's problem if it is new.
+        outcome: ``fired``; ``missed`` (ticks were counted, none fires now); ``duplicate`` (it fired before a clock was
+            set back); the code of a refusal; ``set_back`` if the clock was and the schedule now has another tick;
+            ``changed`` if it is not what was read; ``waits`` if nothing is due; ``broken`` if the stored schedule is
+            unreadable: it is checked again much later.
+        missed: number of ticks counted as missed.
+        sent: result of the send, for ``fired`` and ``duplicate``.
+        schedule: current state; None if it is gone.
+        problem: text for people: the schedule's problem, if it is new.
     """
 
     outcome: str
@@ -359,16 +359,16 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Parameters:
         lease: the right to write.
-        status: how it ended. The messages it took are settled alike.
+        status: how it ended. Its messages are settled accordingly.
         at: seconds since the epoch.
-        text: the answer, whole or partial.
+        text: answer, whole or partial.
         cause, error, receipt, usage: as in ``run.finished``.
-        entries: for the transcript, in order; ``n`` is given by the store.
+        entries: entries for the transcript, in order; the store assigns ``n``.
         events: (kind, JSON) of the run's last events, written before ``run.finished`` and the settlements.
-        next_run_id: the id for a next run that starts in the same transaction; None when the host has no room.
+        next_run_id: id for a next run that starts in the same transaction; None if the host is at its limit.
         not_undone: names of calls whose effects stay, for a run that is rolled back.
-        replaces_history: `entries` stand in the place of the whole transcript (a compaction in the run).
-        stored_limit: bytes that the principal may have stored.
+        replaces_history: `entries` replace the whole transcript (a compaction in the run).
+        stored_limit: maximum bytes that the principal may store.
 
     A run with a recorded interrupt of kind ``rollback`` always ends ``interrupted``: its messages are settled as
     ``superseded``, its entries are dropped, and ``run.rolled_back`` is written before ``run.finished``.
@@ -391,13 +391,13 @@ class RunCommit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A run has ended and its slot is free, or taken by ``claim``.
+    """A run that has ended; its slot is free, or taken by ``claim``.
 
     Parameters:
-        events: what was written, ``message.settled`` and ``run.finished`` included (and the claim's).
-        settled: the messages' final states.
-        claim: the next run, if one starts.
-        waiting, not_before: what is left in the mailbox and when it is due.
+        events: events that were written, including ``message.settled``, ``run.finished`` and the claim's.
+        settled: final states of the messages.
+        claim: next run, if one starts.
+        waiting, not_before: number of messages left in the mailbox, and when they are due.
     """
 
     events: tuple[Stored, ...]
@@ -408,7 +408,7 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Interrupt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """An interrupt of the run that is on, or of exactly `run_id`."""
+    """An interrupt of the active run, or of exactly `run_id`."""
 
     principal: str
     key: str
@@ -418,7 +418,7 @@ class Interrupt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Interrupted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What an interrupt met: ``run_id`` is None when the session was idle or that run had ended already."""
+    """Result of an interrupt: ``run_id`` is None if the session was idle or that run had already ended."""
 
     session: int
     number: int
@@ -427,7 +427,7 @@ class Interrupted(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a session's stop met: the run to stop, and the messages that were withdrawn."""
+    """Result of a session's stop: the run to stop, and the messages that were withdrawn."""
 
     session: int
     number: int
@@ -437,7 +437,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A session to claim: it has messages and no run, or a parked run that may go on or has to be stopped."""
+    """A session to claim: it has messages and no run, or a parked run to resume or stop."""
 
     session: int
     principal: str
@@ -447,12 +447,12 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A key as it is stored: hashed.
+    """A stored key: hashed.
 
     Parameters:
-        role: of an API key: ``user``, ``admin`` or ``trusted`` (may forward users). ``approver``: it is no API key and
-            opens nothing: it is typed by a person to approve calls of the principal's sessions.
-        agents: the agents that it may name; None: those that the server lets everybody name.
+        role: of an API key: ``user``, ``admin`` or ``trusted`` (may forward users). ``approver`` is not an API key and
+            grants no access: a person types it to approve calls of the principal's sessions.
+        agents: agents that the key may use; None: the server's public agents.
     """
 
     key_id: str
@@ -466,7 +466,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a store says of itself, for ``doctor`` and the statistics."""
+    """Figures of a store, for ``doctor`` and the statistics."""
 
     engine: str
     path: str
@@ -479,7 +479,7 @@ class StoreInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Store(Protocol):
-    """See the module's rules. Every method may raise `StorageError`."""
+    """Interface of a store; see the module's rules. Every method may raise `StorageError`."""
 
     async def open(self, *, node_id: str, at: float) -> None:
         """Open the store and register the node with a new epoch.
@@ -489,20 +489,20 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was given to the store, then close it. May be called twice."""
+        """Finish accepted writes, then close the store. Idempotent."""
         ...
 
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        """Accept a message: dedupe, bound, number, store, decide and, on an idle session with room, claim.
+        """Accept a message: deduplicate, check limits, number, store, decide and, on an idle session with room, claim.
 
         Raises `MailboxFull`, `SessionBusy`, `IdempotencyMismatch`, `SessionDeleted`, `UnknownPolicy`,
-        `UnknownAttachment`, `HistoryChanged` (``retry_of`` is not the run that ended last), `LimitExceeded` (too many
+        `UnknownAttachment`, `HistoryChanged` (``retry_of`` is not the last ended run), `LimitExceeded` (too many
         sessions of the principal), `QuotaExceeded` (its rows take ``stored_limit`` bytes).
         """
         ...
 
     def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
-        """Start the next run of a session that is free and ready."""
+        """Start the next run of a free and ready session."""
         ...
 
     def append(
@@ -510,15 +510,14 @@ class Store(Protocol):
     ) -> asyncio.Future[Appended]:
         """Write events of a run: (kind, one line of JSON) each.
 
-        ``nth`` numbers the appends of one lease from 1; the same one again writes nothing and has the same answer. 0 is
-        for appends that are never repeated. After ``session.deleted`` nothing is written and the answer is empty.
-        Raises `StaleFence`, and `QuotaExceeded` when all that the principal has stored would take more than
-        `stored_limit`.
+        ``nth`` numbers the appends of one lease from 1; a repeated number writes nothing and returns the same answer.
+        Use 0 for appends that are never retried. After ``session.deleted`` nothing is written and the answer is empty.
+        Raises `StaleFence`, and `QuotaExceeded` if the principal's stored data would exceed `stored_limit`.
         """
         ...
 
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
-        """End a run: its last events, transcript, settlements and final state, and its slot is free.
+        """End a run: write its last events, transcript, settlements and final state, and free its slot.
 
         A run that fails while it is stopping ends ``interrupted``, with its error. Raises `StaleFence`, and
         `QuotaExceeded` as `append` does.
@@ -526,17 +525,17 @@ class Store(Protocol):
         ...
 
     def interrupt(self, request: Interrupt) -> asyncio.Future[Interrupted]:
-        """Make an interrupt durable, with the run it is aimed at. Raises `UnknownSession`, `SessionDeleted`."""
+        """Make an interrupt durable, with the run that it targets. Raises `UnknownSession`, `SessionDeleted`."""
         ...
 
     def stop_session(self, request: Interrupt) -> asyncio.Future[Stopped]:
-        """End the activation: record the interrupt of the run that is on and withdraw what waits. As `interrupt`."""
+        """Stop the session: record the interrupt of the active run and withdraw queued messages. As `interrupt`."""
         ...
 
     def withdraw(
         self, principal: str, key: str, message_id: str, *, at: float
     ) -> asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]:
-        """Settle a waiting message as ``withdrawn``; repeated: no second effect.
+        """Settle a queued message as ``withdrawn``; idempotent.
 
         Raises `UnknownSession`, `UnknownMessage`, `AlreadySettled` (a run took it), `SessionDeleted`.
         """
@@ -545,14 +544,14 @@ class Store(Protocol):
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
         """Leave a tombstone: as `stop_session`, then ``session.deleted`` is the last event. As `interrupt`.
 
-        A run that is on may still end by `commit_run`, which then writes no event after ``session.deleted``.
+        An active run may still end by `commit_run`, which then writes no event after ``session.deleted``.
         """
         ...
 
     def steer(self, lease: Lease, *, step: int, at: float) -> asyncio.Future[Steered]:
-        """Take the waiting ``steer`` messages that are aimed at this run; ``message.steered`` of each is written.
+        """Take the queued ``steer`` messages that target this run; write ``message.steered`` for each.
 
-        They are settled with the run. Nothing is taken once an interrupt of the run is recorded. Raises `StaleFence`.
+        They are settled with the run. After an interrupt of the run is recorded, none is taken. Raises `StaleFence`.
         """
         ...
 
@@ -564,34 +563,35 @@ class Store(Protocol):
         ...
 
     def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
-        """Answer an open question of the run that is on; the last answer makes it ``running``, or resumable if parked.
+        """Answer an open question of the active run; the last answer makes it ``running``, or resumable if parked.
 
-        The same decision and text again has no effect and the same answer. Raises `UnknownSession`, `SessionDeleted`,
-        `UnknownQuestion`, `AlreadyAnswered` (otherwise, or by its deadline), `InvalidRequest` (the wrong kind).
+        The same decision and text again has no effect and returns the same answer. Raises `UnknownSession`,
+        `SessionDeleted`, `UnknownQuestion`, `AlreadyAnswered` (differently, or by its deadline), `InvalidRequest` (the
+        wrong kind).
         """
         ...
 
     def park(self, lease: Lease, *, at: float) -> asyncio.Future[Parked]:
-        """Give up the holding of a suspended run. It keeps the slot; nobody rescues it. Raises `StaleFence`.
+        """Release a suspended run. It keeps the slot and is not rescued. Raises `StaleFence`.
 
-        Its `claim`, once all questions are answered, is made under the run's own id and has ``resumed`` set; `ready`
-        lists such sessions. An `interrupt` of a parked run is answered by a `claim` too (with ``interrupt`` set).
+        Once all questions are answered, its `claim` uses the run's own id and has ``resumed`` set; `ready` lists such
+        sessions. An `interrupt` of a parked run is handled by a `claim` too (with ``interrupt`` set).
         """
         ...
 
     async def questions(self, session: int) -> Sequence[Question]:
-        """The open questions of the run that is on, oldest first."""
+        """Return the open questions of the active run, oldest first."""
         ...
 
     async def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]:
-        """Open questions with ``due_at`` < before, the longest due first."""
+        """Return open questions with ``due_at`` < before, the longest due first."""
         ...
 
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
-        """Change a transcript. A run that is on, or messages that wait, refuse it.
+        """Change a transcript. Refused while a run is active or messages wait.
 
         Raises `UnknownSession`, `SessionDeleted`, `SessionBusy`, `HistoryChanged` (``expected_n``), `NothingToUndo`,
-        `UnknownAttachment`, `LimitExceeded`, `QuotaExceeded`. An ``undo`` is never refused for its size.
+        `UnknownAttachment`, `LimitExceeded`, `QuotaExceeded`. An ``undo`` is never refused because of its size.
         """
         ...
 
@@ -605,29 +605,29 @@ class Store(Protocol):
         limit_bytes: int,
         stored_limit: int = ALL_BYTES,
     ) -> asyncio.Future[Attachment]:
-        """Keep the bytes under their digest, once for each principal; repeated: no second effect, the first answer.
+        """Store the bytes under their digest, once per principal; a repetition has no effect and the first answer.
 
-        Raises `LimitExceeded` when the principal's attachments would take more than `limit_bytes` in all, and
-        `QuotaExceeded` when all that it has stored would take more than `stored_limit`.
+        Raises `LimitExceeded` if the principal's attachments would take more than `limit_bytes` in total, and
+        `QuotaExceeded` if its stored data would exceed `stored_limit`.
         """
         ...
 
     async def attachment_about(self, principal: str, digest: str) -> Attachment | None:
-        """The attachment of that digest which the principal has, without its bytes."""
+        """Return the principal's attachment with that digest, without its bytes."""
         ...
 
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
-        """The attachment of that digest which the principal has."""
+        """Return the principal's attachment with that digest."""
         ...
 
     async def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None:
-        """At most `size` of its bytes, from `start` on; none behind its end. None: there is no such attachment."""
+        """Return at most `size` of its bytes from `start` on, none past its end; None if it does not exist."""
         ...
 
     def put_schedule(self, request: PutSchedule) -> asyncio.Future[ScheduleView]:
-        """Make a schedule, or put another spec in the place of one. The same again: no second effect.
+        """Create a schedule, or replace its spec. Idempotent.
 
-        One that is replaced stays paused if it was; its ticks and counters begin anew if its cadence is another. Raises
+        A replaced schedule stays paused if it was; its ticks and counters start anew if its cadence changed. Raises
         `LimitExceeded` (too many schedules of the principal), `QuotaExceeded`, `InvalidSchedule`.
         """
         ...
@@ -635,136 +635,137 @@ class Store(Protocol):
     def pause_schedule(
         self, principal: str, schedule_id: str, *, paused: bool, at: float
     ) -> asyncio.Future[ScheduleView]:
-        """Pause or resume a schedule; repeated: no second effect. Ticks of the time between are none.
+        """Pause or resume a schedule; idempotent. Ticks while it is paused do not count.
 
         Raises `UnknownSchedule`.
         """
         ...
 
     def delete_schedule(self, principal: str, schedule_id: str) -> asyncio.Future[ScheduleView]:
-        """Delete a schedule; the answer is how it stood. Raises `UnknownSchedule`."""
+        """Delete a schedule; return its last state. Raises `UnknownSchedule`."""
         ...
 
     def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
         """Accept the message of a schedule's tick as `send` does, and advance the schedule, in one transaction.
 
-        What refuses the message is counted and noted instead, and the schedule goes on. For a schedule that was fired
-        or changed since it was read nothing is done: so repeated it has no second effect. By hand it
-        raises what `send` raises, `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
+        A refusal of the message is counted and noted instead, and the schedule continues. If the schedule was fired or
+        changed since it was read, nothing is done, so a repetition has no second effect. By hand, it raises what `send`
+        raises, and `ScheduleFinished`, `ScheduleChanged` and `UnknownAgent`.
         """
         ...
 
     async def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]:
-        """Schedules to be looked at: those that are due, and those whose clock was set back.
+        """Return schedules to check: those that are due, and those whose clock was set back.
 
-        Principals in turn: first of each the one that has been due longest, then the second of each, and so on.
+        Principals take turns: first the longest due of each, then the second of each, and so on.
         """
         ...
 
     async def next_schedule(self) -> float | None:
-        """When the first of all schedules is due; None if none ever is."""
+        """Return when the first of all schedules is due; None if none ever is."""
         ...
 
     async def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None:
-        """A schedule, as it is to be fired and as people see it."""
+        """Return a schedule, both for firing and for people."""
         ...
 
     async def schedules(
         self, *, principal: str | None, limit: int, session: str | None = None
     ) -> Sequence[ScheduleView]:
-        """Schedules in the order in which they were made, of one principal (and session) or of all."""
+        """Return schedules in the order of their creation, of one principal (and session) or of all."""
         ...
 
     async def rescue(self, *, at: float) -> Sequence[Claim]:
         """Take over every run whose holder is not this node's epoch, the longest running first.
 
-        Fence and attempt grow by one; ``run.restarted`` is not written yet.
+        Fence and attempt increase by one; ``run.restarted`` is not written yet.
         """
         ...
 
     def restart(self, lease: Lease, *, at: float, discard_from: int | None = None) -> asyncio.Future[Appended]:
-        """Write ``run.restarted`` for a rescued run that is run again. Raises `StaleFence`.
+        """Write ``run.restarted`` for a rescued run that runs again. Raises `StaleFence`.
 
-        ``discard_from`` is the seq from which readers drop what was said; None: from the start of the run.
+        Readers drop output from seq ``discard_from`` on; None: from the start of the run.
         """
         ...
 
     async def ready(self, *, limit: int) -> Sequence[Ready]:
-        """Sessions that have messages waiting and no run, or a parked run that waits for nothing (any more).
+        """Return sessions with queued messages and no run, or with a parked run that waits for nothing (any more).
 
-        The longest waiting first; a run counts since it began.
+        The longest waiting come first; a run counts since it began.
         """
         ...
 
     async def stored_bytes(self, principal: str) -> int:
-        """Bytes that the rows of a principal take: messages, events, transcripts, attachments and schedules.
+        """Return the bytes that a principal's rows take: messages, events, transcripts, attachments and schedules.
 
-        Counted as they are written and dropped.
+        They are counted as they are written and dropped.
         """
         ...
 
     async def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]:
-        """The principals that have most stored, with their bytes, the largest first."""
+        """Return the principals with the most stored bytes, the largest first."""
         ...
 
     async def read_events(
         self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Stored]:
-        """Events with seq > after, in order, at most about `limit` of them (a store may round up to its row).
+        """Return events with seq > after, in order, at most about `limit` (a store may round up to its row).
 
-        Once their bodies have `limit_bytes` or more, no row is added; so a page is never empty because of that.
+        No row is added once their bodies have `limit_bytes` or more, so a page is never empty because of that limit.
         """
         ...
 
     async def oldest_seq(self, session: int) -> int:
-        """The seq of the oldest event that is kept (1 while nothing was pruned)."""
+        """Return the seq of the oldest event that is kept (1 if nothing was pruned)."""
         ...
 
     async def run_events(self, session: int, run_id: str) -> Sequence[Stored]:
-        """All stored events of one run: its journal."""
+        """Return all stored events of one run: its journal."""
         ...
 
     async def transcript(
         self, session: int, *, after: int = 0, limit: int = ALL_ENTRIES, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Entry]:
-        """Entries with n > after, all as they stand at one moment; without the bodies of what is kept with them.
+        """Return entries with n > after, from one moment; without the bodies of agent state kept with them.
 
-        Once they have `limit_bytes` or more as JSON, no entry is added; so a page is never empty because of that.
+        No entry is added once they have `limit_bytes` or more as JSON, so a page is never empty because of that limit.
         """
         ...
 
     async def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int:
-        """All entries, as `transcript`; or, if they take more than `limit_bytes`, how many bytes they take."""
+        """Return all entries, as `transcript`; or, if they exceed `limit_bytes`, the number of bytes they take."""
         ...
 
     async def kept(self, session: int, n: int) -> str:
-        """What an agent kept with the entry of that number (`KeptState.n`), also once it was undone; else empty."""
+        """Return the state that an agent kept with this entry (`KeptState.n`), even if undone; empty if none."""
         ...
 
     async def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None:
-        """The session's row number and view; a deleted one is found until it is purged, with state ``deleted``."""
+        """Return the session's row number and view; a deleted one is found until it is purged, with state
+        ``deleted``."""
         ...
 
     async def sessions(
         self, *, principal: str | None, limit: int, before: float | None = None
     ) -> Sequence[SessionView]:
-        """Sessions, the most recently changed first; None lists all principals'."""
+        """Return sessions, the most recently changed first; None lists all principals'."""
         ...
 
     async def mailbox(self, session: int) -> Sequence[MailboxItem]:
-        """What waits, in order."""
+        """Return queued messages, in order."""
         ...
 
     async def settlement(self, session: int, message_id: str) -> Settlement | None:
-        """What became of a message, with the text, cause and error of its run."""
+        """Return the outcome of a message, with the text, cause and error of its run."""
         ...
 
     async def run(self, session: int, run_id: str) -> RunView | None:
-        """A run."""
+        """Return a run."""
         ...
 
     async def runs(self, session: int, *, limit: int = 100) -> Sequence[RunView]:
-        """Runs, the newest first."""
+        """Return runs, the newest first."""
         ...
 
     async def prune(
@@ -777,8 +778,8 @@ class Store(Protocol):
     ) -> int:
         """Drop old events of ended runs, purge tombstones and old idempotency keys; transcripts stay.
 
-        What waits and what belongs to the run that is on is kept. Attachments that no session uses are dropped when
-        they were put in (last) before ``attachments_before``. Returns the number of rows dropped or changed.
+        Queued messages and data of the active run are kept. Attachments that no session uses are dropped if they were
+        (last) uploaded before ``attachments_before``. Return the number of rows dropped or changed.
         """
         ...
 
@@ -787,13 +788,13 @@ class Store(Protocol):
         ...
 
     async def keys(self) -> Sequence[KeyRecord]:
-        """All API keys, revoked ones included."""
+        """Return all API keys, including revoked ones."""
         ...
 
     async def revoke_key(self, key_id: str, *, at: float) -> bool:
-        """Revoke a key; False if there is none of that id that is valid."""
+        """Revoke a key; return False if no valid key has that id."""
         ...
 
     async def info(self) -> StoreInfo:
-        """Figures for people."""
+        """Return figures for people."""
         ...

@@ -1,10 +1,10 @@
-"""The file of a store and the folder that it lies in: who else may read them, and what lies beside them.
+"""Access to the file of a store and its folder: who else may read them, and what is beside them.
 
-- Files are made 0600 and Holdfast's own folder (``.holdfast``) 0700, whatever the umask is. SQLite gives its side files
-  the mode of the database.
-- A rollback journal beside a database is played back by SQLite before it looks for the WAL: whoever can write one there
-  decides what the store says. A store is in WAL mode from its first page on, so a journal is never its own.
-- A log (``-wal``) is played back too. One that another user put into a folder open to all is refused, as is a database.
+- Files are created with mode 0600 and Holdfast's own folder (``.holdfast``) with 0700, whatever the umask. SQLite gives
+  its side files the mode of the database.
+- SQLite replays a rollback journal beside a database before it looks for the WAL: whoever can write one there controls
+  what the store contains. A store is in WAL mode from its first page on, so a journal is never its own.
+- A log (``-wal``) is replayed too. One that another user put into a folder open to all is refused, as is a database.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _VERSIONS_AT = 18
 
 
 def store_path(path: str) -> str:
-    """Return the real path of a store's file; links are followed, but not at or in Holdfast's own folder."""
+    """Return the real path of a store's file; follow links, but not at or in Holdfast's own folder."""
     folder, name = os.path.split(os.path.abspath(path))
     if os.path.basename(folder) != DATA_FOLDER:
         return os.path.realpath(path)
@@ -42,34 +42,34 @@ def store_path(path: str) -> str:
 
 
 def prepare_folder(folder: str) -> None:
-    """Check the folder of a store; make it, and a ``.gitignore`` in it, where it is Holdfast's own.
+    """Check the folder of a store; create it, and a ``.gitignore`` in it, if it is Holdfast's own.
 
     Raises:
-        ConfigurationError: it is not there, or, for Holdfast's own folder, it is a link, belongs to another user, or
-            others can get in.
-        StoreReadOnly: it cannot be made.
+        ConfigurationError: it does not exist, or, for Holdfast's own folder, it is a link, belongs to another user, or
+            is accessible to others.
+        StoreReadOnly: failed to create it.
     """
     if os.path.basename(folder) != DATA_FOLDER:
         if not os.path.isdir(folder):
-            raise ConfigurationError(f"there is no folder {folder}", hint="make it, or name another file with --store")
+            raise ConfigurationError(f"no such folder: {folder}", hint="create it, or name another file with --store")
         return
     try:
         _make_folder(folder)
         status = os.lstat(folder)
     except OSError as error:
         raise StoreReadOnly(
-            f"cannot make {folder}: {os.strerror(error.errno or 0)}",
-            hint="make the folder above it writable, or name another file with --store",
+            f"failed to create {folder}: {os.strerror(error.errno or 0)}",
+            hint="make its parent folder writable, or name another file with --store",
         ) from error
     if stat.S_ISLNK(status.st_mode):
         raise ConfigurationError(
-            f"{folder} is a symbolic link", hint="replace it by a folder, or name another file with --store"
+            f"{folder} is a symbolic link", hint="replace it with a folder, or name another file with --store"
         )
     if not stat.S_ISDIR(status.st_mode):
         raise ConfigurationError(f"{folder} is not a folder", hint="move it away, or name another file with --store")
     if status.st_uid != os.geteuid():
         raise ConfigurationError(
-            f"{folder} belongs to {_user(status.st_uid)}, and this process runs as {_user(os.geteuid())}",
+            f"{folder} belongs to {_user(status.st_uid)}, but this process runs as {_user(os.geteuid())}",
             hint=f"run it as {_user(status.st_uid)}, or name another file with --store",
         )
     if mode := stat.S_IMODE(status.st_mode) & 0o077:
@@ -91,11 +91,11 @@ def _make_folder(folder: str) -> None:
 
 
 def create_private_file(path: str) -> None:
-    """Make an empty file for a database that only this user can read, where there is none.
+    """Create an empty file for a database that only this user can read, if it does not exist.
 
     Raises:
-        ConfigurationError: it, or a log beside it, was put there by another user, or is a link.
-        StoreReadOnly: it cannot be made.
+        ConfigurationError: another user created it or a log beside it, or it is a link.
+        StoreReadOnly: failed to create it.
     """
     refuse_foreign_files(path)
     try:
@@ -103,11 +103,11 @@ def create_private_file(path: str) -> None:
     except FileExistsError:
         refuse_foreign_files(path)
     except OSError as error:
-        raise StoreReadOnly(f"cannot make {path}: {os.strerror(error.errno or 0)}") from error
+        raise StoreReadOnly(f"failed to create {path}: {os.strerror(error.errno or 0)}") from error
 
 
 def refuse_foreign_files(path: str) -> None:
-    """Check who made the database `path` and the log beside it, where there are any.
+    """Check who created the database `path` and the log beside it, if they exist.
 
     Raises:
         ConfigurationError: another user did, or it is a link.
@@ -118,7 +118,7 @@ def refuse_foreign_files(path: str) -> None:
 
 
 def _check_file(path: str) -> None:
-    """Refuse a link, and a file that neither this user nor root nor the owner of its folder made."""
+    """Refuse a link, and a file not created by this user, root or the owner of its folder."""
     folder = os.path.dirname(path)
     trusted = {os.geteuid()}
     if os.path.basename(folder) != DATA_FOLDER:
@@ -131,11 +131,11 @@ def _check_file(path: str) -> None:
 
 
 def set_journal_aside(path: str) -> None:
-    """Take a rollback journal away from beside the database `path`, before SQLite opens it.
+    """Move a rollback journal beside the database `path` away, before SQLite opens the database.
 
     Raises:
-        StoreCorrupt: there is one, and the database is not in WAL mode: it may be its own.
-        StoreReadOnly: it cannot be taken away.
+        StoreCorrupt: a journal exists, and the database is not in WAL mode: it may be its own.
+        StoreReadOnly: failed to move the journal.
     """
     journal = f"{path}-journal"
     if not os.path.lexists(journal):
@@ -145,22 +145,22 @@ def set_journal_aside(path: str) -> None:
         versions = file.read(_VERSIONS_AT + len(_WAL_VERSIONS))[_VERSIONS_AT:]
     if versions not in (b"", _WAL_VERSIONS):
         raise StoreCorrupt(
-            f"{journal} lies beside {path}, which is not in WAL mode; nothing was changed",
-            hint="if the database is Holdfast's, move the journal away: it is none of its own",
+            f"{journal} exists beside {path}, which is not in WAL mode; nothing was changed",
+            hint="if the database is Holdfast's, move the journal away: it does not belong to it",
         )
     aside = f"{path}-refused-journal"
     try:
         os.replace(journal, aside)
     except OSError as error:
         raise StoreReadOnly(
-            f"{journal} cannot be set aside: {os.strerror(error.errno or 0)}",
-            hint="remove it: it would change what is stored, and is not Holdfast's",
+            f"{journal}: rename failed: {os.strerror(error.errno or 0)}",
+            hint="remove it: it is not Holdfast's and would change the stored data",
         ) from error
-    _log.warning("%s was not Holdfast's: it was not played back, and is now %s", journal, aside)
+    _log.warning("ignored %s, which is not Holdfast's, and moved it to %s", journal, aside)
 
 
 def sync_folder(folder: str) -> None:
-    """Put the names in a folder on the disk, as after a rename."""
+    """Flush the names in a folder to disk, for example after a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -169,7 +169,7 @@ def sync_folder(folder: str) -> None:
 
 
 def wider_mode(path: str) -> int:
-    """Return the mode bits of the file that let others in; 0 for a private one and for none."""
+    """Return the mode bits of the file that grant access to others; 0 for a private or missing one."""
     try:
         return stat.S_IMODE(os.stat(path).st_mode) & 0o077
     except FileNotFoundError:

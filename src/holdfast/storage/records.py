@@ -1,14 +1,14 @@
-"""The rows that every store keeps, the tables it offers to the verbs, and the views that are built from rows.
+"""The rows that every store keeps, the tables it offers to transactions, and the views built from rows.
 
-The verbs (`holdfast.storage.verbs`) work on these rows and on nothing else, so that stores differ only in where the
-rows lie: in dictionaries, or in SQL.
+The transactions (`holdfast.storage.verbs`) work on these rows and on nothing else, so that stores differ only in where
+the rows are: in dictionaries, or in SQL.
 
-- While a run is on, its state lies in its session's row; a row of its own is written once, when it ends.
-- A run that nobody holds (holder 0) is parked; once it waits for nothing it is ready to be claimed again.
-- The transcript is a chain of history rows from the session's ``history_id`` back: of runs that wrote entries, and of
-  edits. A ``whole`` row stands for all of it, so reading ends there; what it replaced is still its predecessor, for
-  undo. Entries are numbered by a counter that only grows: no number ever names two entries.
-- A message has no state of its own: what waits has neither a run nor a withdrawal, and the rest follows its run.
+- While a run is active, its state is in its session's row; it gets a row of its own once, when it ends.
+- A run without a holder (holder 0) is parked; once it waits for nothing, it is ready to be claimed again.
+- The transcript is a chain of history rows from the session's ``history_id`` backwards: of runs that wrote entries, and
+  of edits. A ``whole`` row stands for all of it, so reading ends there; the row it replaced is still its predecessor,
+  for undo. Entries are numbered by a counter that only grows: a number is never used for two entries.
+- A message has no state of its own: a queued one has neither a run nor a withdrawal, and the others follow their run.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ __all__ = [
 ]
 
 NOBODY: Final = 0
-"""The holder of a parked run; epochs begin at 1."""
+"""Holder of a parked run; epochs begin at 1."""
 
 
 class Mail(NamedTuple):
-    """A message with what the choice of the next run needs: its batch, when it is due, the run it is aimed at.
+    """A message with the data to choose the next run: its batch, when it is due, the run it targets.
 
-    ``shelved`` characters of its content are in the store only; then ``content`` is empty (see `Tables.unshelve`).
+    If the store alone has its content, ``shelved`` is its length and ``content`` is empty (see `Tables.unshelve`).
     """
 
     message: Message
@@ -82,29 +82,29 @@ class Mail(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Characters of its content."""
+        """Length of its content in characters."""
         return self.shelved or len(self.message.content)
 
 
 @dataclass(slots=True)
 class SessionRow:
-    """A session, its mailbox and the run that is on. Changed only by the verbs, inside a transaction.
+    """A session, its mailbox and its active run. Only transactions change it.
 
     Parameters:
-        session: the row's id, which is also the public number; never used twice.
-        next_seq, next_n: the numbers of the next event and of the next transcript entry.
-        fence, holder: grows with every claim and rescue; the epoch of the node that holds the run.
-        run_id … cause: the run that is on; ``started_seq`` is the seq of its ``run.started``.
-        append_nth, append_seq: the last numbered append under this lease, and the seq it began at.
-        sweep: the next run takes everything that waits up to this seq.
-        last_run_id: the run that ended last.
+        session: id of the row, which is also the public number; never reused.
+        next_seq, next_n: numbers of the next event and of the next transcript entry.
+        fence, holder: number that grows with every claim and rescue; epoch of the node that holds the run.
+        run_id … cause: the active run; ``started_seq`` is the seq of its ``run.started``.
+        append_nth, append_seq: last numbered append under this lease, and its first seq.
+        sweep: the next run takes every queued message up to this seq.
+        last_run_id: the last ended run.
         history_id: the newest history row.
         waiting: the mailbox, in order.
-        taken: the messages of the run that is on; the last ``steered`` of them came while it was.
-        rolled_back: the run that is on is to be taken back.
-        resumed_as: the run id of the claim that resumed the run, for a claim that is repeated.
-        questions: what the run that is on waits for, oldest first.
-        answered: ids of its questions that were answered, with the seq of ``run.resumed``.
+        taken: messages of the active run; the last ``steered`` of them arrived while it ran.
+        rolled_back: whether the active run is to be rolled back.
+        resumed_as: run id of the claim that resumed the run, for a repeated claim.
+        questions: open questions of the active run, oldest first.
+        answered: ids of its answered questions, with the seq of ``run.resumed``.
     """
 
     session: int
@@ -140,7 +140,7 @@ class SessionRow:
 
 
 class KnownMessage(NamedTuple):
-    """A message as it was accepted, with the run that took it; ``withdrawn`` if it was withdrawn."""
+    """An accepted message, with the run that took it; ``withdrawn`` if it was withdrawn."""
 
     message_id: str
     seq: int
@@ -150,9 +150,9 @@ class KnownMessage(NamedTuple):
 
 
 class EndedRun(msgspec.Struct, frozen=True, gc=False):
-    """A run that has ended: its view, its last fence, and what its commit wrote, for a commit that is repeated.
+    """A run that has ended: its view, its last fence, and what its commit wrote, for a repeated commit.
 
-    ``last_n`` is the number of the last entry that was ever written when it ended, its own included.
+    ``last_n`` is the number of the last entry ever written when it ended, its own included.
     """
 
     view: RunView
@@ -169,7 +169,7 @@ class EndedRun(msgspec.Struct, frozen=True, gc=False):
 class HistoryRow(msgspec.Struct, frozen=True, gc=False):
     """A piece of a transcript, written by a run or an edit. ``last_n`` is the number of its last entry.
 
-    ``previous_id`` is the row before it; a ``whole`` row stands in the place of that and of all before.
+    ``previous_id`` is the row before it; a ``whole`` row replaces that one and all before it.
     """
 
     history_id: str
@@ -183,15 +183,15 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """A schedule.
 
     Parameters:
-        schedule: the row's id, never used twice; 0 while it is not written.
-        principal, schedule_id: whose, and its id among theirs.
-        revision: grows by one with every write.
+        schedule: id of the row, never reused; 0 until it is written.
+        principal, schedule_id: owner, and id among the owner's schedules.
+        revision: increases by one with every write.
         spec: what it does, and when.
-        progress: how far it has come.
-        paused: whether it has no ticks for the time being.
-        last: what became of the newest tick.
-        problem: why that could not be fired, for people.
-        broken: why its body cannot be read; then only its ids, its revision and its session are known. Never written.
+        progress: its progress so far.
+        paused: whether it currently has no ticks.
+        last: outcome of the newest tick.
+        problem: why that tick did not fire, for people.
+        broken: why its body is unreadable; then only its ids, revision and session are known. Never written.
     """
 
     schedule: int = 0
@@ -209,13 +209,13 @@ class ScheduleRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def due_at(self) -> float | None:
-        """When it is to be looked at."""
+        """Time of its next check, or None."""
         return None if self.paused else self.progress.due_at
 
 
 @dataclass(slots=True)
 class Counters:
-    """What a store counts since it was opened."""
+    """Counters of a store since it was opened."""
 
     commits: int = 0
     batches: int = 0
@@ -224,29 +224,29 @@ class Counters:
 
 
 class Tables(Protocol):
-    """What the verbs need of a store, inside one transaction.
+    """Operations of a store for transactions, inside one transaction.
 
-    A row that was handed out is the caller's to change; ``save`` (or ``add_session``) makes the change part of the
-    transaction. Reads see what the same transaction wrote.
+    The caller may change rows it was given; ``save`` (or ``add_session``) makes the change part of the transaction.
+    Reads see what the same transaction wrote.
     """
 
     epoch: int
     counters: Counters
 
     def find(self, principal: str, key: str) -> SessionRow | None:
-        """The session of that key; a deleted one until it is purged."""
+        """Return the session with that key; a deleted one until it is purged."""
         ...
 
     def get(self, session: int) -> SessionRow | None:
-        """The session of that number."""
+        """Return the session with that number."""
         ...
 
     def live_sessions(self, principal: str) -> int:
-        """How many sessions the principal has, deleted ones left out."""
+        """Return the number of the principal's sessions, without deleted ones."""
         ...
 
     def stored_bytes(self, principal: str) -> int:
-        """Bytes that the principal's rows take."""
+        """Return the number of bytes that the principal's rows take."""
         ...
 
     def grow(self, principal: str, amount: int) -> None:
@@ -254,27 +254,27 @@ class Tables(Protocol):
         ...
 
     def new_session_number(self) -> int:
-        """A number that no session ever had."""
+        """Return a number that no session ever had."""
         ...
 
     def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
-        """The message that was accepted under that key."""
+        """Return the message that was accepted under that key."""
         ...
 
     def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
-        """The message of that id, waiting or not."""
+        """Return the message with that id, queued or not."""
         ...
 
     def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
-        """The run of that id, if it has ended."""
+        """Return the run with that id, if it has ended."""
         ...
 
     def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
-        """Events first ≤ seq ≤ last."""
+        """Return events first ≤ seq ≤ last."""
         ...
 
     def orphans(self) -> Sequence[SessionRow]:
-        """Sessions whose run is held by another epoch (parked ones are not), the longest running first."""
+        """Return sessions whose run another epoch holds (parked ones excluded), the longest running first."""
         ...
 
     def add_session(self, row: SessionRow) -> None:
@@ -282,27 +282,27 @@ class Tables(Protocol):
         ...
 
     def save(self, row: SessionRow) -> None:
-        """Write a session that was changed."""
+        """Write a changed session."""
         ...
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
-        """Raise `StorageError` if the session has a message of that id (or let the write do so, and undo all of it)."""
+        """Raise `StorageError` if the session has a message with that id (or let the write fail and be undone)."""
         ...
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
-        """Write a message that waits."""
+        """Write a queued message."""
         ...
 
     def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
-        """These messages of the session with their contents; rows that were handed out may lack large ones."""
+        """Return these messages of the session with their contents; rows that were read may lack large ones."""
         ...
 
     def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
-        """Note the run of messages that waited."""
+        """Record the run of messages that were queued."""
         ...
 
     def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
-        """Note that messages were withdrawn."""
+        """Record that messages were withdrawn."""
         ...
 
     def add_events(
@@ -312,31 +312,31 @@ class Tables(Protocol):
         ...
 
     def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
-        """Write a run that has ended, with its piece of the transcript."""
+        """Write an ended run, with its piece of the transcript."""
         ...
 
     def add_kept(self, row: SessionRow, n: int, body: str) -> None:
-        """Write what an agent keeps with the entry of that number."""
+        """Write the state that an agent keeps with the entry of that number."""
         ...
 
     def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
-        """Write a history row that belongs to no run; it is ``whole``."""
+        """Write a history row without a run; it is ``whole``."""
         ...
 
     def history(self, row: SessionRow) -> HistoryRow | None:
-        """The newest history row."""
+        """Return the newest history row."""
         ...
 
     def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
-        """All entries as they stood with that history row, in order."""
+        """Return all entries as of that history row, in order."""
         ...
 
     def attachment(self, principal: str, digest: str) -> Attachment | None:
-        """The principal's attachment of that digest."""
+        """Return the principal's attachment with that digest."""
         ...
 
     def attached_bytes(self, principal: str) -> int:
-        """How many bytes the principal's attachments take."""
+        """Return the number of bytes that the principal's attachments take."""
         ...
 
     def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
@@ -344,43 +344,43 @@ class Tables(Protocol):
         ...
 
     def touch_attachment(self, principal: str, digest: str, at: float) -> None:
-        """Note that an attachment was put in again."""
+        """Record that an attachment was uploaded again."""
         ...
 
     def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
-        """Note that the session refers to these; for those that it did before, nothing changes."""
+        """Record that the session refers to these; existing references stay unchanged."""
         ...
 
     def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
-        """Drop messages, runs, transcript and events of a deleted session but for its last pack of events.
+        """Drop messages, runs, transcript and events of a deleted session except its last pack of events.
 
         Parameters:
-            keep_run_id: a run whose row stays, so that its commit may be repeated.
+            keep_run_id: run whose row stays, so that its commit may be repeated.
         """
         ...
 
     def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
-        """The principal's schedule of that id."""
+        """Return the principal's schedule with that id."""
         ...
 
     def schedule(self, schedule: int) -> ScheduleRow | None:
-        """The schedule of that row."""
+        """Return the schedule of that row."""
         ...
 
     def schedules_of(self, principal: str) -> int:
-        """How many schedules the principal has."""
+        """Return the number of the principal's schedules."""
         ...
 
     def add_schedule(self, row: ScheduleRow) -> None:
-        """Write a new schedule; the store gives it its row's id."""
+        """Write a new schedule; the store assigns its row id."""
         ...
 
     def save_schedule(self, row: ScheduleRow) -> None:
-        """Write a schedule that was changed; its revision has grown by one."""
+        """Write a changed schedule; its revision has increased by one."""
         ...
 
     def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
-        """Look at a schedule whose body cannot be read no sooner than at ``until``; what is stored of it stays."""
+        """Postpone the next check of an unreadable schedule to ``until`` or later; what is stored stays."""
         ...
 
     def drop_schedule(self, row: ScheduleRow) -> None:
@@ -389,7 +389,7 @@ class Tables(Protocol):
 
 
 def due_at(row: SessionRow) -> float:
-    """Before when nothing of the mailbox is taken; 0 when something may be taken at once, or nothing waits."""
+    """Return when the next message may be taken; 0 if one may be taken at once, or if none waits."""
     if not row.waiting or row.waiting[0].message.seq <= row.sweep:
         return 0.0
     batch = row.waiting[0].batch
@@ -402,21 +402,21 @@ def due_at(row: SessionRow) -> float:
 
 
 def ready_since(row: SessionRow) -> float | None:
-    """Since when the session waits to be claimed; None if it does not."""
+    """Return since when the session waits to be claimed; None if it does not."""
     if row.run_id is not None:
         return row.started_at if row.holder == NOBODY and not row.questions else None
     return row.waiting[0].message.accepted_at if row.waiting else None
 
 
 def question_due(row: SessionRow) -> float | None:
-    """When the first of the open questions is due; None if none ever is."""
+    """Return when the first open question is due; None if none ever is."""
     if not row.questions:
         return None
     return min((question.due_at for question in row.questions if question.due_at), default=None)
 
 
 def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[DueQuestion, ...]:
-    """The questions of these sessions that are due, the longest due first."""
+    """Return due questions of these sessions, the longest due first."""
     due = [
         DueQuestion(principal=row.principal, key=row.key, question=question)
         for row in sorted(rows, key=lambda row: row.session)
@@ -428,7 +428,7 @@ def due_of(rows: Iterable[SessionRow], *, before: float, limit: int) -> tuple[Du
 
 
 def live_run(row: SessionRow) -> RunView | None:
-    """The run that is on."""
+    """Return the active run."""
     if row.run_id is None:
         return None
     return RunView(
@@ -444,7 +444,7 @@ def live_run(row: SessionRow) -> RunView | None:
 
 
 def session_view(row: SessionRow, *, waiting: int) -> SessionView:
-    """The session as people see it. ``waiting`` is given, because a reader may not have loaded the mailbox."""
+    """Return the session for people. ``waiting`` is given, because a reader may not have loaded the mailbox."""
     state: Literal["idle", "running", "suspended", "stopping", "deleted"] = "idle"
     if row.deleted_at is not None:
         state = "deleted"
@@ -469,7 +469,7 @@ def session_view(row: SessionRow, *, waiting: int) -> SessionView:
 
 
 def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
-    """What became of a message, from its row and the row of the run that took it, if that has ended."""
+    """Return the outcome of a message, from its row and the row of its run, if that has ended."""
     if known.withdrawn:
         return Settlement(message_id=known.message_id, state="withdrawn")
     if known.run_id is None:
@@ -488,7 +488,7 @@ def settlement_of(known: KnownMessage, ended: EndedRun | None) -> Settlement:
 
 
 def ended_state(run: RunView) -> Literal["completed", "failed", "interrupted"]:
-    """The state of a run that has ended, which is also that of its messages unless it was rolled back."""
+    """Return the state of an ended run, which is also that of its messages unless it was rolled back."""
     match run.state:
         case "completed" | "failed" | "interrupted":
             return run.state
@@ -497,21 +497,21 @@ def ended_state(run: RunView) -> Literal["completed", "failed", "interrupted"]:
 
 
 def mailbox_items(waiting: Sequence[Mail]) -> tuple[MailboxItem, ...]:
-    """What waits, for people."""
+    """Return queued messages for people."""
     return tuple(
         MailboxItem(message=mail.message, due_at=mail.due_at, target_run_id=mail.target_run_id) for mail in waiting
     )
 
 
 def ready_of(row: SessionRow) -> Ready:
-    """A session that has messages and no run, or a parked run that waits for nothing."""
+    """Return a session that has messages and no run, or a parked run that waits for nothing."""
     if row.run_id is not None:
         return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.run_agent, not_before=0.0)
     return Ready(session=row.session, principal=row.principal, key=row.key, agent=row.agent, not_before=due_at(row))
 
 
 def schedule_due(row: ScheduleRow) -> DueSchedule:
-    """A schedule as it is to be looked at."""
+    """Return a schedule for firing."""
     return DueSchedule(
         schedule=row.schedule,
         revision=row.revision,
@@ -529,7 +529,7 @@ def _state(row: ScheduleRow) -> Literal["active", "paused", "finished", "broken"
 
 
 def schedule_view(row: ScheduleRow) -> ScheduleView:
-    """A schedule as people see it."""
+    """Return a schedule for people."""
     progress = row.progress
     return ScheduleView(
         **msgspec.structs.asdict(row.spec),
@@ -551,7 +551,7 @@ _NOT_OF_A_RUN: Final = ("message.accepted", "history.edited")
 
 
 def journal(packs: Iterable[Iterable[Stored]]) -> Iterable[Stored]:
-    """The events of one run from the packs that carry its id: a pack may begin with what came before its start."""
+    """Return the events of one run from the packs with its id: a pack may begin with earlier events."""
     return (event for pack in packs for event in pack if event.kind not in _NOT_OF_A_RUN)
 
 
@@ -559,12 +559,12 @@ _entry_decoder = msgspec.json.Decoder(Entry)
 
 
 def pack_events(events: Iterable[Stored]) -> bytes:
-    """One body for consecutive events: lines of ``<kind> <json>``. JSON has no raw line feed, kinds have no blank."""
+    """Return one body for consecutive events: lines of ``<kind> <json>``. JSON has no raw newline, kinds no space."""
     return b"\n".join([b"%b %b" % (kind.encode(), body) for _, kind, body in events])
 
 
 def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
-    """The events of a pack that ends at ``last_seq``."""
+    """Return the events of a pack that ends at ``last_seq``."""
     lines = body.split(b"\n")
     seq = last_seq - len(lines)
     out = []
@@ -576,12 +576,12 @@ def unpack_events(last_seq: int, body: bytes) -> list[Stored]:
 
 
 def pack_entries(entries: Iterable[Entry]) -> bytes:
-    """One body for consecutive transcript entries: a line of JSON each."""
+    """Return one body for consecutive transcript entries: a line of JSON each."""
     return b"\n".join([encode_json(entry) for entry in entries])
 
 
 class _Numbered(msgspec.Struct):
-    """The number of an entry, without the rest of it."""
+    """Number of an entry, without the rest of it."""
 
     n: int = 0
 
@@ -590,7 +590,7 @@ _number_decoder = msgspec.json.Decoder(_Numbered)
 
 
 def entries_after(body: bytes, after: int) -> Iterator[tuple[Entry, int]]:
-    """The entries of a pack with n > after, each with its length as JSON; decoded when it is asked for."""
+    """Yield the entries of a pack with n > after, each with its JSON length; decoded on request."""
     start = 0
     while start < len(body):
         end = body.find(b"\n", start)
@@ -601,5 +601,5 @@ def entries_after(body: bytes, after: int) -> Iterator[tuple[Entry, int]]:
 
 
 def unpack_entries(body: bytes) -> list[Entry]:
-    """The entries of a pack."""
+    """Return the entries of a pack."""
     return [_entry_decoder.decode(line) for line in body.split(b"\n")]

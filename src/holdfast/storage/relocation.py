@@ -1,9 +1,9 @@
-"""Moves the file of a store, with what lies beside it, into another folder; a kill at any instant leaves a whole store.
+"""Moving a store's file, with its side files, to another folder; a kill at any instant leaves a complete store.
 
-The order is the proof: first the log is written back into the database and closed, so that the database is one file.
-Then the side files are copied, which changes nothing yet. The rename of the database is the one step that counts:
-before it the old store is whole, after it the new one. Last, what is left of the old one is removed; a second call does
-what the first did not come to. Both stores are locked all the time, so no host has either open.
+The order is the proof. First the log is written back into the database and closed, so that the database is one file.
+Then the side files are copied, which changes nothing yet. The rename of the database is the decisive step: before it
+the old store is complete, after it the new one. Finally, the rest of the old one is removed; a second call finishes
+what the first did not. Both stores are locked throughout, so no host has either open.
 """
 
 from __future__ import annotations
@@ -37,20 +37,19 @@ _STEPS: Final = {
 
 
 def relocate_store(old: str, new: str) -> bool:
-    """Move the store at path `old` to path `new`; False: it was there already, and only leftovers were removed.
+    """Move the store at path `old` to path `new`; return False if it was already there and only leftovers were removed.
 
     Raises:
-        StoreLocked: a host, or another program, has one of them open.
-        ConfigurationError: there is no store to move, or both are there, or `old` is a link, or the folder of `new`
-            cannot be used.
-        StoreCorrupt: `old` is not a store of Holdfast's.
-        StoreReadOnly: something cannot be written.
+        StoreLocked: a host or another program has one of them open.
+        ConfigurationError: neither store exists, or both do, or `old` is a link, or the folder of `new` is unusable.
+        StoreCorrupt: `old` is not a Holdfast store.
+        StoreReadOnly: a file is not writable.
     """
     old, new = os.path.abspath(old), store_path(new)
     if os.path.lexists(old) and not stat.S_ISREG(os.lstat(old).st_mode):
-        raise ConfigurationError(f"{old} is not a regular file", hint="move what it leads to, by hand")
+        raise ConfigurationError(f"{old} is not a regular file", hint="move its target manually")
     if not os.path.exists(old) and not os.path.exists(new):
-        raise ConfigurationError(f"there is no store to move: neither {old} nor {new} exists")
+        raise ConfigurationError(f"no store to move: neither {old} nor {new} exists")
     prepare_folder(os.path.dirname(new))
     with ExitStack() as held:
         for path in (old, new):
@@ -61,17 +60,15 @@ def relocate_store(old: str, new: str) -> bool:
             return _relocate(old, new)
         except OSError as error:
             raise StoreReadOnly(
-                f"{error.filename or old} cannot be moved: {os.strerror(error.errno or 0)}",
-                hint="nothing is lost: mend it, and run the same command again",
+                f"{error.filename or old}: move failed: {os.strerror(error.errno or 0)}",
+                hint="nothing is lost; fix the problem, then run the same command again",
             ) from error
 
 
 def _relocate(old: str, new: str) -> bool:
     moves = os.path.exists(old)
     if moves and os.path.exists(new):
-        raise ConfigurationError(
-            f"{old} and {new} both exist", hint="move the one that you do not need to another folder"
-        )
+        raise ConfigurationError(f"{old} and {new} both exist", hint="move the one you do not need to another folder")
     if moves:
         _refuse_strange_log(new)
         refuse_foreign_files(old)
@@ -93,28 +90,28 @@ def _relocate(old: str, new: str) -> bool:
 
 
 def _refuse_strange_log(new: str) -> None:
-    """What lies beside a store that is not there is of another one; SQLite would play it into this one."""
+    """Refuse side files of a store that does not exist: SQLite would replay them into the moved one."""
     for suffix in ("-wal", "-shm", "-journal"):
         if os.path.lexists(new + suffix):
             raise ConfigurationError(
-                f"{new}{suffix} lies where the store is to go, and is not its own; nothing was changed",
+                f"{new}{suffix} is in the way of the store and belongs to another one; nothing was changed",
                 hint="move that file away, then run the same command again",
             )
 
 
 def _write_back(path: str) -> None:
-    """Bring the log into the database and remove it, so that the store is one file."""
+    """Write the log back into the database and remove it, so that the store is one file."""
     try:
         connection = sqlite3.connect(path, isolation_level=None, timeout=1.0)
         try:
             (application,) = connection.execute("PRAGMA application_id").fetchone()
             if application != _APPLICATION_ID:
-                raise StoreCorrupt(f"{path} is not a store of Holdfast's; nothing was changed")
+                raise StoreCorrupt(f"{path} is not a Holdfast store; nothing was changed")
             (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         finally:
             connection.close()
     except sqlite3.OperationalError as error:
-        raise StorageError(f"{path} cannot be moved now: {error}; nothing was changed") from error
+        raise StorageError(f"{path}: move failed: {error}; nothing was changed") from error
     except sqlite3.DatabaseError as error:
         raise StoreCorrupt(f"{path} is damaged or is not a database: {error}; nothing was changed") from error
     if busy or os.path.exists(f"{path}-wal"):
@@ -122,7 +119,7 @@ def _write_back(path: str) -> None:
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy a side file, or a folder of them, over what an attempt before left of it."""
+    """Copy a side file or folder, replacing what an earlier attempt left."""
     _remove(target)
     if os.path.isdir(source) and not os.path.islink(source):
         shutil.copytree(source, target, symlinks=True)

@@ -1,14 +1,13 @@
-"""The verbs of schedules: put, pause, delete and fire.
+"""Transactions on schedules: put, pause, delete and fire.
 
 Invariants:
 
-- A tick's message and the schedule's step past that tick are one transaction: there is no moment at which one of them
-  is durable without the other.
-- Nothing that refuses a message stops its schedule: the tick is counted and noted, and the next one comes in its time.
-  A schedule whose ticks cannot be told any more (its time zone is gone) is paused, so that it is not tried in a loop.
-- A schedule that cannot be read stops no other one: it is put off, and what is stored of it stays as it is until it is
-  put again or deleted.
-- What is fired is what the caller read: whatever happened to the schedule meanwhile has made another revision.
+- A tick's message and the schedule's step past that tick are one transaction: neither is durable without the other.
+- A refused message does not stop its schedule: the tick is counted and noted, and the next one comes on time. A
+  schedule whose ticks are incomputable (its time zone is gone) is paused, so that it is not retried in a loop.
+- An unreadable schedule stops no other one: it is postponed, and what is stored stays as it is until the schedule is
+  replaced or deleted.
+- Only the revision that the caller read is fired: any change of the schedule creates another revision.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from holdfast.storage.session_log import check_quota
 __all__ = ["delete_schedule", "fire_schedule", "pause_schedule", "put_schedule"]
 
 _PASSING = (SessionBusy, MailboxFull)
-"""Refusals that pass by themselves."""
+"""Refusals that resolve by themselves."""
 _LOOK_AGAIN_S = 3600.0
-"""After this time a schedule that cannot be read is looked at again: a newer version may have been installed."""
+"""Time after which an unreadable schedule is checked again: a newer version may have been installed."""
 _BODY_HASH = b"schedule"
-"""Of what schedules send: another length than that of any other message, so that nobody passes for one."""
+"""Id of messages from schedules: its length differs from any other message id, so that none can be mistaken for it."""
 _replace = msgspec.structs.replace
 
 
@@ -63,8 +62,8 @@ def put_schedule(tables: Tables, request: PutSchedule) -> ScheduleView:
     if row is None:
         if tables.schedules_of(principal) >= request.limit:
             raise LimitExceeded(
-                f"{principal!r} has {request.limit} schedules, which is the limit",
-                hint="delete schedules that are no longer needed",
+                f"{principal!r} already has {request.limit} schedules, the maximum",
+                hint="delete schedules that you do not need",
             )
         check_quota(tables, principal, len(spec.text), request.stored_limit)
         row = ScheduleRow(
@@ -108,13 +107,13 @@ def _cadence(spec: Cadence) -> tuple[object, ...]:
 def _existing(tables: Tables, principal: str, schedule_id: str) -> ScheduleRow:
     row = tables.find_schedule(principal, schedule_id)
     if row is None:
-        raise UnknownSchedule(f"there is no schedule {schedule_id!r}")
+        raise UnknownSchedule(f"no such schedule: {schedule_id!r}")
     return row
 
 
 def _check_whole(row: ScheduleRow) -> None:
     if row.broken is not None:
-        raise ScheduleBroken(f"the schedule {row.schedule_id!r} is broken: {row.broken}")
+        raise ScheduleBroken(f"schedule {row.schedule_id!r} is broken: {row.broken}")
 
 
 def pause_schedule(tables: Tables, principal: str, schedule_id: str, paused: bool, at: float) -> ScheduleView:
@@ -198,7 +197,7 @@ def _fire_due(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
     _check_whole(row)
     if row.progress.tick_at is None:
-        raise ScheduleFinished(f"the schedule {row.schedule_id!r} is finished")
+        raise ScheduleFinished(f"schedule {row.schedule_id!r} is finished")
     sent = _send(tables, row, request, f"schedule:{row.schedule}:{request.send.message_id}")
     at = request.send.at
     progress = schedules.counted(row.spec, row.progress, fired=True)
@@ -209,7 +208,7 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 
 
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
-    """Accept the message. Raises what `verbs.send` raises, and `UnknownAgent`; then nothing was changed."""
+    """Accept the message. Raises as `verbs.send`, and `UnknownAgent`; a refusal changes nothing."""
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
     session = tables.find(send.principal, send.key)
     agent = send.agent
@@ -218,10 +217,10 @@ def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str)
     if agent not in request.agents:
         there = ", ".join(sorted(request.agents))
         raise UnknownAgent(
-            f"this host has no agent {agent!r}, which the schedule {row.schedule_id!r} is for",
-            hint=f"it has: {there}; put the schedule again with one of them, or delete it",
+            f"unknown agent {agent!r}: schedule {row.schedule_id!r} needs it",
+            hint=f"choose one of: {there}; save the schedule with it, or delete the schedule",
         )
     idle = session is None or (session.run_id is None and not session.waiting)
-    if send.policy == "reject" and send.run_id is None and idle:  # it is the host that has no room: it waits for that
+    if send.policy == "reject" and send.run_id is None and idle:  # the host has no room: wait for it
         send = _replace(send, policy="queue")
     return verbs.send(tables, send)

@@ -1,4 +1,4 @@
-"""What the verbs share: the numbering of a session's events, the check of a lease, and how a run begins and stops."""
+"""Building blocks of transactions: numbering of a session's events, lease checks, and start and stop of runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PACK_BYTES = 262_144
 
 
 class Log:
-    """Numbers events under the session's counter; after ``session.deleted`` it takes no more."""
+    """Numbers events with the session's counter; accepts none after ``session.deleted``."""
 
     __slots__ = ("closed", "events", "row")
 
@@ -40,7 +40,7 @@ class Log:
         self.events: list[Stored] = []
 
     def add(self, event: Event) -> int:
-        """The event's seq."""
+        """Add an event; return its seq."""
         row = self.row
         seq = row.next_seq
         if not self.closed:
@@ -49,7 +49,7 @@ class Log:
         return seq
 
     def add_raw(self, kind: str, body: bytes) -> int:
-        """The seq of an event that is encoded already."""
+        """Add an encoded event; return its seq."""
         seq = self.row.next_seq
         if not self.closed:
             self.row.next_seq = seq + 1
@@ -57,7 +57,7 @@ class Log:
         return seq
 
     def write(self, tables: Tables, run_id: str | None, at: float) -> tuple[Stored, ...]:
-        """Write what was added as one pack, or as several of about ``_PACK_BYTES``: readers take whole packs."""
+        """Write the added events as one pack, or as several of about ``_PACK_BYTES``: readers take whole packs."""
         events = self.events
         if not events:
             return ()
@@ -71,7 +71,7 @@ class Log:
 
 
 def _parts(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
-    """The events in parts of about ``_PACK_BYTES``."""
+    """Yield the events in parts of about ``_PACK_BYTES``."""
     start = size = 0
     for index, event in enumerate(events):
         size += len(event.body)
@@ -82,27 +82,27 @@ def _parts(events: Sequence[Stored]) -> Iterator[Sequence[Stored]]:
 
 
 def check_quota(tables: Tables, principal: str, amount: int, limit: int) -> None:
-    """Raise `QuotaExceeded` unless `amount` bytes more fit into what the principal may have stored."""
+    """Raise `QuotaExceeded` if `amount` more bytes exceed what the principal may store."""
     stored = tables.stored_bytes(principal)
     if stored + amount > limit:
         raise QuotaExceeded(f"{principal!r} has {stored:,} bytes stored, and its limit is {limit:,}")
 
 
 def existing_session(tables: Tables, principal: str, key: str) -> SessionRow:
-    """The session of that key. Raises `UnknownSession`, `SessionDeleted`."""
+    """Return the session with that key. Raises `UnknownSession`, `SessionDeleted`."""
     row = tables.find(principal, key)
     if row is None:
-        raise UnknownSession(f"there is no session {key!r}")
+        raise UnknownSession(f"no such session: {key!r}")
     if row.deleted_at is not None:
-        raise SessionDeleted(f"the session {key!r} was deleted")
+        raise SessionDeleted(f"session {key!r} was deleted")
     return row
 
 
 def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: float, limit: int) -> SessionRow:
-    """A session that is not written yet. Raises `LimitExceeded`."""
+    """Return a session that is not written yet. Raises `LimitExceeded`."""
     if tables.live_sessions(principal) >= limit:
         raise LimitExceeded(
-            f"{principal!r} has {limit} sessions, which is the limit", hint="delete sessions that are no longer needed"
+            f"{principal!r} already has {limit} sessions, the maximum", hint="delete sessions that you do not need"
         )
     return SessionRow(
         session=tables.new_session_number(), principal=principal, key=key, agent=agent, created_at=at, updated_at=at
@@ -110,7 +110,7 @@ def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: flo
 
 
 def held(tables: Tables, lease: Lease) -> SessionRow:
-    """The session whose run has that lease. Raises `StaleFence`."""
+    """Return the session whose run has that lease. Raises `StaleFence`."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
         raise stale(tables, lease, row)
@@ -118,15 +118,15 @@ def held(tables: Tables, lease: Lease) -> SessionRow:
 
 
 def stale(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
-    """The refusal of a write under a lease that does not hold."""
+    """Return the error for a write under a stale lease."""
     tables.counters.stale_writes_refused += 1
     if row is None:
         why = "its session was purged"
     elif row.run_id == lease.run_id:
-        why = f"it was taken over or parked: its fence is {row.fence} now, not {lease.fence}"
+        why = f"it was taken over or parked: its fence is now {row.fence}, not {lease.fence}"
     else:
         why = "it no longer holds the session"
-    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; nothing of it counts any more")
+    return StaleFence(f"run {lease.run_id} may not write: {why}", hint="stop this run; its results do not count")
 
 
 def start_run(tables: Tables, row: SessionRow, log: Log, taken: tuple[Mail, ...], run_id: str, at: float) -> None:
@@ -144,7 +144,7 @@ def start_run(tables: Tables, row: SessionRow, log: Log, taken: tuple[Mail, ...]
 
 
 def free(row: SessionRow) -> None:
-    """Forget the run that was on."""
+    """Free the slot of the run that was active."""
     row.run_id = None
     row.run_state = "running"
     row.cause = None
@@ -169,7 +169,7 @@ def _started(row: SessionRow) -> RunStarted:
 
 
 def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *, resumed: bool = False) -> Claim:
-    """The claim of the run that is on."""
+    """Return the claim of the active run."""
     assert row.run_id is not None
     return Claim(
         lease=Lease(row.session, row.run_id, row.fence),
@@ -188,7 +188,7 @@ def claim_of(tables: Tables, row: SessionRow, events: tuple[Stored, ...] = (), *
 
 
 def claim_again(tables: Tables, row: SessionRow) -> Claim:
-    """The answer to a claim that is repeated."""
+    """Return the answer to a repeated claim."""
     if row.resumed_as is not None:
         return claim_of(tables, row, resumed=True)
     kind, body = encode_event(_started(row))
@@ -196,9 +196,9 @@ def claim_again(tables: Tables, row: SessionRow) -> Claim:
 
 
 def stop_run(row: SessionRow, log: Log, cause: Cause, at: float) -> bool:
-    """Record the interrupt of the run that is on: the first cause wins, and a rollback is noted in any case.
+    """Record the interrupt of the active run: the first cause wins, and a rollback is always noted.
 
-    Nobody needs to answer its questions any more. Returns whether the row was changed.
+    Its questions no longer need an answer. Return whether the row was changed.
     """
     assert row.run_id is not None
     takes_back = cause.kind == "rollback" and not row.rolled_back

@@ -50,7 +50,7 @@ class SqlReads:
         self._database = database
 
     def events(self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES) -> list[Stored]:
-        """Events with seq > after, whole packs until there are `limit` of them or they have `limit_bytes`."""
+        """Return events with seq > after, in whole packs until `limit` events or `limit_bytes` are reached."""
         out: list[Stored] = []
         size = 0
         with closing(self._database.rows("events_after", session, after, limit)) as rows:

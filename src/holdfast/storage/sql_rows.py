@@ -1,4 +1,4 @@
-"""The rows of the SQL stores as values, and back: the columns and JSON bodies of `SessionRow` and the others."""
+"""Conversion of the SQL stores' rows to values and back: columns and JSON bodies of `SessionRow` and the others."""
 
 from __future__ import annotations
 
@@ -51,26 +51,26 @@ __all__ = [
 
 
 LARGE_BYTES = 65_536
-"""Bytes of rows that go into one statement, and that it may keep until the next time."""
+"""Maximum bytes of rows in one statement, which may keep them until its next use."""
 LIVE_COLUMN = -11
-"""Where `state_columns` has the run that is on, from the end: of its columns, this one only may be large."""
+"""Index of the active run in `state_columns`, from the end: its only column that may be large."""
 _SHORT = 80
-"""Characters of a content that stays in memory while it waits."""
+"""Maximum characters of a queued content that stays in memory."""
 
 
 class Database(Protocol):
     """A connection inside a transaction (or, for reads, outside of one)."""
 
     def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """The rows of a named statement."""
+        """Return the rows of a named statement."""
         ...
 
     def rows(self, name: str, *parameters: object) -> Generator[tuple[Any, ...]]:
-        """The rows of a named statement one by one; close it if it is not read to its end."""
+        """Yield the rows of a named statement; close it if you do not read it to the end."""
         ...
 
     def write(self, name: str, *parameters: object) -> int:
-        """Execute a named statement; the number of rows it wrote."""
+        """Execute a named statement; return the number of rows it wrote."""
         ...
 
     def write_large(self, name: str, *parameters: object, value: bytes | bytearray) -> None:
@@ -78,21 +78,21 @@ class Database(Protocol):
         ...
 
     def read_large(self, name: str, *parameters: object, start: int, size: int) -> bytes | None:
-        """At most `size` bytes, from `start` on, of the one value that a named statement selects; None: no row."""
+        """Return at most `size` bytes, from `start` on, of the value that a named statement selects; None: no row."""
         ...
 
     def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
-        """Execute a named statement for many rows; the number of rows it wrote.
+        """Execute a named statement for many rows; return the number of rows it wrote.
 
         Parameters:
-            large: whether the rows may have more than `LARGE_BYTES` in all. To measure them takes as long as to bind
-                them, and most are known to be small.
+            large: whether the rows may exceed `LARGE_BYTES` in total. Measuring them takes as long as binding them, and
+                most are known to be small.
         """
         ...
 
 
 class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the session's row holds of the run that is on."""
+    """State of the active run in the session's row."""
 
     agent: str
     attempt: int
@@ -116,13 +116,13 @@ _decode_schedule = msgspec.json.Decoder(ScheduleRow).decode
 
 
 def mail_of(columns: tuple[Any, ...]) -> Mail:
-    """A message from ``waiting_messages`` or ``taken_message``."""
+    """Return a message from ``waiting_messages`` or ``taken_message``."""
     body, batch, due, target = columns
     return Mail(_decode_message(body), batch, due, target)
 
 
 def shelve(mails: Iterable[Mail]) -> tuple[Mail, ...]:
-    """The messages with short contents only: the others' are in their rows."""
+    """Return the messages with short contents only; longer ones stay in their rows."""
     return tuple([_shelved(mail) if len(mail.message.content) > _SHORT else mail for mail in mails])
 
 
@@ -132,7 +132,7 @@ def _shelved(mail: Mail) -> Mail:
 
 
 def known_of(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
-    """The message from ``message_by_id`` or ``message_by_idempotency_key``, if there is one."""
+    """Return the message from ``message_by_id`` or ``message_by_idempotency_key``, if any."""
     if not rows:
         return None
     message_id, seq, body_hash, run_id, withdrawn_at = rows[0]
@@ -140,7 +140,7 @@ def known_of(rows: list[tuple[Any, ...]]) -> KnownMessage | None:
 
 
 def ended_of(rows: list[tuple[Any, ...]]) -> EndedRun | None:
-    """The run from ``ended_run``, if there is one."""
+    """Return the run from ``ended_run``, if any."""
     if not rows:
         return None
     body, fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back = rows[0]
@@ -158,13 +158,13 @@ def ended_of(rows: list[tuple[Any, ...]]) -> EndedRun | None:
 
 
 def piece_of(history_id: str, columns: tuple[Any, ...]) -> HistoryRow:
-    """A history row from ``run_piece`` or ``edit_piece``."""
+    """Return a history row from ``run_piece`` or ``edit_piece``."""
     previous_id, whole, last_n, entries = columns
     return HistoryRow(history_id, previous_id, bool(whole), last_n, tuple(unpack_entries(entries) if entries else ()))
 
 
 def read_entries(database: Database, session: int, newest: str | None, *, after: int, limit: int) -> list[Entry]:
-    """Entries with n > after of the transcript that ends with the piece `newest`."""
+    """Return entries with n > after of the transcript that ends with the piece `newest`."""
     out: list[Entry] = []
     if newest is None:
         return out
@@ -176,7 +176,7 @@ def read_entries(database: Database, session: int, newest: str | None, *, after:
 
 
 def read_all_entries(database: Database, session: int, newest: str | None, *, limit_bytes: int) -> list[Entry] | None:
-    """All entries of the transcript that ends with the piece `newest`; None if they have more bytes."""
+    """Return all entries of the transcript that ends with the piece `newest`; None if they exceed `limit_bytes`."""
     if newest is None:
         return []
     pieces: list[tuple[int, bytes]] = []
@@ -194,7 +194,7 @@ def read_all_entries(database: Database, session: int, newest: str | None, *, li
 def read_some_entries(
     database: Database, session: int, newest: str | None, *, after: int, limit: int, limit_bytes: int
 ) -> list[Entry]:
-    """As `read_entries`, until they have `limit_bytes`; only one piece of the transcript is in memory at a time."""
+    """As `read_entries`, up to `limit_bytes`; only one piece of the transcript is in memory at a time."""
     out: list[Entry] = []
     size = 0
     for piece, in_run in database.query("pieces_after", newest, session, after, session, session, after, limit):
@@ -208,7 +208,7 @@ def read_some_entries(
 
 
 def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
-    """A session without its messages; how many wait; the ids of those of the run that is on."""
+    """Return a session without its messages, the number of queued ones, and the message ids of the active run."""
     row = SessionRow(*columns[:11])
     row.append_nth, row.append_seq, row.sweep, row.last_run_id, row.deleted_at, row.history_id, waiting = columns[12:]
     if row.run_id is None:
@@ -229,7 +229,7 @@ def row_of(columns: tuple[Any, ...]) -> tuple[SessionRow, int, tuple[str, ...]]:
 
 
 def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
-    """A session with its messages; large ones are shelved."""
+    """Return a session with its messages; large ones are shelved."""
     row, waiting, taken = row_of(columns)
     if waiting:
         with closing(database.rows("waiting_messages", row.session)) as rows:
@@ -241,7 +241,7 @@ def load(database: Database, columns: tuple[Any, ...]) -> SessionRow:
 
 
 def state_columns(row: SessionRow) -> tuple[object, ...]:
-    """What ``add_sessions`` and ``save_sessions`` write of a session, in their order."""
+    """Return the columns that ``add_sessions`` and ``save_sessions`` write, in order."""
     live = None
     if row.run_id is not None:
         live = encode_json(
@@ -284,12 +284,12 @@ def state_columns(row: SessionRow) -> tuple[object, ...]:
 
 
 def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
-    """A schedule from its row. One whose body cannot be read is ``broken``: the others go on without it."""
+    """Return a schedule from its row. One with an unreadable body is ``broken``: the others continue without it."""
     schedule, principal, schedule_id, revision, session, body = columns
     try:
         row = _decode_schedule(body)
         if row.spec.every_s is not None and not row.spec.every_s >= LEAST_EVERY_S:
-            raise ValueError(f"every_s is {row.spec.every_s}")  # its ticks have no end, or cannot be counted
+            raise ValueError(f"every_s is {row.spec.every_s}")  # its ticks would be endless or uncountable
         return msgspec.structs.replace(row, schedule=schedule)
     except (TypeError, ValueError, RecursionError) as error:
         return ScheduleRow(
@@ -299,12 +299,12 @@ def schedule_of(columns: tuple[Any, ...]) -> ScheduleRow:
             revision=revision,
             spec=ScheduleSpec(session=session, text=""),
             progress=Progress(anchor_at=0.0, tick_at=None, due_at=None, decided_at=0.0),
-            broken=f"what is stored of it cannot be read, a newer version wrote it or it is damaged: {told(error)}",
+            broken=f"damaged, or written by a newer version: {told(error)}",
         )
 
 
 def schedule_columns(row: ScheduleRow) -> tuple[object, ...]:
-    """What ``add_schedule`` and ``save_schedule`` write of a schedule, in their order."""
+    """Return the columns that ``add_schedule`` and ``save_schedule`` write, in order."""
     due_at = row.due_at
     return (
         row.revision,

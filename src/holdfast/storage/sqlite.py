@@ -2,7 +2,7 @@
 """The store in one SQLite file: durable on one machine, for one host at a time.
 
 - All writes go through one thread (`holdfast.storage.writer`) as group commits, WAL, ``synchronous=FULL``.
-- Reads have threads and connections of their own and see what is committed, so also all that was answered.
+- Reads have their own threads and connections and see what is committed, so also everything already answered.
 - A lock on ``<file>-lock`` refuses a second host, in another process or in this one.
 """
 
@@ -98,7 +98,7 @@ _OLDEST_SQLITE: Final = (3, 35, 0)
 _READERS: Final = 2
 _READS_TOGETHER: Final = 32
 _LONG_READ_S: Final = 0.001
-"""What took longer may be large: it goes back at once, and does not wait in memory for others."""
+"""A read slower than this may be large: its result is returned at once and not held in memory for others."""
 _ROWS_TOGETHER: Final = 64
 _PIECE_BYTES: Final = 1 << 20
 _TRIED_BYTES: Final = 65_536
@@ -178,7 +178,7 @@ class _SqliteDatabase:
         return written
 
     def write_large(self, name: str, *parameters: object, value: bytes | bytearray) -> None:
-        # Bound to a statement it would be copied while the interpreter stands still.
+        # Binding it to a statement would copy it while holding the GIL.
         head, _, tail = sql.block(name).rpartition("?")
         row = self._connection.execute(f"{head}zeroblob(?){tail}", (*parameters, len(value))).lastrowid
         assert row is not None
@@ -198,9 +198,9 @@ class _SqliteDatabase:
         return None
 
     def _unbind(self, text: str, parameters: int) -> None:
-        """Free what a statement was given last: it is kept for the next time, and its copy of that with it.
+        """Free the last parameters of a cached statement, which keeps a copy of them.
 
-        There is no call for that, but nulls take the place of it; a row of nulls is refused, or matches no other.
+        SQLite's module has no call for that, but nulls replace them; a row of nulls is refused, or matches no other.
         """
         with suppress(sqlite3.IntegrityError):
             self._connection.execute(text, (None,) * parameters)
@@ -211,7 +211,7 @@ def _size(values: Iterable[object]) -> int:
 
 
 def _parts(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[list[tuple[object, ...]], int]]:
-    """The rows in lists of limited length and size, each with its size."""
+    """Yield the rows in lists of limited length and size, each with its size."""
     some: list[tuple[object, ...]] = []
     size = 0
     for row in rows:
@@ -240,9 +240,9 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def translate(error: Exception, path: str) -> Exception:
-    """Holdfast's error for one of SQLite's."""
+    """Return Holdfast's error for one of SQLite's."""
     if isinstance(error, SessionChanged):
-        return StorageError("a session was changed by somebody else; nothing was written", hint="send again")
+        return StorageError("a session was changed concurrently; nothing was written", hint="retry")
     if not isinstance(error, sqlite3.Error):
         return error
     code = getattr(error, "sqlite_errorcode", 0) or 0
@@ -252,9 +252,9 @@ def translate(error: Exception, path: str) -> Exception:
         case sqlite3.SQLITE_IOERR:
             return _caused(_of_disk(error, path), error)
         case sqlite3.SQLITE_READONLY:
-            return _caused(StoreReadOnly(f"{path} cannot be written"), error)
+            return _caused(StoreReadOnly(f"{path} is not writable"), error)
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
-            return _caused(StoreReadOnly(f"{path} cannot be opened: {error}"), error)
+            return _caused(StoreReadOnly(f"{path}: open failed: {error}"), error)
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB:
             return _caused(StoreCorrupt(f"{path} is damaged or is not a database: {error}"), error)
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
@@ -269,22 +269,22 @@ def _caused(error: HoldfastError, cause: Exception) -> HoldfastError:
 
 
 def _of_disk(error: sqlite3.Error, path: str) -> StorageError:
-    """The error for one of the disk; SQLite does not say which it was, so it is tried."""
+    """Return the error for a disk error; SQLite does not report which it was, so try it out."""
     match _write_errno(path):
         case 0:
             return StorageError(f"{path}: {error}; nothing was written")
         case errno.ENOSPC:
             return StoreFull(f"the disk of {path} is full; nothing was written")
         case errno.EDQUOT | errno.EFBIG as number:
-            return StoreFull(f"nothing more fits into {path}: {os.strerror(number)}; nothing was written")
+            return StoreFull(f"no space left in {path}: {os.strerror(number)}; nothing was written")
         case errno.EROFS | errno.EACCES | errno.EPERM as number:
-            return StoreReadOnly(f"{path} cannot be written: {os.strerror(number)}")
+            return StoreReadOnly(f"{path} is not writable: {os.strerror(number)}")
         case number:
             return StorageError(f"{path}: {os.strerror(number)}; nothing was written")
 
 
 def _write_errno(path: str) -> int:
-    """What the system says to somebody who writes beside the file, or to it: an errno, or 0."""
+    """Write beside the file, and return the errno of the failure, or 0."""
     folder = os.path.dirname(path)
     try:
         if os.statvfs(folder).f_bavail == 0:
@@ -300,7 +300,7 @@ def _write_errno(path: str) -> int:
 
 
 def _identity(path: str) -> tuple[int, int]:
-    """Which file has this name now; no file is (0, 0)."""
+    """Return the identity of the file with this name; (0, 0) for a missing one."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -309,7 +309,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 class _WritingConnection:
-    """The writer thread's side (see `holdfast.storage.writer.Connection`)."""
+    """Connection of the writer thread (see `holdfast.storage.writer.Connection`)."""
 
     def __init__(self, path: str, *, node_id: str, at: float) -> None:
         self._path = path
@@ -339,7 +339,7 @@ class _WritingConnection:
         database = _SqliteDatabase(connection)
         if 0 < version < SCHEMA_VERSION:
             copy = copy_before_migration(connection, self._path, version)
-            _log.warning("%s gets a newer schema; the older Holdfast can open the copy %s", self._path, copy)
+            _log.warning("migrating %s to a newer schema; the older Holdfast can open the copy %s", self._path, copy)
         self.begin(("open",))
         _passing("before_write", self._verbs)
         blocks = [f"migrate_{older}" for older in range(version, SCHEMA_VERSION)] if version else ["schema"]
@@ -365,17 +365,17 @@ class _WritingConnection:
         )
 
     def _check(self, connection: sqlite3.Connection) -> int:
-        """The schema's version: 0 for a new file."""
+        """Return the schema version: 0 for a new file."""
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if tables == 0:
             return 0
         if application != _APPLICATION_ID:
-            raise StoreCorrupt(f"{self._path} is a database, but not one of Holdfast's; nothing was changed")
+            raise StoreCorrupt(f"{self._path} is a database, but not a Holdfast store; nothing was changed")
         if version > SCHEMA_VERSION:
             raise ConfigurationError(
-                f"{self._path} has schema version {version}, and this Holdfast knows up to {SCHEMA_VERSION}",
+                f"{self._path} has schema version {version}, but this Holdfast supports up to {SCHEMA_VERSION}",
                 hint="upgrade Holdfast, or name another file with --store",
             )
         return int(version)
@@ -383,7 +383,7 @@ class _WritingConnection:
     def begin(self, verbs: Sequence[str]) -> None:
         self._verbs = verbs
         assert self._connection is not None
-        if _identity(self._path) != self._file:  # what is written to a file without a name is lost with the process
+        if _identity(self._path) != self._file:  # data written to an unlinked file is lost with the process
             raise StoreCorrupt(
                 f"{self._path} was moved, deleted or replaced while it was open; nothing was written",
                 hint="put the file back where it was, or restart the host with the file that is there now",
@@ -397,7 +397,7 @@ class _WritingConnection:
 
     def roll_back(self) -> None:
         if self._connection is not None and self._connection.in_transaction:
-            # The error that led here is what callers hear of; a transaction that stays open fails the next one.
+            # Callers get the original error; a transaction that stays open makes the next one fail.
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
 
@@ -416,7 +416,7 @@ class _WritingConnection:
 
 
 class _Readers:
-    """Threads that read, each with a connection of its own; what is ready together goes back in one call."""
+    """Reader threads with a connection each; results that are ready together are returned in one call."""
 
     def __init__(self, path: str, count: int) -> None:
         self._path = path
@@ -431,13 +431,13 @@ class _Readers:
             thread.start()
 
     def submit(self, read: Callable[[SqlReads], _T]) -> asyncio.Future[_T]:
-        """The future of what `read` returns or raises."""
+        """Return a future for the result or error of `read`."""
         future: asyncio.Future[_T] = self._loop.create_future()
         self._requests.put((read, future))
         return future
 
     async def close(self) -> None:
-        """Answer what was asked, then end the threads."""
+        """Answer pending requests, then end the threads."""
         for _ in self._threads:
             self._requests.put(None)
         await asyncio.shield(asyncio.wait(self._ended))
@@ -472,7 +472,7 @@ class _Readers:
                 else:
                     ending = True
                 if answers:
-                    del read, future  # what was read is not kept until the next request comes
+                    del read, future  # free the result before waiting for the next request
                     if not call_loop(self._loop, _answer, answers):
                         ending = True
                 request = None
@@ -495,7 +495,7 @@ class SqliteStore:
     """A `Store` in one SQLite file.
 
     Parameters:
-        path: of the file; it is made if there is none. Beside it lie ``-wal``, ``-shm`` and ``-lock``.
+        path: path of the file; created if missing. Beside it are ``-wal``, ``-shm`` and ``-lock``.
     """
 
     def __init__(self, path: str) -> None:
@@ -506,7 +506,7 @@ class SqliteStore:
 
     async def open(self, *, node_id: str, at: float) -> None:
         if self._writer is not None:
-            raise StoreLocked(f"{self._path} is open already")
+            raise StoreLocked(f"{self._path} is already open")
         writer = Writer(_WritingConnection(self._path, node_id=node_id, at=at), name="holdfast-writer")
         try:
             self._tables = await writer.open()

@@ -1,10 +1,10 @@
-"""The verbs of a run that talks with people while it is on: steer, suspend, answer, park and its claim.
+"""Transactions of an active run that talks with people: steer, suspend, answer, park and its claim.
 
 Invariants:
 
 - A run whose interrupt is recorded takes no steered message, asks nothing and waits for no answer.
-- A parked run has no holder and a higher fence, so that whoever held it can write nothing more.
-- A question is asked once and answered once; an answer that is repeated is the one that stands in the log.
+- A parked run has no holder and a higher fence, so that its former holder can write nothing more.
+- A question is asked once and answered once; a repeated answer returns the one in the log.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
         return _answered(row, _answer_in_log(tables, row, given))
     if given.decision not in _DECISIONS[question.kind]:
         raise InvalidRequest(
-            f"{given.question_id!r} cannot be {given.decision}: it is "
+            f"{given.question_id!r} does not accept {given.decision}: it is "
             + ("an approval" if question.kind == "approval" else "a question"),
             hint="approve or deny it" if question.kind == "approval" else "answer it with text",
         )
     if given.decision != "expired" and question.due_at and given.at >= question.due_at:
-        raise AlreadyAnswered(f"the time for {given.question_id!r} is over", hint="it counts as expired")
+        raise AlreadyAnswered(f"the deadline of {given.question_id!r} has passed", hint="it counts as expired")
     if given.decision == "approved" and given.call_hash and given.call_hash != hash_call(question):
-        raise CallMismatch(f"{given.question_id!r} asks for another call than the one that was approved")
+        raise CallMismatch(f"{given.question_id!r} asks for a different call than the approved one")
     left = tuple(other for other in row.questions if other is not question)
     if not left:
         row.run_state = next_run_state(row.run_state, "resume")
@@ -104,18 +104,18 @@ def answer(tables: Tables, principal: str, key: str, given: Answer) -> Answered:
 
 
 def _answer_in_log(tables: Tables, row: SessionRow, given: Answer) -> Answer:
-    """The answer that the run that is on got before. Raises `UnknownQuestion`, `AlreadyAnswered`."""
+    """Return the answer that the active run got before. Raises `UnknownQuestion`, `AlreadyAnswered`."""
     seq = next((seq for question_id, seq in row.answered if question_id == given.question_id), None)
     if seq is None:
-        raise UnknownQuestion(f"no question {given.question_id!r} is open in session {row.key!r}")
+        raise UnknownQuestion(f"no open question {given.question_id!r} in session {row.key!r}")
     (stored,) = tables.events_between(row, seq, seq)
     event = decode_event(stored)
     assert isinstance(event, RunResumed)
     before = event.answer
     if given.call_hash and before.call_hash and given.call_hash != before.call_hash:
-        raise CallMismatch(f"{given.question_id!r} asked for another call than the one that is approved now")
+        raise CallMismatch(f"{given.question_id!r} asked for a different call than the one approved now")
     if (before.decision, before.text) != (given.decision, given.text):
-        raise AlreadyAnswered(f"{given.question_id!r} was {before.decision} before", hint="its run goes on with that")
+        raise AlreadyAnswered(f"{given.question_id!r} was {before.decision} already", hint="its run uses that")
     tables.counters.duplicates_prevented += 1
     return before
 
@@ -151,7 +151,8 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
 
 
 def resume(tables: Tables, row: SessionRow, run_id: str, at: float) -> Claim | None:
-    """Take a parked run that waits for nothing; None if it is not one. ``run_id`` is the caller's, for a repetition."""
+    """Claim a parked run that waits for nothing; None if it is not one. ``run_id`` is the caller's, for a
+    repetition."""
     if row.holder != NOBODY or row.questions:
         return None
     row.fence += 1

@@ -1,11 +1,11 @@
 # ruff: noqa: D102 - `Tables` documents its methods
 """The tables of `holdfast.storage.records` in SQL.
 
-Rows of sessions are kept from one transaction to the next, because only this object writes them; contents of messages
-beyond a few thousand characters are read again when they are needed (`Mail.shelved`). What is written is
-collected and goes out with `flush`, many rows to a statement. A session is written only if its fence and its counter
-are still those that were read (`SessionChanged` otherwise), so that a kept row can never overwrite what it has not
-seen. After any error the transaction is rolled back and `forget` is called.
+Session rows are cached between transactions, because only this object writes them. Message contents beyond a few
+thousand characters are read again when needed (`Mail.shelved`). Writes are collected, and `flush` sends many rows per
+statement. A session is written only if its fence and counter are still those that were read (`SessionChanged`
+otherwise), so that a cached row never overwrites what it has not seen. After any error, the transaction is rolled back
+and `forget` is called.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ _PURGES = (*_CONTENTS, "purge_events")
 
 
 class SessionChanged(Exception):
-    """A session's row, or a schedule's, is not what was read: nothing of the transaction may stay."""
+    """The row of a session or schedule differs from what was read: the whole transaction must be undone."""
 
 
 class SqlTables:
     """See the module, and `holdfast.storage.records.Tables`.
 
     Parameters:
-        database: where the statements go.
-        epoch: of the node that writes.
-        last_number: the highest session number that was ever used.
+        database: runs the statements.
+        epoch: epoch of the writing node.
+        last_number: highest session number ever used.
         between: called in `flush` after the first statement that wrote, for failpoints.
     """
 
@@ -85,7 +85,7 @@ class SqlTables:
         self._names: dict[tuple[str, str], SessionRow] = {}
         self._seen: dict[int, tuple[int, int]] = {}
         self._characters: dict[int, int] = {}
-        """What came to a kept session since its contents were shelved."""
+        """Changes to a cached session since its contents were shelved."""
         self._large: set[int] = set()
         self._mails: dict[int, int] = {}
         self._kept_mails = 0
@@ -93,7 +93,7 @@ class SqlTables:
         self._stored: dict[str, int] = {}
         self._grown: dict[str, int] = {}
         self._collected_bytes = 0
-        """Of bodies in rows that were collected since the last flush."""
+        """Size of bodies in rows collected since the last flush."""
         self._new: dict[int, SessionRow] = {}
         self._changed: dict[int, SessionRow] = {}
         self._messages: dict[tuple[int, str], list[object]] = {}
@@ -106,7 +106,7 @@ class SqlTables:
         self._uses: list[tuple[object, ...]] = []
 
     def forget(self) -> None:
-        """Drop what was kept and collected; numbers that were given out stay used."""
+        """Drop cached and collected rows; assigned numbers stay used."""
         for kept in (self._rows, self._names, self._seen, self._live, self._new, self._changed, self._messages):
             kept.clear()
         for counted in (self._characters, self._large, self._mails):
@@ -127,7 +127,7 @@ class SqlTables:
             collected.clear()
 
     def trim(self) -> None:
-        """Keep no more than a bounded number of sessions, messages and characters; call it after a commit."""
+        """Limit the cached sessions, messages and characters; call it after a commit."""
         for session in self._large:
             row = self._rows[session]
             row.waiting, row.taken = shelve(row.waiting), shelve(row.taken)
@@ -144,7 +144,7 @@ class SqlTables:
             self._stored.clear()
 
     def flush(self) -> None:
-        """Write what was collected. Raises `SessionChanged`."""
+        """Write collected rows. Raises `SessionChanged`."""
         large = self._collected_bytes > LARGE_BYTES
         self._collected_bytes = 0
         write = self._database.write_rows
@@ -283,7 +283,7 @@ class SqlTables:
             self._live.pop(row.principal, None)
 
     def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
-        """The primary key refuses it in `flush`."""
+        """Do nothing: the primary key refuses it in `flush`."""
 
     def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
         message = mail.message
@@ -464,7 +464,7 @@ class SqlTables:
         attachments_before: float,
         after: int,
     ) -> tuple[int, int | None]:
-        """See `Store.prune`, for some sessions numbered above ``after``: what was dropped, and where to go on."""
+        """See `Store.prune`, for some sessions numbered above ``after``; return what was dropped and the next start."""
         upto = after + _PRUNED_TOGETHER
         self.flush()
         self._between()
@@ -499,7 +499,7 @@ class SqlTables:
         return dropped, upto_next
 
     def _drop(self, principal: str, name: str, *parameters: object) -> int:
-        """Execute a statement that deletes rows and returns the bytes of each. Returns how many rows."""
+        """Execute a statement that deletes rows and returns the bytes of each. Return the number of rows."""
         sizes = self._database.query(name, *parameters)
         if sizes:
             self.grow(principal, -sum(int(size) for (size,) in sizes))
@@ -508,7 +508,7 @@ class SqlTables:
     def add_key(self, record: KeyRecord) -> None:
         """See `Store.add_key`."""
         if any(key_id == record.key_id for key_id, *_ in self._database.query("keys")):
-            raise StorageError(f"there is a key {record.key_id!r} already")
+            raise StorageError(f"key {record.key_id!r} already exists")
         self._database.write(
             "add_key",
             record.key_id,
@@ -530,5 +530,5 @@ class SqlTables:
 
 
 def _are_large(rows: Iterable[tuple[Any, ...]]) -> bool:
-    """Whether rows of sessions have more than `LARGE_BYTES`: questions and answers lie in them."""
+    """Whether rows of sessions exceed `LARGE_BYTES`: questions and answers are in them."""
     return sum([len(row[LIVE_COLUMN] or b"") for row in rows]) > LARGE_BYTES

@@ -1,7 +1,7 @@
-"""The verbs that write, once for every store: they decide, change the session's row and write through `Tables`.
+"""Transactions that write, shared by all stores: they decide, change the session's row and write through `Tables`.
 
-Each function is called inside one transaction. What refuses raises **before** the first change, so that a refusal
-writes nothing. Nothing here awaits, blocks or looks at a clock.
+Each function is called inside one transaction. A refusal raises **before** the first change, so that it writes
+nothing. Nothing here awaits, blocks or reads a clock.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ __all__ = [
 
 
 _ASKED = frozenset(("user", "stop"))
-"""Kinds of interrupt that take place also where the store could not record them."""
+"""Kinds of interrupt that take effect even if the store failed to record them."""
 _SET_BACK_S = 1.0
-"""A message that was accepted so much later than now was accepted before the clock was set back."""
+"""A message accepted this much later than now was accepted before the clock was set back."""
 
 
 def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
-    """What the next run takes, and what stays."""
+    """Return what the next run takes, and what stays."""
     waiting = row.waiting
     if len(waiting) == 1:
         mail = waiting[0]
@@ -118,25 +118,25 @@ def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, 
 
 
 def _due_at(mail: Mail, now: float) -> float:
-    """When a message may be taken. One from the future has waited for nobody knows how long: at once."""
+    """Return when a message may be taken. One from the future has waited for an unknown time: take it at once."""
     return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
 
 
 def _check_agents(row: SessionRow | None, request: Send, allowed: frozenset[str]) -> None:
-    """Raise `UnknownAgent` if an agent would hear the message that the sender may not use."""
+    """Raise `UnknownAgent` if the message would reach an agent that the sender may not use."""
     hearing = {request.agent or (request.default_agent if row is None else row.agent)}
     if row is not None and row.run_id is not None and request.policy == "steer":
         hearing.add(row.run_agent)
     for name in sorted(hearing - allowed):
-        raise UnknownAgent(f"this host has no agent {name!r}", hint="name one that your key allows")
+        raise UnknownAgent(f"unknown agent {name!r}", hint="use one that your key allows")
 
 
 def _check_mailbox_size(row: SessionRow, more: int, limit: int) -> None:
     size = sum([mail.size for mail in row.waiting])
     if size + more > limit:
         raise MailboxFull(
-            f"messages of {size:,} characters wait in session {row.key!r}, and its limit is {limit:,}",
-            hint="send again when a run has taken some of them",
+            f"queued messages have {size:,} characters in session {row.key!r}, and its limit is {limit:,}",
+            hint="retry after a run has taken some of them",
         )
 
 
@@ -145,13 +145,13 @@ def send(tables: Tables, request: Send) -> SendResult:
     row = tables.find(request.principal, request.key)
     if row is not None:
         if row.deleted_at is not None:
-            raise SessionDeleted(f"the session {request.key!r} was deleted")
+            raise SessionDeleted(f"session {request.key!r} was deleted")
         if request.idempotency_key is not None:
             known = tables.by_idempotency_key(row, request.idempotency_key)
             if known is not None:
                 if known.body_hash != request.body_hash:
                     raise IdempotencyMismatch(
-                        f"the idempotency key {request.idempotency_key!r} was used for another message"
+                        f"idempotency key {request.idempotency_key!r} was already used for another message"
                     )
                 tables.counters.duplicates_prevented += 1
                 return SendResult(
@@ -265,7 +265,7 @@ def send(tables: Tables, request: Send) -> SendResult:
 
 def _cause_of(policy: Policy, at: float, message_id: str) -> Cause:
     if policy == "rollback":
-        return Cause(kind="rollback", reason="a newer message takes it back", at=at, message_id=message_id)
+        return Cause(kind="rollback", reason="a newer message rolls it back", at=at, message_id=message_id)
     return Cause(kind="message", reason="a newer message came", at=at, message_id=message_id)
 
 
@@ -273,7 +273,7 @@ def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotRe
     """See `Store.claim`."""
     row = tables.get(session)
     if row is None:
-        raise UnknownSession(f"there is no session number {session}")
+        raise UnknownSession(f"no such session number: {session}")
     if row.run_id is not None:
         if row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
             return claim_again(tables, row)
@@ -300,7 +300,7 @@ def append(
         first = row.append_seq
         return Appended(events=tuple(Stored(first + i, kind, body) for i, (kind, body) in enumerate(events)))
     if nth and nth != row.append_nth + 1:
-        raise InvalidRequest(f"append {nth} of run {lease.run_id} came after append {row.append_nth}")
+        raise InvalidRequest(f"append {nth} of run {lease.run_id} does not follow append {row.append_nth}")
     if not events:
         return Appended(events=())
     for _, body in events:
@@ -424,7 +424,7 @@ def commit_run(tables: Tables, commit: RunCommit) -> Committed:
 
 
 def _commit_bytes(commit: RunCommit) -> int:
-    """About how many bytes a commit adds: the text is stored in ``run.finished`` and in the run."""
+    """Return about how many bytes a commit adds: the text is stored in ``run.finished`` and in the run."""
     size = 2 * len(commit.text)
     for _, body in commit.events:
         size += len(body)
@@ -436,7 +436,7 @@ def _commit_bytes(commit: RunCommit) -> int:
 
 
 def _without_content(view: RunView) -> RunView:
-    """A run of a deleted session, as its commit may still be repeated."""
+    """Return a run of a deleted session without its content, because its commit may still be retried."""
     return msgspec.structs.replace(view, text="", error=None, receipt=None)
 
 
@@ -456,7 +456,7 @@ def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed
 
 
 def _unrecorded_stop(row: SessionRow, commit: RunCommit) -> Cause | None:
-    """What somebody stopped the run for, if the store could not take that when it was asked for."""
+    """Return why a user stopped the run, if the store failed to record that at the time."""
     cause = commit.cause
     while cause is not None and cause.parent is not None:
         cause = cause.parent
@@ -468,9 +468,9 @@ def _unrecorded_stop(row: SessionRow, commit: RunCommit) -> Cause | None:
 def _final_state(
     row: SessionRow, status: Literal["completed", "failed", "interrupted"]
 ) -> Literal["completed", "failed", "interrupted"]:
-    """The state table's word for how a run that is in this state ends: an error while stopping is an interrupt.
+    """Return how the state table ends a run in this state: an error while stopping is an interrupt.
 
-    A run that ends by itself waits for no answer any more. One that is rolled back is interrupted, however it ended.
+    A run that ends by itself no longer waits for an answer. One that is rolled back is interrupted, however it ended.
     """
     state = row.run_state
     if row.rolled_back:
@@ -565,7 +565,7 @@ def delete_session(tables: Tables, principal: str, key: str, at: float, cause: C
     row.deleted_at = row.updated_at = at
     tables.save(row)
     events = log.write(tables, row.run_id, at)
-    if row.run_id is None:  # else the end of the run does it
+    if row.run_id is None:  # otherwise the end of the run does it
         tables.purge_contents(row)
     return Stopped(session=row.session, number=row.session, run_id=row.run_id, withdrawn=withdrawn, events=events)
 
@@ -581,7 +581,7 @@ def withdraw(
     else:
         known = tables.known_message(row, message_id)
         if known is None:
-            raise UnknownMessage(f"there is no message {message_id!r} in session {key!r}")
+            raise UnknownMessage(f"no such message: {message_id!r} in session {key!r}")
         if not known.withdrawn:
             raise AlreadySettled(f"message {message_id!r} was taken by run {known.run_id}")
         return Settlement(message_id=message_id, state="withdrawn"), ()

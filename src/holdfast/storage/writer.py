@@ -1,22 +1,22 @@
-"""The one thread that writes to an SQLite file, and the event loop's side of it: group commit.
+"""Group commit for SQLite: the single writer thread, and its event loop side.
 
-How a write goes:
+How a write works:
 
 1. `Writer.submit` puts it into a buffer on the loop's side and returns a future.
-2. Once no batch is in flight the whole buffer goes to the thread as one batch: one transaction, one sync to disk.
-3. One call back into the loop resolves the futures of the batch, in order, and sends off the next one.
+2. Once no batch is in flight, the whole buffer goes to the thread as one batch: one transaction, one sync to disk.
+3. One call back into the loop resolves the futures of the batch, in order, and starts the next one.
 
 Invariants:
 
-- A write's future is resolved only after its transaction is durable. Whether anybody still waits makes no difference.
-- A refusal (any `HoldfastError` from a verb) has changed nothing, so the rest of its batch goes on.
-- A thread that cannot go on, because even the roll-back failed, fails all writes that wait and all that come.
-- After any other error the whole batch is rolled back and then done again one by one, each write in a transaction of
-  its own, so that an error stays with the write that has it.
-- A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite gives the GIL up
-  and needs up to 5 ms to get it back. So once a batch is in flight for long, the loop makes way now and then: it blocks
-  until the thread has prepared the batch, 2 ms at most, and while the disk syncs it naps for some microseconds, so that
-  the thread can come back with the news. A loop that idles loses nothing by it.
+- A write's future is resolved only after its transaction is durable, whether or not its caller still waits.
+- A refusal (any `HoldfastError` from a verb) has changed nothing, so the rest of its batch continues.
+- A thread that fails for good, because even the rollback failed, fails all waiting and all future writes.
+- After any other error the whole batch is rolled back and then retried one by one, each write in a transaction of its
+  own, so that only the faulty write fails.
+- A loop that never idles would keep the GIL from the thread: each of the thread's calls into SQLite releases the GIL
+  and needs up to 5 ms to get it back. So if a batch is in flight for long, the loop yields: it blocks until the thread
+  has prepared the batch, 2 ms at most. While the disk syncs it naps for some microseconds, so that the thread can
+  report back. A loop that idles loses nothing by this.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _PATIENCE_S: Final = 0.001
 _WAY_S: Final = 0.002
 _NAP_S: Final = 20e-6
 _PAUSE_S: Final = 0.001
-"""No time here is below a millisecond: loops round such a time to nothing, and would turn all the while."""
+"""All times here are at least a millisecond: loops round shorter times to zero and would spin."""
 
 
 class Write(NamedTuple):
-    """A write on its way: the verb's name, what it does to the tables, and the future to resolve."""
+    """A pending write: the verb's name, its action on the tables, and the future to resolve."""
 
     verb: str
     action: Callable[[SqlTables], Any]
@@ -59,10 +59,10 @@ class _Outcome(NamedTuple):
 
 
 class Connection(Protocol):
-    """The thread's side of the database. Every method is called in the writer's thread alone."""
+    """Database side of the writer. Only the writer's thread calls its methods."""
 
     def open(self) -> SqlTables:
-        """Open the database for writing. An error it raises is what `Writer.open` raises."""
+        """Open the database for writing. `Writer.open` raises its errors."""
         ...
 
     def begin(self, verbs: Sequence[str]) -> None:
@@ -74,15 +74,15 @@ class Connection(Protocol):
         ...
 
     def roll_back(self) -> None:
-        """Undo the transaction, if one is open."""
+        """Roll the transaction back, if one is open."""
         ...
 
     def translate(self, error: Exception) -> Exception:
-        """The error to hand to a caller for one of the database's."""
+        """Return the error to pass to a caller for a database error."""
         ...
 
     def passing(self, point: str, verbs: Sequence[str]) -> None:
-        """Writes of these verbs pass a point: ``before_write``, ``before_commit`` or ``after_commit``."""
+        """Report that writes of these verbs pass ``before_write``, ``before_commit`` or ``after_commit``."""
         ...
 
     def close(self) -> None:
@@ -91,11 +91,11 @@ class Connection(Protocol):
 
 
 class Writer:
-    """See the module.
+    """Group commit of writes to one database; see the module.
 
     Parameters:
-        connection: the thread's side.
-        name: of the thread.
+        connection: database side.
+        name: name of the thread.
     """
 
     def __init__(self, connection: Connection, *, name: str) -> None:
@@ -109,15 +109,15 @@ class Writer:
         self._broken: StorageError | None = None
         self._sent_at = 0.0
         self._watching = False
-        self._preparing = threading.Lock()  # taken by the loop with each batch, released by the thread before the sync
-        self._unprepared = False  # whether the thread has still to release it; the loop holds it for a moment too
+        self._preparing = threading.Lock()  # the loop takes it for each batch, the thread releases it before the sync
+        self._unprepared = False  # whether the thread must still release it; the loop holds it for a moment too
         self._scheduled = False
         self._closing = False
         self._ended: asyncio.Future[None] | None = None
         self.made_way = 0
 
     async def open(self) -> SqlTables:
-        """Start the thread and open the database in it. Raises what `Connection.open` raises."""
+        """Start the thread and open the database in it. Raises as `Connection.open`."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[SqlTables] = self._loop.create_future()
         self._ended = self._loop.create_future()
@@ -128,11 +128,11 @@ class Writer:
         return await asyncio.shield(opened)
 
     def submit(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
-        """Give a write to the thread; cancelling the future does not undo it.
+        """Submit a write to the thread; cancelling the future does not undo it.
 
-        The future's error is the verb's refusal, what `Connection.translate` makes of an error of the database, or a
-        `StorageError` if the store is closed, too many writes wait or the thread has failed. Nothing is raised here:
-        callbacks write too.
+        The future's error is the verb's refusal, a database error translated by `Connection.translate`, or a
+        `StorageError` if the store is closed, too many writes wait or the thread has failed. Nothing is raised
+        directly, because callbacks write too.
         """
         loop = self._loop
         future: asyncio.Future[_T] = (loop or asyncio.get_running_loop()).create_future()
@@ -143,17 +143,17 @@ class Writer:
             future.set_exception(self._broken)
             return future
         if len(self._buffer) >= _BUFFER_LIMIT:
-            future.set_exception(StorageError(f"{_BUFFER_LIMIT} writes wait for the disk", hint="send again later"))
+            future.set_exception(StorageError(f"{_BUFFER_LIMIT} writes wait for the disk", hint="retry later"))
             return future
         self._buffer.append(Write(verb, action, future))
         if not self._in_flight and not self._scheduled:
-            # At the end of this turn of the loop, so that what other tasks write in the same turn goes along.
+            # At the end of this turn of the loop, so that writes of other tasks in the same turn join the batch.
             self._scheduled = True
             loop.call_soon(self._send_off)
         return future
 
     async def close(self) -> None:
-        """Write what was submitted, then close the database and end the thread; also when the caller is cancelled."""
+        """Write everything submitted, then close the database and end the thread, even if the caller is cancelled."""
         thread, ended = self._thread, self._ended
         if thread is None or ended is None:
             return
@@ -185,7 +185,7 @@ class Writer:
             self._loop.call_later(_PATIENCE_S, self._make_way)
 
     def _make_way(self) -> None:
-        """Give the thread the GIL for a moment, again and again while a batch has been in flight for long."""
+        """Yield the GIL to the thread for a moment, repeatedly while a batch has been in flight for long."""
         loop = self._loop
         assert loop is not None
         if not self._in_flight:
@@ -201,10 +201,10 @@ class Writer:
         loop.call_later(_PAUSE_S, self._make_way)
 
     def _break(self, batch: list[Write], error: BaseException) -> None:
-        """The thread has failed with this batch: tell all who wait."""
+        """Fail all waiting writes, because the thread has failed with this batch."""
         self._broken = StorageError(
-            f"the store's writer has failed, and takes no more writes: {type(error).__name__}: {error}",
-            hint="restart the host; what was answered before is in the store",
+            f"the store's writer has failed and accepts no more writes: {type(error).__name__}: {error}",
+            hint="restart the host; everything answered before is stored",
         )
         self._broken.__cause__ = error
         self._in_flight = False
@@ -272,7 +272,7 @@ class Writer:
                     outcomes.append(_Outcome(write.action(tables), None))
                     counters.commits += 1
                 except HoldfastError as refusal:
-                    # The frames it came through hold it, too: with them the whole batch would stay for the collector.
+                    # The frames it passed through hold it too, and with it the whole batch, until a garbage collection.
                     outcomes.append(_Outcome(None, refusal.with_traceback(None)))
             tables.flush()
             connection.passing("before_commit", verbs)
@@ -295,7 +295,7 @@ class Writer:
 
 
 def call_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *arguments: object) -> bool:
-    """Call into the loop from the thread; False when the loop is closed and nobody is left to hear of it."""
+    """Call into the loop from the thread; return False if the loop is closed."""
     try:
         loop.call_soon_threadsafe(callback, *arguments)
     except RuntimeError:
@@ -304,12 +304,12 @@ def call_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., object], 
 
 
 def succeed(future: asyncio.Future[_T], result: _T) -> None:
-    """Give a future its result, unless it was cancelled."""
+    """Set a future's result, unless it was cancelled."""
     if not future.done():
         future.set_result(result)
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Give a future its error, unless it was cancelled."""
+    """Set a future's error, unless it was cancelled."""
     if not future.done():
         future.set_exception(error)

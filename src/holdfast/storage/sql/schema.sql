@@ -2,18 +2,18 @@
 -- Bodies are UTF-8 JSON.
 
 -- name: schema
--- node: each opening of the store, with the epoch that holders are named by.
+-- node: each opening of the store, with the epoch that identifies holders.
 CREATE TABLE node (
     epoch INTEGER PRIMARY KEY AUTOINCREMENT,
     node_id text NOT NULL,
     opened_at double precision NOT NULL
 );
--- session: one row per conversation; readiness and bounds come from its counters alone.
---   waiting: how many messages wait.
---   ready_since, due_at: since when it waits to be claimed, and before when nothing is taken.
---   run: agent, state, attempt, start, cause, messages and questions of the run that is on. holder 0: nobody holds it.
+-- session: one row per conversation; readiness and limits come from its counters alone.
+--   waiting: number of queued messages.
+--   ready_since, due_at: since when it waits to be claimed, and when the next message may be taken.
+--   run: agent, state, attempt, start, cause, messages and questions of the active run. holder 0: parked.
 --   question_due: when the first of the open questions is due.
---   last_run_id: the run that ended last, which begins the chain of the session's runs.
+--   last_run_id: the last ended run, which begins the chain of the session's runs.
 --   history_id: the newest piece of the transcript, a run's or an edit's, which begins the chain of them.
 CREATE TABLE session (
     session INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,9 +42,9 @@ CREATE TABLE session (
 );
 CREATE INDEX session_ready ON session (ready_since) WHERE ready_since IS NOT NULL;
 CREATE INDEX session_question_due ON session (question_due) WHERE question_due IS NOT NULL;
--- Messages and runs have their ids first in their keys: ids sort by time, so that what many sessions write together lies
--- together on a few pages. With the session first, each row would cost a page in the write-ahead log.
--- message: what was accepted. It waits while it has neither a run nor a withdrawal; then it follows its run.
+-- Messages and runs have their ids first in their keys: ids sort by time, so that what many sessions write together is
+-- on a few pages. With the session first, each row would cost a page in the write-ahead log.
+-- message: an accepted message. It is queued while it has neither a run nor a withdrawal; then it follows its run.
 CREATE TABLE message (
     session bigint NOT NULL,
     message_id text NOT NULL,
@@ -74,8 +74,8 @@ CREATE TABLE event (
     PRIMARY KEY (session, last_seq)
 );
 -- run: a run that has ended, what its commit wrote, and its transcript entries, a line of JSON each.
---   previous_run_id: the session's run before it. last_n: the last number of an entry that was given when it ended.
---   previous_id: the piece of the transcript before its own. whole: its own stands in the place of all before (1) or
+--   previous_run_id: the session's run before it. last_n: the last entry number assigned when it ended.
+--   previous_id: the piece of the transcript before its own. whole: its own replaces all before (1) or
 --   not (0). rolled_back: its messages are superseded and it has no piece of the transcript (1) or not (0).
 CREATE TABLE run (
     run_id text NOT NULL,
@@ -94,7 +94,7 @@ CREATE TABLE run (
     rolled_back bigint NOT NULL DEFAULT 0,
     PRIMARY KEY (run_id, session)
 );
--- edit: a transcript that was put in the place of another, or of nothing.
+-- edit: a transcript that replaced another one, or none.
 CREATE TABLE edit (
     session bigint NOT NULL,
     edit_id text NOT NULL,
@@ -103,7 +103,7 @@ CREATE TABLE edit (
     entries blob,
     PRIMARY KEY (session, edit_id)
 );
--- kept: what an agent keeps with the transcript's entry of that number. It is read by its number alone, and stays for
+-- kept: state that an agent keeps with the transcript entry of that number. It is read by number only, and stays for
 -- undo and branches until the session is purged.
 CREATE TABLE kept (
     session bigint NOT NULL,
@@ -111,7 +111,7 @@ CREATE TABLE kept (
     body blob NOT NULL,
     PRIMARY KEY (session, n)
 );
--- attachment: bytes, once for each principal that has them; at: when they were put in (last).
+-- attachment: bytes, once per principal; at: when they were (last) uploaded.
 CREATE TABLE attachment (
     principal text NOT NULL,
     digest text NOT NULL,
@@ -129,7 +129,7 @@ CREATE TABLE attachment_use (
     PRIMARY KEY (principal, digest, session)
 );
 CREATE INDEX attachment_use_session ON attachment_use (session);
--- api_key: keys as digests. agents: those that it may name, as a list in JSON.
+-- api_key: keys as digests. agents: agents that it may use, as a JSON list.
 CREATE TABLE api_key (
     key_id text PRIMARY KEY,
     principal text NOT NULL,
@@ -140,9 +140,9 @@ CREATE TABLE api_key (
     revoked_at double precision,
     agents text
 );
--- schedule: what sends messages by the clock.
---   revision: grows with every write. session: the key of the session that gets the messages.
---   due_at: when it is to be looked at; none while it is paused or finished. decided_at: when that was decided.
+-- schedule: sends messages at set times.
+--   revision: increases with every write. session: key of the session that gets the messages.
+--   due_at: when to check it next; null while it is paused or finished. decided_at: when that was decided.
 CREATE TABLE schedule (
     schedule INTEGER PRIMARY KEY AUTOINCREMENT,
     principal text NOT NULL,
@@ -164,7 +164,7 @@ CREATE TABLE stored (
 );
 
 -- name: migrate_1
--- From version 1 of the schema to version 2. There every run had a piece of the transcript, maybe an empty one.
+-- From version 1 of the schema to version 2. In version 1 every run had a piece of the transcript, possibly empty.
 DROP INDEX session_ready;
 ALTER TABLE session RENAME COLUMN waiting_since TO ready_since;
 ALTER TABLE session ADD COLUMN history_id text;
@@ -227,7 +227,7 @@ CREATE INDEX schedule_due ON schedule (due_at) WHERE due_at IS NOT NULL;
 CREATE INDEX schedule_decided ON schedule (decided_at) WHERE decided_at IS NOT NULL;
 
 -- name: migrate_3
--- From version 3 of the schema to version 4. There what is kept stood in the entries; `migrating.move_kept` takes it out.
+-- From version 3 of the schema to version 4. Kept agent state was part of the entries; `migrating.move_kept` moves it.
 CREATE TABLE kept (
     session bigint NOT NULL,
     n bigint NOT NULL,

@@ -62,7 +62,7 @@ VALUES [[(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)]]
 
 -- name: save_sessions
 -- A row is (session, fence and next_seq as they were, then the columns in the order below). The fence and the counter are
--- checked by the write itself: a row that somebody else changed is not written, and the number of rows tells it.
+-- checked by the write itself: a row that was changed concurrently is not written, and the row count shows it.
 UPDATE session SET
     agent = new.column4, updated_at = new.column5, next_seq = new.column6, next_n = new.column7,
     fence = new.column8, holder = new.column9, run_id = new.column10, run = new.column11, append_nth = new.column12,
@@ -123,7 +123,7 @@ SELECT last_seq, body FROM event WHERE session = ? AND last_seq >= ? AND run_id 
 SELECT history_id FROM session WHERE session = ?
 
 -- name: entries_after
--- Parameters: the newest piece, session, after, session, session, after, limit. A piece that ends before is not gone past.
+-- Parameters: the newest piece, session, after, session, session, after, limit. Stops at a piece that ends before.
 WITH RECURSIVE chain (piece) AS (
     SELECT CAST(? AS text)
     UNION ALL
@@ -138,7 +138,7 @@ WHERE coalesce(run.last_n, edit.last_n) > ? AND coalesce(run.entries, edit.entri
 ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
 
 -- name: pieces_after
--- As entries_after, but what has the entries instead of them: its id, and whether it is a run or an edit.
+-- As entries_after, but returns the pieces: id, and whether it is a run or an edit.
 WITH RECURSIVE chain (piece) AS (
     SELECT CAST(? AS text)
     UNION ALL
@@ -153,7 +153,7 @@ WHERE coalesce(run.last_n, edit.last_n) > ? AND (run.entries IS NOT NULL OR edit
 ORDER BY coalesce(run.last_n, edit.last_n) LIMIT ?
 
 -- name: pieces_within
--- Parameters: the newest piece, session, bytes, session, session. In any order; a larger piece comes as null.
+-- Parameters: the newest piece, session, bytes, session, session. Unordered; a larger piece is null.
 WITH RECURSIVE chain (piece) AS (
     SELECT CAST(? AS text)
     UNION ALL
@@ -169,7 +169,7 @@ LEFT JOIN edit ON edit.edit_id = chain.piece AND edit.session = ?
 WHERE run.entries IS NOT NULL OR edit.entries IS NOT NULL
 
 -- name: transcript_bytes
--- As entries_after, but how many bytes all of them take.
+-- As entries_after, but returns their total bytes.
 WITH RECURSIVE chain (piece) AS (
     SELECT CAST(? AS text)
     UNION ALL
@@ -310,11 +310,11 @@ INSERT INTO schedule (principal, schedule_id, revision, session, due_at, decided
 VALUES (?, ?, ?, ?, ?, ?, ?)
 
 -- name: save_schedule
--- The last parameters: the row, and the revision that was read: what somebody else changed is not written.
+-- The last parameters: the row, and the revision that was read: a concurrently changed row is not written.
 UPDATE schedule SET revision = ?, session = ?, due_at = ?, decided_at = ?, body = ? WHERE schedule = ? AND revision = ?
 
 -- name: put_off_schedule
--- Of a row whose body cannot be read, which stays as it is: when it is looked at again.
+-- Sets when to check a row with an unreadable body again; the body stays.
 UPDATE schedule SET due_at = ?, decided_at = ? WHERE schedule = ?
 
 -- name: drop_schedule
@@ -330,8 +330,8 @@ SELECT schedule, principal, schedule_id, revision, session, body FROM schedule W
 SELECT count(*) FROM schedule WHERE principal = ?
 
 -- name: due_schedules
--- Parameters: now, the time after which a decision was made under a clock that was set back, limit. Principals in turn.
--- Bodies may be large: only those that are answered are read.
+-- Parameters: now, the time after which a decision was made under a clock that was set back, limit. Principals take
+-- turns. Bodies may be large: only those returned are read.
 SELECT schedule, principal, schedule_id, revision, session, body FROM (
     SELECT schedule AS number, row_number() OVER (PARTITION BY principal ORDER BY due_at, schedule) AS turn
     FROM schedule WHERE due_at <= ? OR decided_at > ? ORDER BY turn, due_at, schedule LIMIT ?
