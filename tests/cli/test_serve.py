@@ -27,7 +27,7 @@ def test_it_prints_its_address_pid_and_lines_that_work_when_pasted(tmp_path: Pat
         assert process.stdout is not None
         try:
             printed = ""
-            while "shows what runs" not in printed:
+            while "to see active runs" not in printed:
                 line = process.stdout.readline()
                 assert line, printed
                 printed += line
