@@ -72,7 +72,7 @@ def test_a_call_is_approved_or_denied(server: Served) -> None:
     answer_of(server, "approve")
     assert list(server.folder.rglob("again.txt")) == []
     nothing = server.run("approve", "-s", "approve")
-    assert (nothing.returncode, "waits for no approval" in nothing.stderr) == (4, True)
+    assert (nothing.returncode, "has no open approval" in nothing.stderr) == (4, True)
     wrong = server.run("approve", "nonsense", "-s", "approve", "--json")
     assert (wrong.returncode, json.loads(wrong.stderr)["error"]["code"]) == (4, "unknown_question")
 
@@ -101,7 +101,7 @@ def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
     assert server.run("import", str(archive), "-s", "edit-3").returncode == 4
     compacted = server.run("compact", "-s", "edit-2", "--keep", "0", "--json")
     assert [entry["role"] for entry in json.loads(compacted.stdout)["entries"]] == ["summary"]
-    assert "in short" in server.run("export", "-s", "edit-2").stdout
+    assert "Summary of earlier messages" in server.run("export", "-s", "edit-2").stdout
     archive.write_text("{}")
     assert server.run("import", str(archive), "-s", "edit-4").returncode == 2
     assert server.run("import", str(tmp_path / "none"), "-s", "edit-4").returncode == 2

@@ -179,7 +179,7 @@ def test_a_call_is_approved_on_the_page_and_its_progress_is_shown() -> None:
         assert 'http-equiv="refresh"' in (await server.http.get("/")).text
         question = await asked(server, "s", "eraser")
         text = (await server.http.get("/")).text
-        assert "May it call <b>erase</b>" in text and "suspended" in text
+        assert "Allow <b>erase</b>" in text and "suspended" in text
         assert 'http-equiv="refresh"' not in text, "it would take the form away while somebody uses it"
         buttons = re.findall("<button[^>]*>", text)
         assert buttons[0] == "<button disabled hidden>", "Enter behind a reason to deny presses the first one"
