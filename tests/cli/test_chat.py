@@ -1,4 +1,4 @@
-"""``holdfast chat`` on a terminal: Ctrl-C interrupts, twice stops, Ctrl-D leaves, and a restart is survived."""
+"""``holdfast chat`` on a terminal: Ctrl-C interrupts, twice stops, Ctrl-D exits, and a restart is survived."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_conversation_and_its_end_by_ctrl_d(server: Served) -> None:
         screen.expect("failed: RuntimeError")
         screen.expect("> ")
         screen.type(CTRL_C)
-        screen.expect("nothing runs; Ctrl-D leaves")
+        screen.expect("no active run; press Ctrl-D to exit")
         screen.type(CTRL_D)
         screen.expect("bye")
         assert screen.end() == 0
@@ -94,10 +94,10 @@ def test_ctrl_d_during_a_run_leaves_it_running_and_chat_comes_back_to_it(server:
         screen.expect("2 ")
         screen.type(CTRL_D)
         screen.type(CTRL_D)
-        screen.expect("what runs goes on")
+        screen.expect("the run continues")
         assert screen.end() == 0
     with terminal("chat", "-s", "back", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("a run is on")
+        screen.expect("a run is already active")
         screen.expect("5 ")
         screen.type(CTRL_C)
         screen.expect("interrupted: user, Ctrl-C")
@@ -114,11 +114,11 @@ def test_a_chat_survives_kill_9_and_shows_how_the_run_goes_on(tmp_path: Path) ->
         screen.expect("Step 2 of 6")
         server.process.kill()
         server.process.communicate(timeout=LIMIT_S)
-        screen.expect("coming back")
+        screen.expect("reconnecting")
         with served(tmp_path, "--port", port) as again:
             assert len(again.ready["recovered"]["restarted"]) == 1
-            screen.expect("connected again")
-            screen.expect("the run goes on, attempt 2")
+            screen.expect("reconnected")
+            screen.expect("the run continues, attempt 2")
             screen.expect("Step 6 of 6")
             screen.expect("> ")
             screen.type("count a b\n")

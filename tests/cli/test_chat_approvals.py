@@ -60,7 +60,7 @@ def test_a_y_that_was_on_its_way_does_not_approve_what_took_the_place_of_the_que
         hear(conversation, REPLACED[how])
         shown = conversation.shown("approval")
         assert shown.question_id == "b"
-        with pytest.raises(InvalidRequest, match="another call was shown just now"):
+        with pytest.raises(InvalidRequest, match="a different call has just replaced"):
             await conversation._answer(shown, "y")
         assert session.approved == []
         await asyncio.sleep(1.0)

@@ -141,7 +141,7 @@ def test_an_output_that_has_no_room_is_told_in_words(server: Served) -> None:
                 check=False,
             )
         assert (found.returncode, "Traceback" in found.stderr) == (1, False), found.stderr
-        assert "the output is not whole: No space left on device" in found.stderr
+        assert "incomplete output: No space left on device" in found.stderr
 
 
 def test_doctor_finds_a_healthy_server_and_says_what_to_do_otherwise(server: Served, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_it_prints_its_address_pid_and_lines_that_work_when_pasted(tmp_path: Pat
         assert process.stdout is not None
         try:
             printed = ""
-            while "shows what runs" not in printed:
+            while "to see active runs" not in printed:
                 line = process.stdout.readline()
                 assert line, printed
                 printed += line
@@ -140,8 +140,8 @@ def test_agents_that_cannot_be_loaded_are_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", [*sys.path])
     for spec, part in (
         ("mine_", "module:name"),
-        ("nowhere_:agent", "no module 'nowhere_'"),
-        ("mine_:missing", "it has: x, good, two"),
+        ("nowhere_:agent", "no module named 'nowhere_'"),
+        ("mine_:missing", "it defines: x, good, two"),
         ("mine_:x", "not an agent"),
         ("mine_:two", "one argument"),
         ("broken_:agent", "nothing_of_that_name"),

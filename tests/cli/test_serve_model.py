@@ -81,7 +81,7 @@ def test_what_it_prints_has_a_line_that_finds_the_token_and_not_the_token(tmp_pa
     ) as process:
         assert process.stdout is not None
         printed = ""
-        while "shows what runs" not in printed:
+        while "to see active runs" not in printed:
             line = process.stdout.readline()
             assert line, printed
             printed += line
@@ -169,7 +169,7 @@ def test_a_chat_does_a_task_and_stopping_it_leaves_no_program(model: str, tmp_pa
         screen.type("run rm -rf nothing\n")
         screen.expect("y/n>")
         screen.type("y\n")
-        screen.expect("approval key (not shown)> ")
+        screen.expect("approval key (hidden)> ")
         screen.type(f"{key}\n")
         screen.expect("(nothing)")
         screen.expect("> ")
@@ -183,7 +183,7 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
     arguments = ("serve", "--model", "scripted:demo", "--approve", "all", "--port", "0")
     with terminal(*arguments, folder=tmp_path, HOLDFAST_DRAIN_S="0.2") as serve:
         url = "http" + serve.expect(" (pid").rpartition("http")[2].removesuffix(" (pid")
-        serve.expect("approval key of this start")
+        serve.expect("approval key for chat and the page")
         key = "hfa_" + serve.expect("\r\n").partition("hfa_")[2].strip()
         here = {"HOLDFAST_URL": url}
         run("send", "run echo one > one.txt", "-s", "a", folder=tmp_path, **here)
@@ -191,7 +191,7 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
         serve.expect("type: approve ")
         short = serve.expect(" ").strip()
         serve.type("approve 00000000\n")
-        serve.expect("no calls with 00000000")
+        serve.expect("no open calls match 00000000")
         serve.type(f"approve {short}\n")
         serve.expect(f"approved: {short}")
         until(lambda: any(tmp_path.rglob("one.txt")))
@@ -200,7 +200,7 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
             chat.type("run echo two > two.txt\n")
             chat.expect("y/n> ")
             chat.type("y\n")
-            chat.expect("approval key (not shown)> ")
+            chat.expect("approval key (hidden)> ")
             chat.type(f"{key}\n")
             chat.expect("[approved]")
             until(lambda: any(tmp_path.rglob("two.txt")))
@@ -214,9 +214,9 @@ def test_a_call_is_approved_at_the_terminal_of_serve_and_by_the_key_that_it_show
 def test_serve_without_a_terminal_and_without_an_approval_key_says_that_nobody_can_approve(tmp_path: Path) -> None:
     with served(tmp_path, "--model", "scripted:demo") as server:
         assert server.end() == 0
-    assert "nobody can approve a call" in server.said
+    assert "no way to approve calls" in server.said
     assert "holdfast keys create PRINCIPAL --approve" in server.said
     approval_key(tmp_path)
     with served(tmp_path, "--model", "scripted:demo") as server:
         assert server.end() == 0
-    assert "nobody can approve" not in server.said
+    assert "no way to approve" not in server.said

@@ -50,14 +50,14 @@ def test_a_call_is_approved_or_denied(server: Served) -> None:
     call = json.loads(listed)["questions"][0]["call_hash"]
     assert call in server.run("questions", "-s", "approve").stdout
     unsaid = server.run("approve", "-s", "approve", "--json")
-    assert (unsaid.returncode, "which call" in unsaid.stderr) == (2, True)
+    assert (unsaid.returncode, "name the call" in unsaid.stderr) == (2, True)
     other = server.run("approve", "-s", "approve", "--call", "0" * 32, "--json")
     assert (other.returncode, json.loads(other.stderr)["error"]["code"]) == (4, "call_mismatch")
     nobody = server.run("approve", "-s", "approve", "--call", call, "--json")
     assert (nobody.returncode, json.loads(nobody.stderr)["error"]["code"]) == (4, "approval_key_required")
     assert list(server.folder.rglob("done.txt")) == []
     with terminal("approve", "-s", "approve", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect('may it call terminal {"command":"echo it is done > done.txt"')
+        screen.expect('approve terminal {"command":"echo it is done > done.txt"')
         screen.expect("y/n> ")
         screen.type("y\n")
         screen.expect("approval key: ")
@@ -72,7 +72,7 @@ def test_a_call_is_approved_or_denied(server: Served) -> None:
     answer_of(server, "approve")
     assert list(server.folder.rglob("again.txt")) == []
     nothing = server.run("approve", "-s", "approve")
-    assert (nothing.returncode, "waits for no approval" in nothing.stderr) == (4, True)
+    assert (nothing.returncode, "has no open approval" in nothing.stderr) == (4, True)
     wrong = server.run("approve", "nonsense", "-s", "approve", "--json")
     assert (wrong.returncode, json.loads(wrong.stderr)["error"]["code"]) == (4, "unknown_question")
 
@@ -91,7 +91,7 @@ def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
     assert server.run("branch", "edit-2", "-s", "edit", "--through", "2").returncode == 0
     undone = json.loads(server.run("undo", "-s", "edit", "--json").stdout)["entries"]
     assert [entry["content"] for entry in undone if entry["role"] == "user"] == ["two"]
-    assert "2 entries taken out" in server.run("undo", "-s", "edit").stdout
+    assert "2 entries removed" in server.run("undo", "-s", "edit").stdout
     assert server.run("undo", "-s", "edit").returncode == 4
     archive = tmp_path / "archive.json"
     assert server.run("export", "-s", "edit-2", "--archive", "-o", str(archive)).returncode == 0
@@ -101,7 +101,7 @@ def test_a_history_is_changed_by_hand(server: Served, tmp_path: Path) -> None:
     assert server.run("import", str(archive), "-s", "edit-3").returncode == 4
     compacted = server.run("compact", "-s", "edit-2", "--keep", "0", "--json")
     assert [entry["role"] for entry in json.loads(compacted.stdout)["entries"]] == ["summary"]
-    assert "in short" in server.run("export", "-s", "edit-2").stdout
+    assert "Summary of earlier messages" in server.run("export", "-s", "edit-2").stdout
     archive.write_text("{}")
     assert server.run("import", str(archive), "-s", "edit-4").returncode == 2
     assert server.run("import", str(tmp_path / "none"), "-s", "edit-4").returncode == 2
@@ -122,17 +122,17 @@ def test_a_chat_asks_for_approval_and_shows_the_call(server: Served) -> None:
     with terminal("chat", "-s", "chat", folder=server.folder, HOLDFAST_URL=server.url) as screen:
         screen.expect("> ")
         screen.type("run echo 4$((1+1))\n")
-        screen.expect("may it call terminal")
+        screen.expect("approve terminal")
         screen.expect("y/n> ")
         screen.type("perhaps\n")
-        screen.expect("write y or n")
+        screen.expect("type y or n")
         screen.type("y\n")
-        screen.expect("approval key (not shown)> ")
+        screen.expect("approval key (hidden)> ")
         screen.type("hfa_wrong\n")
-        screen.expect("no approval key for this session")
+        screen.expect("invalid approval key for this session")
         screen.expect("y/n> ")
         screen.type("y\n")
-        screen.expect("approval key (not shown)> ")
+        screen.expect("approval key (hidden)> ")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("[approved]")
         screen.expect("42")
@@ -145,7 +145,7 @@ def test_a_chat_asks_for_approval_and_shows_the_call(server: Served) -> None:
         screen.expect("[denied: I said so]")
         screen.expect("> ")
         screen.type("ask which colour?\n")
-        screen.expect("asks: which colour?")
+        screen.expect("question: which colour?")
         screen.expect("answer> ")
         screen.type("blue\n")
         screen.expect("[answered: blue]")
@@ -160,13 +160,13 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.type("/help\n")
         screen.expect("/rollback TEXT")
         screen.type("/nonsense\n")
-        screen.expect("there is no /nonsense")
+        screen.expect("unknown command /nonsense")
         screen.type("run sleep 600\n")
         screen.expect("y/n> ")
         screen.type("/status\n")
         screen.expect("suspended")
         screen.type("/approve\n")
-        screen.expect("approval key (not shown)> ")
+        screen.expect("approval key (hidden)> ")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("[approved]")
         screen.expect("[terminal sleep 600]")
@@ -183,7 +183,7 @@ def test_a_chat_takes_commands_past_the_queue(server: Served) -> None:
         screen.expect("tokens]")
         screen.expect("> ")
         screen.type("/undo\n")
-        screen.expect("2 entries taken out")
+        screen.expect("2 entries removed")
         for wrong in ("/compact all", "/branch slash-other first"):
             screen.type(f"{wrong}\n")
             screen.expect("is not a number")
@@ -207,7 +207,7 @@ def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
         screen.type("start sleep 2; exit 3\n")
         screen.expect("y/n> ")
         screen.type("y\n")
-        screen.expect("approval key (not shown)> ")
+        screen.expect("approval key (hidden)> ")
         screen.type(f"{KEYS[server.folder]}\n")
         screen.expect("tokens]")
         screen.expect("[message: [process")
@@ -218,7 +218,7 @@ def test_a_chat_shows_what_a_background_process_reports(server: Served) -> None:
 def test_a_chat_comes_back_to_an_open_question(server: Served) -> None:
     asking(server, "back", "ask which shape?")
     with terminal("chat", "-s", "back", folder=server.folder, HOLDFAST_URL=server.url) as screen:
-        screen.expect("asks: which shape?")
+        screen.expect("question: which shape?")
         screen.type("round\n")
         screen.expect("round")
         screen.expect("> ")

@@ -103,7 +103,7 @@ MUTANTS = (
         breaks="what a slow reader has not taken when its key is revoked still comes",
         file="server/app.py",
         old="""
-        except (RuntimeError, TimeoutError):  # the answer has begun, or its reader stalls
+        except (RuntimeError, TimeoutError):  # the response has started, or the client has stalled
             cut_connection(scope)
 """,
         new="""

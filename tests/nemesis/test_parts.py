@@ -189,7 +189,7 @@ def test_a_server_that_does_not_start_is_told_in_words(
     told = capsys.readouterr().err
     assert code is Exit.UNREACHABLE
     assert "does not start: cannot import mine: " in told
-    assert "mine.py, line 1: RuntimeError: not today\n  correct that module" in told
+    assert "mine.py, line 1: RuntimeError: not today\n  fix that module" in told
     assert "{" not in told
 
 

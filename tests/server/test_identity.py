@@ -106,7 +106,7 @@ def test_the_host_s_figures_are_for_admins() -> None:
             view = (await server.http.get("/v1/server", headers=headers)).json()
             assert (view["statistics"] is not None) == sees
             page = (await server.http.get("/", headers=headers)).text
-            for word in ("pid ", "runs now", "sessions in memory", "P14"):
+            for word in ("pid ", "active runs", "sessions in memory", "P14"):
                 assert (word in page) == sees, word
 
     served(scenario)

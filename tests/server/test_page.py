@@ -46,8 +46,8 @@ def test_the_page_shows_what_runs_and_the_lines_to_paste() -> None:
         text = (await server.http.get("/")).text
         assert "alice" in text
         assert receipt["run_id"] in text
-        assert re.search(r"<b class=\"busy\">1</b><span>runs now", text)
-        assert re.search(r"<b class=\"\">1</b><span>messages waiting", text)
+        assert re.search(r"<b class=\"busy\">1</b><span>active runs", text)
+        assert re.search(r"<b class=\"\">1</b><span>queued messages", text)
         assert f"curl -s &#x27;{server.url}/v1/sessions/alice/messages?wait=30&#x27;" in text
         assert f"holdfast.Client(&quot;{server.url}&quot;)" in text
         for number in PROMISES:
@@ -179,7 +179,7 @@ def test_a_call_is_approved_on_the_page_and_its_progress_is_shown() -> None:
         assert 'http-equiv="refresh"' in (await server.http.get("/")).text
         question = await asked(server, "s", "eraser")
         text = (await server.http.get("/")).text
-        assert "May it call <b>erase</b>" in text and "suspended" in text
+        assert "Allow <b>erase</b>" in text and "suspended" in text
         assert 'http-equiv="refresh"' not in text, "it would take the form away while somebody uses it"
         buttons = re.findall("<button[^>]*>", text)
         assert buttons[0] == "<button disabled hidden>", "Enter behind a reason to deny presses the first one"

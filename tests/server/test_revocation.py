@@ -303,7 +303,7 @@ def test_the_client_raises_and_does_not_come_back_for_ever() -> None:
             await streams.wait()
             await server.app.keys.revoke(record.key_id)
             async with asyncio.timeout(5):
-                with pytest.raises(Unauthenticated, match="not valid any more"):
+                with pytest.raises(Unauthenticated, match="no longer valid"):
                     await following
                 with pytest.raises(Unauthenticated):
                     await session.ask("and this?")

@@ -1,4 +1,4 @@
-"""Chat networks: the port that a channel fits into."""
+"""Chat networks: the port that channels implement."""
 
 from holdfast.channels.port import Channel, Delivery, Incoming, Receive
 

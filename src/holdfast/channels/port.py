@@ -1,13 +1,14 @@
-"""The port to chat networks: what a channel brings in from people, and what it delivers to them.
+"""Port to chat networks: messages that a channel receives from people, and messages that it delivers to them.
 
-A channel keeps nothing of its own: what came in is durable once `Receive` has returned, and what goes out is kept by
-whoever calls `Channel.deliver` until that returns. So both ways are at least once, and ids tell the repeats:
+A channel stores nothing itself: a received message is durable once `Receive` has returned, and the caller of
+`Channel.deliver` keeps an outgoing one until that returns. Both directions are therefore at-least-once, and ids
+identify repeats:
 
-- A message that was not acknowledged to the network comes in again, under the same ``incoming_id``.
-- A delivery that may not have arrived is made again, under the same ``delivery_id``, with ``attempt`` above 1. A
-  network that knows such ids shows it once; with any other the channel marks it as a possible repeat.
+- A message that was not acknowledged to the network arrives again with the same ``incoming_id``.
+- A delivery that may not have arrived is repeated with the same ``delivery_id`` and an ``attempt`` above 1. A network
+  that supports such ids shows it once; otherwise the channel marks it as a possible repeat.
 
-A conformance suite (`holdfast.testing.CHANNEL_CHECKS`) tries all of it.
+A conformance suite (`holdfast.testing.CHANNEL_CHECKS`) tests all of this.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ __all__ = ["Channel", "Delivery", "Incoming", "Receive"]
 
 
 class Incoming(Value, frozen=True, kw_only=True):
-    """What somebody wrote.
+    """A message that a person wrote on the network.
 
     Parameters:
-        address: where it was written and where answers go: a room, a chat, a mailbox. A session belongs to one.
-        incoming_id: the network's own id; the same each time the network brings this message.
+        address: where it was written and where answers go: a room, chat or mailbox. A session belongs to one address.
+        incoming_id: the network's id of the message; the same each time the network delivers it.
         content: the text.
-        sender: who wrote it, in the network's words.
+        sender: its author, as the network names them.
     """
 
     address: str
@@ -42,9 +43,9 @@ class Delivery(Value, frozen=True, kw_only=True):
 
     Parameters:
         delivery_id: the message's id, the same in every attempt.
-        address: where it goes.
+        address: destination.
         content: the text.
-        attempt: 1, and more where an earlier attempt may have arrived.
+        attempt: 1, or more if an earlier attempt may have arrived.
     """
 
     delivery_id: str
@@ -54,8 +55,8 @@ class Delivery(Value, frozen=True, kw_only=True):
 
 
 Receive: TypeAlias = Callable[[Incoming], Awaitable[None]]
-"""Takes what came in; when it returns that is durable. It may wait while there is no room. Where it raises, the message
-was not taken."""
+"""Accepts a received message, which is durable once it returns. It may wait for capacity. If it raises, the message was
+not accepted."""
 
 
 @runtime_checkable
@@ -64,16 +65,16 @@ class Channel(Protocol):
 
     @property
     def name(self) -> str:
-        """For people and in ids, such as ``matrix``."""
+        """Name for people and in ids, such as ``matrix``."""
         ...
 
     def open(self, receive: Receive) -> AbstractAsyncContextManager[None]:
-        """Be connected within the block; leaving it ends every task and connection of the channel.
+        """Stay connected within the block; leaving it ends every task and connection of the channel.
 
         Parameters:
             receive: called for everything that people write, never for what `deliver` sent; for one address in order,
-                and one after the other. The network gets its acknowledgement after it has returned, not before; what
-                it raised for comes again later.
+                one message at a time. The network gets its acknowledgement only after it has returned; a message for
+                which it raised arrives again later.
 
         Raises:
             ConfigurationError: the network refuses this account.
@@ -81,11 +82,11 @@ class Channel(Protocol):
         ...
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Make one attempt, within the block of `open`; when it returns the network has the message.
+        """Make one attempt, within the block of `open`; once it returns, the network has the message.
 
-        It is never repeated here: the caller does that, and knows by when it has to stop. A cancel ends it at once.
+        Never retried here: the caller retries, and knows when to give up. Cancellation ends it at once.
 
         Raises:
-            DeliveryFailed: ``retry_after_s`` says whether to try again.
+            DeliveryFailed: ``retry_after_s`` tells whether to retry.
         """
         ...

@@ -24,14 +24,14 @@ _SHOWN = 300
 
 
 def questions(target: Target, session: str) -> Exit:
-    """List what the session's run waits for, each call whole."""
+    """List the open questions of the session's run, each call in full."""
 
     async def work(client: Client) -> None:
         found = await client.session(session).questions()
         if target.as_json:
             say_json({"questions": found})
         elif not found:
-            note("nothing waits for an answer")
+            note("no open questions")
         else:
             for question in found:
                 say(f"{question.question_id}  {whole(question)}")
@@ -43,18 +43,18 @@ def questions(target: Target, session: str) -> Exit:
 
 
 def approve(target: Target, session: str, question_id: str | None, *, text: str, call_hash: str | None) -> Exit:
-    """Let a call be made: the one with `call_hash`, or the one that is shown now and that a person agrees to."""
+    """Approve a call: the one with `call_hash`, or the one shown now if the person at the terminal agrees."""
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
         question = await _the(remote, question_id, "approval")
-        if isinstance(question, str):  # it is not open any more: the same answer again has no effect
+        if isinstance(question, str):  # no longer open; repeating the same answer has no effect
             if call_hash is None:
-                raise UnknownQuestion(f"no question {question[:80]!r} is open in session {session!r}")
+                raise UnknownQuestion(f"question {question[:80]!r} is not open in session {session!r}")
             given = await remote.approve(question, note=text, call_hash=call_hash)
         else:
             if call_hash is not None and call_hash != question.call_hash:
-                raise CallMismatch(f"{question.question_id!r} asks for another call now")
+                raise CallMismatch(f"{question.question_id!r} now asks for another call")
             if call_hash is None and not _agreed(question):
                 return Exit.REFUSED
             given = await approve_as_person(client, remote, question, note=text)
@@ -65,10 +65,10 @@ def approve(target: Target, session: str, question_id: str | None, *, text: str,
 
 
 async def approve_as_person(client: Client, remote: RemoteSession, question: Question, *, note: str) -> Answer:
-    """Approve the call that was shown; where an approval key is needed, the person at the terminal is asked for it.
+    """Approve the call that was shown; ask the person at the terminal for an approval key if one is required.
 
     Raises:
-        ApprovalKeyRequired: one is needed, and there is no terminal, or it is not the right one.
+        ApprovalKeyRequired: a key is required, and there is no terminal or the key is wrong.
     """
     try:
         return await remote.approve(question, note=note)
@@ -85,18 +85,18 @@ async def approve_as_person(client: Client, remote: RemoteSession, question: Que
 
 
 def _agreed(question: Question) -> bool:
-    """Show the call, whole, and ask the person at the terminal. Raises `ConfigurationError` where there is none."""
+    """Show the full call and ask the person at the terminal. Raises `ConfigurationError` without a terminal."""
     if not sys.stdin.isatty():
         raise ConfigurationError(
-            f"it is not said which call of {question.question_id!r} is approved",
-            hint="look at 'holdfast questions', and give its --call HASH; or approve it at a terminal",
+            f"to approve {question.question_id!r}, name the call",
+            hint="pass its --call HASH as shown by 'holdfast questions', or approve it at a terminal",
         )
-    say(f"may it call {whole(question)}?")
+    say(f"approve {whole(question)}?")
     return input("y/n> ").strip().lower() in ("y", "yes")
 
 
 def deny(target: Target, session: str, question_id: str | None, *, text: str) -> Exit:
-    """Refuse a call."""
+    """Deny a call."""
 
     async def work(client: Client) -> None:
         remote = client.session(session)
@@ -118,26 +118,26 @@ def answer(target: Target, session: str, question_id: str | None, *, text: str) 
 
 
 async def _the(remote: RemoteSession, question_id: str | None, kind: str) -> Question | str:
-    """The open question with that id, or the only one of its kind; the id itself if it is not open.
+    """Return the open question with this id, or the only one of its kind; the id itself if it is not open.
 
     Raises:
-        UnknownQuestion: none is open.
-        ConfigurationError: several are; the text names them.
+        UnknownQuestion: no question of that kind is open.
+        ConfigurationError: several are open; the message lists them.
     """
     found = await remote.questions()
     if question_id is not None:
         return next((question for question in found if question.question_id == question_id), question_id)
     found = [question for question in found if question.kind == kind]
     if not found:
-        raise UnknownQuestion(f"session {remote.key!r} waits for no {'answer' if kind == 'question' else kind}")
+        raise UnknownQuestion(f"session {remote.key!r} has no open {'question' if kind == 'question' else kind}")
     if len(found) > 1:
         listed = "\n".join(f"  {question.question_id}  {whole(question)}" for question in found)
-        raise ConfigurationError(f"{len(found)} are open; name one:\n{listed}", hint="give its id")
+        raise ConfigurationError(f"{len(found)} are open; choose one:\n{listed}", hint="pass its id")
     return found[0]
 
 
 def whole(question: Question) -> str:
-    """All that is asked: every character of it can be seen, and none is left out."""
+    """Return the whole question, with every character visible and none omitted."""
     if question.kind == "question":
         return visible(question.text)
     arguments = "" if question.arguments is None else msgspec.json.encode(question.arguments).decode()
@@ -147,7 +147,7 @@ def whole(question: Question) -> str:
 
 
 def asked(question: Question) -> str:
-    """A question in one line for a list; nothing is approved by it. What is left out is counted."""
+    """Return a question as one line for a list, never for an approval. Omitted characters are counted."""
     text = whole(question)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text) - _SHOWN:,} more characters)"
 

@@ -121,7 +121,7 @@ def serve(
             model=model, workspace=workspace, approve=approve or "dangerous", mcp=mcp or [], browser=browser
         )
     elif workspace or approve or mcp or browser:
-        raise typer.BadParameter("--workspace, --approve, --mcp and --browser say how the assistant of --model works")
+        raise typer.BadParameter("--workspace, --approve, --mcp and --browser require --model")
     flags = {
         "host": host,
         "port": port,

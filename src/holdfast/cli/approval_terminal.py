@@ -29,7 +29,7 @@ _SHORT = 8
 
 
 def has_terminal() -> bool:
-    """Whether a person sits at this process: it reads from and writes to a terminal, and is in its foreground."""
+    """Whether a person can use this process's terminal: it reads and writes a terminal, and is in the foreground."""
     return sys.stdin.isatty() and sys.stdout.isatty() and _in_foreground()
 
 
@@ -41,10 +41,10 @@ def _in_foreground() -> bool:
 
 
 class ApprovalTerminal:
-    """Shows what waits for an approval, and takes ``approve HASH`` and ``deny HASH REASON``. Of the host's loop.
+    """Show calls that wait for approval, and take ``approve HASH`` and ``deny HASH REASON``. Use it on the host's loop.
 
     Parameters:
-        host: started.
+        host: the started host.
         say: writes a line to the terminal.
     """
 
@@ -57,18 +57,18 @@ class ApprovalTerminal:
         self._typed = b""
 
     def start(self) -> None:
-        """Begin to look and to listen."""
+        """Start to poll for calls and to read answers."""
         self._loop.add_reader(0, self._read)
         self._look_later(0.0)
 
     def close(self) -> None:
-        """Look and listen no more."""
+        """Stop polling and reading."""
         self._loop.remove_reader(0)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    # ── what waits ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── open calls ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _look_later(self, delay_s: float) -> None:
         self._timer = self._loop.call_later(delay_s, self._begin_look)
@@ -79,7 +79,7 @@ class ApprovalTerminal:
             self._host.start_task(self._look(), "approvals at the terminal")
 
     async def _look(self) -> None:
-        """Show what was not shown before, and forget what does not wait any more."""
+        """Show new calls, and forget those that are no longer open."""
         try:
             waiting: dict[tuple[str, ...], DueQuestion] = {}
             for asked in await self._host.open_questions():
@@ -93,7 +93,7 @@ class ApprovalTerminal:
                     self._shown[name] = asked
                     self._show(asked)
         except HoldfastError:
-            pass  # the store is busy or closed: the next look sees it
+            pass  # the store is busy or closed; the next poll tries again
         finally:
             if not self._host.draining:
                 self._look_later(_LOOK_EVERY_S)
@@ -103,7 +103,7 @@ class ApprovalTerminal:
         short = asked.question.call_hash[:_SHORT]
         self._say(f"  type: approve {short}   or: deny {short} REASON")
 
-    # ── what is typed ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── typed answers ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read(self) -> None:
         if not _in_foreground():
@@ -126,12 +126,12 @@ class ApprovalTerminal:
         if not line:
             return
         if word not in ("approve", "deny") or len(short) < _SHORT:
-            self._say("  type approve or deny, and the short hash of a call that was shown")
+            self._say("  type approve or deny, followed by the short hash of a call shown here")
             return
         short = short.lower()
         found = [asked for asked in self._shown.values() if asked.question.call_hash.startswith(short)]
         if len(found) != 1:
-            self._say(f"  {len(found) or 'no'} calls with {visible(short)} were shown here and wait")
+            self._say(f"  {len(found) or 'no'} open calls match {visible(short)}; type a hash shown here")
             return
         self._host.start_task(self._decide(found[0], word, reason.strip()), "answer at the terminal")
 

@@ -54,18 +54,18 @@ _LOOK_BACK = 200
 _PATIENCE_S = 120.0
 _LAST_LINE_S = 2.0
 _LOOK_S = 1.0
-"""For so long a typed y does not count for a call that took the place of another: it was meant for that one."""
+"""How long a typed y does not approve a call that replaced another: it was meant for the other one."""
 _WAITS = {
-    "queued": "it waits for its turn",
-    "steering": "the agent hears it before its next step",
-    "collecting": "it waits for more",
-    "interrupting": "what runs is ended, then it runs",
-    "rolling_back": "what runs is taken back, then it runs",
+    "queued": "waiting for its turn",
+    "steering": "the agent sees it before its next step",
+    "collecting": "waiting for more messages",
+    "interrupting": "interrupts the active run, then runs",
+    "rolling_back": "rolls back the active run, then runs",
 }
 
 
 def chat(target: Target, session: str, *, agent: str | None) -> Exit:
-    """Talk to the agent of a session until the input ends."""
+    """Chat with the agent of a session until the input ends."""
 
     make_undumpable()  # a key that is typed stays in this process
 
@@ -95,7 +95,7 @@ class _Lines:
         self._reading = False
 
     def begin(self) -> None:
-        """Read from now on."""
+        """Start to read."""
         if not self._reading:
             self._reading = True
             threading.Thread(target=self._read, name="stdin", daemon=True).start()
@@ -124,7 +124,7 @@ class _Lines:
             self._more.set_result(None)
 
     async def outlast(self, saying: asyncio.Task[None]) -> bool:
-        """Wait until a line was sent. False: the person left in the meantime, and it is still not sent."""
+        """Wait until a line was sent. Return False if the person left meanwhile and it is still not sent."""
         if sys.stdin.isatty():
             await asyncio.wait((saying, self._ended), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((saying,), timeout=_LAST_LINE_S)
@@ -143,7 +143,7 @@ class _Lines:
         return self._lines.popleft()
 
     async def secret(self, ask: Callable[[], None]) -> str:
-        """The next line, typed without an echo; empty when the input has ended. It is asked for once nothing echoes."""
+        """Return the next line, typed without echo; empty if the input has ended. `ask` runs once the echo is off."""
         with hidden_typing(0):
             ask()
             line = await self._next()
@@ -153,7 +153,7 @@ class _Lines:
 
 
 class _Conversation:
-    """What is going on: the run that is on, the messages of ours that are open, and what Ctrl-C was used for."""
+    """State of a conversation: the active run, our open messages, and earlier uses of Ctrl-C."""
 
     def __init__(
         self, client: Client, session: RemoteSession, agent: str | None, screen: Screen, lines: _Lines
@@ -181,12 +181,12 @@ class _Conversation:
         self._questions: dict[str, Question] = {}
         self._shown: Question | None = None
         self._taken_from = 0.0
-        self._taken_away = False  # the question on the screen ended, and not by what was typed here
-        self._own: set[str] = set()  # ids of the questions that are answered here
+        self._taken_away = False  # the question on the screen ended, but was not answered here
+        self._own: set[str] = set()  # ids of questions answered here
         self._leaving = False
 
     async def run(self) -> None:
-        """Talk until the input ends, or the person goes elsewhere."""
+        """Chat until the input ends, or the person switches to another session."""
         await self._begin()
         self._client.retry_s = _PATIENCE_S
         self._client.on_cut = self.screen.cut
@@ -202,7 +202,7 @@ class _Conversation:
                     saying = group.create_task(self._hear(line.strip()))
                     if not await self._lines.outlast(saying):
                         saying.cancel()
-                        self.screen.line(f"perhaps not sent: {line.strip()[:60]}")
+                        self.screen.line(f"possibly not sent: {line.strip()[:60]}")
                         break
                     if self._leaving or following.done():
                         break
@@ -219,18 +219,18 @@ class _Conversation:
             self.screen.leave(busy=self._run_id is not None)
 
     def leave(self, to: str | None) -> None:
-        """End this conversation, or go on with the session `to`."""
+        """End this conversation, or switch to the session `to`."""
         self.goes_to = to
         self._leaving = True
 
     async def go_to(self, key: str) -> None:
-        """Go on with another session, new or not. Raises `InvalidKey`."""
+        """Switch to another session, new or existing. Raises `InvalidKey`."""
         with suppress(UnknownSession):
             await self._client.session(key).info()
         self.leave(key)
 
     async def _begin(self) -> None:
-        """Show what was said before; follow the run that is on, if any."""
+        """Show the latest entries, and follow the active run, if any."""
         try:
             view: SessionView | None = await self.session.info()
         except UnknownSession:
@@ -243,13 +243,13 @@ class _Conversation:
         seq = view.seq
         if view.run_id is not None:
             self._run_id = self._skip_to = view.run_id
-            self.screen.line("a run is on: here is how it goes on")
+            self.screen.line("a run is already active; following it")
             seq = max(0, seq - _LOOK_BACK)
             self._questions = {question.question_id: question for question in await self.session.questions()}
         self._begun.set_result(format_cursor(seq, view.number))
 
     async def _hear(self, line: str) -> None:
-        """What the person wrote: an answer to what is asked, a command, or a message."""
+        """Handle a typed line: an answer to the open question, a command, or a message."""
         open_before = len(self._questions)
         try:
             command = command_of(line)
@@ -267,7 +267,7 @@ class _Conversation:
             self._prompt()
 
     async def _answer(self, question: Question, line: str) -> None:
-        """The person's line is the answer; for an approval it is yes, no, or no and a reason."""
+        """Answer with the typed line; for an approval: yes, no, or no and a reason."""
         word, _, rest = line.partition(" ")
         self._own.add(question.question_id)
         try:
@@ -278,28 +278,24 @@ class _Conversation:
             elif word.lower() in ("n", "no"):
                 await self.session.deny(question, reason=rest.strip())
             else:
-                self.screen.line("write y or n; /queue TEXT sends a message meanwhile")
+                self.screen.line("type y or n; to send a message, type /queue TEXT")
                 return
         except (UnknownQuestion, AlreadyAnswered, CallMismatch):
-            self.answered(question.question_id)  # it is over: the next one is shown, and asked for by itself
+            self.answered(question.question_id)  # no longer open; the next one is shown separately
             raise
         self.answered(question.question_id)
 
     async def approve(self, question: Question, note: str = "") -> None:
-        """Approve the call that was shown; the person is asked for the approval key where one is needed."""
+        """Approve the call that was shown; ask the person for the approval key if one is required."""
         if question is self._shown and self._loop.time() < self._taken_from:
-            raise InvalidRequest(
-                "another call was shown just now, in the place of the one before", hint="look at it, then answer"
-            )
+            raise InvalidRequest("a different call has just replaced the one shown before", hint="read it, then answer")
         try:
             await self.session.approve(question, note=note)
         except ApprovalKeyRequired as error:
             if not sys.stdin.isatty():
                 raise
             self.screen.line(f"{error.message}; {error.hint}")
-            self._client.approval_key = await self._lines.secret(
-                lambda: self.screen.prompt("approval key (not shown)> ")
-            )
+            self._client.approval_key = await self._lines.secret(lambda: self.screen.prompt("approval key (hidden)> "))
             try:
                 await self.session.approve(question, note=note)
             except ApprovalKeyRequired:
@@ -307,26 +303,26 @@ class _Conversation:
                 raise
 
     def shown(self, kind: str) -> Question:
-        """The question that was shown last. Raises `UnknownQuestion` if none of that kind was."""
+        """Return the question shown last. Raises `UnknownQuestion` if it is not of that kind."""
         if self._shown is None or self._shown.kind != kind:
-            raise UnknownQuestion(f"nothing waits for {'an answer' if kind == 'question' else 'an approval'}")
+            raise UnknownQuestion(f"no open {'question' if kind == 'question' else 'approval'}")
         self._own.add(self._shown.question_id)
         return self._shown
 
     def answered(self, question_id: str) -> None:
-        """A question is not open any more."""
+        """Record that a question is no longer open."""
         self._questions.pop(question_id, None)
         if self._shown is not None and self._shown.question_id == question_id:
             self._take_away()
 
     def _take_away(self) -> None:
-        """The question on the screen is over."""
+        """Forget the question on the screen."""
         if self._shown is not None:
             self._taken_away = self._shown.question_id not in self._own
             self._shown = None
 
     def _prompt(self) -> None:
-        """Ask for what is needed next; what the person types then is for the question that is shown here."""
+        """Prompt for the next input, which then belongs to the question shown here."""
         if self._questions:
             self._shown = next(iter(self._questions.values()))
             self._taken_from = self._loop.time() + _LOOK_S if self._taken_away else 0.0
@@ -337,7 +333,7 @@ class _Conversation:
             self.screen.prompt()
 
     async def say(self, text: str, policy: Policy = "queue") -> None:
-        """Send a message, with what was attached. What is refused is shown, and keeps its attachments."""
+        """Send a message with the pending attachments. If it is refused, show the error and keep the attachments."""
         self._sending += 1
         try:
             receipt = await self.session.send(text, agent=self._agent, policy=policy, attachments=tuple(self.attached))
@@ -351,10 +347,10 @@ class _Conversation:
         self.took(receipt)
 
     def took(self, receipt: Receipt) -> None:
-        """A message of ours is on its way."""
+        """Track a message that we sent."""
         self._ours.add(receipt.message_id)
         if receipt.message_id in self._settled:
-            self._settled.discard(receipt.message_id)  # its settlement was quicker than its receipt
+            self._settled.discard(receipt.message_id)  # it was settled before its receipt arrived
         else:
             self._open += 1
             if receipt.disposition == "started" and receipt.run_id != self._last_ended:
@@ -365,11 +361,11 @@ class _Conversation:
             self._begun.set_result(receipt.cursor)
 
     async def _until_idle(self) -> None:
-        """Wait until our messages are settled; but not for an answer that nobody here can give any more."""
+        """Wait until our messages are settled, or until a run waits for an answer, which no input can give any more."""
         while self._open:
             if self._questions:
                 self.left_open = True
-                self.screen.line("it waits for an answer: 'holdfast questions' shows it")
+                self.screen.line("the run waits for an answer; see 'holdfast questions'")
                 return
             self._idle = self._loop.create_future()
             await self._idle
@@ -385,15 +381,15 @@ class _Conversation:
                         continue
                     self._skip_to = None
                 self._note(event)
-                # While one of ours is being sent, its event may come before its receipt.
+                # While one of our messages is being sent, its event may arrive before its receipt.
                 ours = self._sending > 0 or getattr(event, "message_id", None) in self._ours
                 self.screen.show(event, ours=ours, idle=self._run_id is None and not self._open)
                 if isinstance(event, (RunSuspended, RunResumed)):
                     self._ask(event)
-        self.screen.line("the session is gone; Ctrl-D leaves")
+        self.screen.line("the session is gone; press Ctrl-D to exit")
 
     def _ask(self, event: RunSuspended | RunResumed) -> None:
-        """Show the oldest open question, when one was asked or answered."""
+        """Show the oldest open question after one was asked or answered."""
         if isinstance(event, RunSuspended):
             self._questions[event.question.question_id] = event.question
             self._wake()
@@ -438,11 +434,11 @@ class _Conversation:
             self._interrupted_at = None
             self._act(self.stop("Ctrl-C twice"))
         elif self._run_id is None and not self._open:
-            self.screen.line("nothing runs; Ctrl-D leaves")
+            self.screen.line("no active run; press Ctrl-D to exit")
             self.screen.prompt()
         else:
             self._interrupted_at = now
-            self.screen.line("interrupting … (once more stops the session)")
+            self.screen.line("interrupting … (press Ctrl-C again to stop the session)")
             self._act(self.interrupt("Ctrl-C", self._run_id))
 
     def _act(self, work: Coroutine[object, object, None]) -> None:
@@ -451,7 +447,7 @@ class _Conversation:
         task.add_done_callback(self._actions.discard)
 
     async def interrupt(self, reason: str, run_id: str | None = None) -> None:
-        """End the run that is on, and show what is proven gone."""
+        """Interrupt the active run, and show the receipt."""
         try:
             receipt = await self.session.interrupt(reason, run_id=run_id)
         except HoldfastError as error:
@@ -459,10 +455,10 @@ class _Conversation:
         else:
             self.screen.receipt(receipt)
             if self._run_id is None and not self._open:
-                self._prompt()  # the run's end was shown before its receipt came
+                self._prompt()  # the run's end was shown before its receipt arrived
 
     async def stop(self, reason: str) -> None:
-        """End all of the session's work."""
+        """Stop all work of the session."""
         self.screen.line("stopping the session …")
         try:
             stopped = await self.session.stop(reason)

@@ -22,14 +22,14 @@ _PAGE = Path("docs/measured/conformance.md")
 def check(
     names: Sequence[str], *, promises: Sequence[str] = (), times: int = 3, as_json: bool = False, write: bool = False
 ) -> Exit:
-    """Judge adapters. Exit 0 if all promises were kept or are not offered, 1 if one was broken, 2 if one could not run.
+    """Test adapters. Exit 0 if all promises were kept or are not offered, 1 if one was broken, 2 if one could not run.
 
     Parameters:
-        names: frameworks by name, ``all``, or adapters of the user's own as ``module:Class``.
-        promises: only these; all by default.
-        times: how often a probe is tried that finds its promise broken.
-        as_json: one JSON value a line, one line an adapter.
-        write: write the table for the docs, in the folder that this is called in.
+        names: frameworks by name, ``all``, or your own adapters as ``module:Class``.
+        promises: promises to test; empty: all.
+        times: number of attempts of a probe that finds its promise broken.
+        as_json: print JSON, one line per adapter.
+        write: write the docs page; run it in the source tree.
     """
     from holdfast.testing.conformance.environments import FRAMEWORKS, target_of
     from holdfast.testing.conformance.judge import judge
@@ -41,11 +41,9 @@ def check(
     failed = False
     try:
         if unknown := [one for one in promises if one not in PROBES]:
-            raise ConfigurationError(f"there is no promise {unknown[0]!r}", hint=f"there is: {', '.join(PROBES)}")
+            raise ConfigurationError(f"unknown promise {unknown[0]!r}", hint=f"choose {', '.join(PROBES)}")
         if write and not _PAGE.parent.is_dir():
-            raise ConfigurationError(
-                f"there is no folder {_PAGE.parent} here", hint="call it in Holdfast's source tree"
-            )
+            raise ConfigurationError(f"folder {_PAGE.parent} not found", hint="run it in Holdfast's source tree")
         for name in wanted:
             try:
                 target = target_of(name, say=note)
@@ -65,7 +63,7 @@ def check(
         say_error(error, as_json=as_json)
         return Exit.USAGE
     except KeyboardInterrupt:
-        note("check: broken off")
+        note("check: interrupted")
         return Exit.INTERRUPTED
     if write and judgements:
         _PAGE.write_text(page(judgements))
@@ -76,14 +74,14 @@ def check(
 
 
 def _say(judgement: Judgement) -> None:
-    say(f"{judgement.name}: {', '.join(judgement.versions) or 'it did not start'}\n")
+    say(f"{judgement.name}: {', '.join(judgement.versions) or 'did not start'}\n")
     say_table(
         ("promise", "verdict", "evidence"),
         ((one.promise, _loud(one.verdict), one.evidence[0]) for one in judgement.findings),
     )
     for finding in judgement.findings:
         for n, evidence in enumerate(finding.evidence[1:], 2):
-            say(f"  {finding.promise}, try {n}: {evidence}")
+            say(f"  {finding.promise}, attempt {n}: {evidence}")
     say()
 
 

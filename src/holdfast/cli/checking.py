@@ -42,7 +42,7 @@ _SUBREAPER = "import ctypes, sys; sys.exit(ctypes.CDLL(None).prctl(36, 1, 0, 0, 
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at: how it is, and what to do about it."""
+    """Result of one check: its state, what was found, and how to fix it."""
 
     name: str
     state: State
@@ -51,7 +51,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def doctor(target: Target, *, store: str | None) -> Exit:
-    """Check everything and report. Exit 1 if something is at fault."""
+    """Run all checks and print a report. Exit 1 if one found a fault."""
 
     async def work() -> Exit:
         settings = load_settings({"store": store})
@@ -103,7 +103,7 @@ def _versions() -> Iterator[Check]:
             name="packages",
             state="fault",
             found=f"missing: {', '.join(missing)}",
-            advice="install Holdfast again, with what it needs",
+            advice="reinstall Holdfast with its dependencies",
         )
 
 
@@ -113,8 +113,8 @@ def _limits() -> Iterator[Check]:
     yield Check(
         name="open files",
         state="advice" if few else "ok",
-        found=f"at most {soft} (may be raised to {hard})",
-        advice=f"each reader and client takes one: raise it with 'ulimit -n {min(hard, 65536)}'" if few else "",
+        found=f"limit {soft} (can be raised to {hard})",
+        advice=f"each event stream and client needs one; raise it with 'ulimit -n {min(hard, 65536)}'" if few else "",
     )
 
 
@@ -124,15 +124,15 @@ def _process_control() -> Iterator[Check]:
             name="process control",
             state="advice",
             found=f"{sys.platform}: process groups only",
-            advice="a program that leaves its group may outlive a stop; the receipt says so. Linux proves it",
+            advice="a program that leaves its group may outlive a stop (see the receipt); use Linux for proof",
         )
         return
     works = _succeeds(_SUBREAPER) and os.path.isdir("/proc/self/task")
     yield Check(
         name="process control",
         state="ok" if works else "fault",
-        found="subreaper, parent-death signal and /proc are there" if works else "no subreaper or no /proc",
-        advice="" if works else "mount /proc and allow prctl, or stops cannot prove that process trees are gone",
+        found="subreaper, parent-death signal and /proc work" if works else "no subreaper or no /proc",
+        advice="" if works else "mount /proc and allow prctl; stops need them to prove that process trees are gone",
     )
 
 
@@ -144,7 +144,7 @@ def _isolation() -> Iterator[Check]:
     yield Check(
         name="isolation",
         state="ok" if confined else "advice",
-        found=f"scripts are confined by {isolation}" if confined else f"scripts cannot be confined: {isolation.reason}",
+        found=f"scripts are confined by {isolation}" if confined else f"no sandbox for scripts: {isolation.reason}",
         advice=(
             ""
             if confined
@@ -169,7 +169,7 @@ def _orphans() -> Iterator[Check]:
             name="orphans",
             state="fault",
             found=f"pid {orphan.pid} outlived its host {orphan.host}: {orphan.command}",
-            advice=f"look at it, then: kill -9 {orphan.pid}",
+            advice=f"inspect it, then: kill -9 {orphan.pid}",
         )
 
 
@@ -187,19 +187,19 @@ async def _store(settings: Settings) -> list[Check]:
                 name="store",
                 state="advice",
                 found=settings.store,
-                advice="nothing is kept after the end; use sqlite:///",
+                advice="data is lost at exit; use sqlite:/// to keep it",
             )
         ]
     if not path.exists():
         folder = path.parent.parent if path.parent.name == DATA_FOLDER and not path.parent.exists() else path.parent
         if folder.is_dir() and os.access(folder, os.W_OK):
-            return [Check(name="store", state="ok", found=f"{path} is not there yet; the first start makes it")]
+            return [Check(name="store", state="ok", found=f"{path} does not exist yet; the first start creates it")]
         return [
             Check(
                 name="store",
                 state="fault",
-                found=f"{path.parent} is not a folder that can be written",
-                advice="make it, or name another file with --store",
+                found=f"{path.parent} is not a writable folder",
+                advice="create it, or choose another file with --store",
             )
         ]
     store = open_store(settings.store)
@@ -218,7 +218,7 @@ async def _store(settings: Settings) -> list[Check]:
 
 
 def _readers_of(path: Path) -> Iterator[Check]:
-    """Who else may read the store, and whether it lies where it should."""
+    """Check who else can read the store, and whether it is in its usual folder."""
     from holdfast.storage.private_file import wider_mode
 
     beside = [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
@@ -226,14 +226,14 @@ def _readers_of(path: Path) -> Iterator[Check]:
         yield Check(
             name="store mode",
             state="advice",
-            found=f"other users of this machine may read or write {', '.join(open_to_others)}",
+            found=f"other users of this machine can read or write {', '.join(open_to_others)}",
             advice=f"chmod 600 {' '.join(open_to_others)}",
         )
     if f"sqlite:///{path}" == default_store() and path.parent.name != DATA_FOLDER:
         yield Check(
             name="store place",
             state="advice",
-            found=f"{path} lies where older versions kept it",
+            found=f"{path} is where older versions kept the store",
             advice=f"stop the server and move it into {DATA_FOLDER}/: holdfast store move",
         )
 
@@ -251,7 +251,7 @@ def _disk(settings: Settings) -> Iterator[Check]:
         name="disk space",
         state="advice" if little else "ok",
         found=f"{free / 1e9:.1f} GB free in {folder.resolve()}",
-        advice="free some: a full disk refuses messages (nothing accepted is lost)" if little else "",
+        advice="free some space: on a full disk, new messages are refused (accepted ones are safe)" if little else "",
     )
     try:
         latency_s = _sync_latency(folder)
@@ -268,7 +268,7 @@ def _disk(settings: Settings) -> Iterator[Check]:
         name="disk latency",
         state="advice" if slow else "ok",
         found=f"fdatasync takes {latency_s * 1000:.2f} ms (median of 20)",
-        advice="each accepted message waits for it: a local SSD would be quicker" if slow else "",
+        advice="each accepted message waits for it; a local SSD is faster" if slow else "",
     )
 
 
@@ -302,9 +302,9 @@ async def _server(target: Target) -> list[Check]:
             Check(
                 name="walls",
                 state="advice",
-                found="programs of its agents run without a wall: they reach every file of the server's user, the "
-                "store and the settings among them, its other processes, the network and this API",
-                advice="give the server a user of its own, or serve no terminal, processes or stdio MCP servers",
+                found="programs of its agents run unsandboxed: they reach every file of the server's user, the "
+                "store and the settings included, its other processes, the network and this API",
+                advice="run the server as a dedicated user, or serve no terminal, processes or stdio MCP servers",
             )
         )
     statistics_ = view["statistics"]
@@ -324,8 +324,8 @@ async def _server(target: Target) -> list[Check]:
             Check(
                 name="server version",
                 state="advice",
-                found=f"the server is {view['version']}, this is {__version__}",
-                advice="start the server again with this version",
+                found=f"the server has version {view['version']}, this command {__version__}",
+                advice="restart the server with this version",
             )
         )
     promises = statistics_["promises"] if statistics_ is not None else {}
@@ -335,8 +335,8 @@ async def _server(target: Target) -> list[Check]:
             Check(
                 name="promises",
                 state="fault",
-                found=f"broken since the start: {', '.join(broken)}",
-                advice="the page at / and /metrics have the counters; please report it",
+                found=f"broken since start: {', '.join(broken)}",
+                advice="see the counters on the page at / or in /metrics, and report it",
             )
         )
     checks += [
@@ -347,7 +347,7 @@ async def _server(target: Target) -> list[Check]:
 
 
 def _budget(name: str, usage: Mapping[str, Any]) -> Check:
-    """Who uses most of a budget."""
+    """Return the check of a budget, with its heaviest users."""
     share = usage["share"]
     most = [
         f"{visible(principal) or 'without a key'} {_figure(amount)}"
@@ -358,17 +358,17 @@ def _budget(name: str, usage: Mapping[str, Any]) -> Check:
         name=f"budget {name}",
         state="advice" if full else "ok",
         found=f"{', '.join(most)}; share {_figure(share)}, refused {usage['refused']:,}",
-        advice="a principal is at its share: ask it to read its answers, or revoke its key" if full else "",
+        advice="a principal is at its share: ask it to read its responses, or revoke its key" if full else "",
     )
 
 
 def _figure(amount: float) -> str:
-    """Bytes and counts in full, seconds to the millisecond."""
+    """Format bytes and counts in full, seconds to the millisecond."""
     return f"{amount:,.0f}" if amount == round(amount) else f"{amount:,.3f}"
 
 
 _COUNTED = ("loop_time", "listings")
-"""Budgets that are full for a moment in ordinary work."""
+"""Budgets that are briefly full in normal operation."""
 
 
 def _port(address: str) -> Check:
@@ -383,10 +383,10 @@ def _port(address: str) -> Check:
         return Check(
             name="server",
             state="ok",
-            found=f"nothing runs at {address}; the port is free",
+            found=f"no server runs at {address}; the port is free",
             advice="start one: holdfast serve",
         )
-    holder = holder_of(port) or "a program that cannot be seen"
+    holder = holder_of(port) or "an unknown program"
     return Check(
         name="server",
         state="fault",

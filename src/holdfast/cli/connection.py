@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Target", "run", "run_with_client"]
 
-_ROOM = "make room where it goes, and run it again"
+_ROOM = "free space at the destination, then run it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The server that a command speaks to, and how it answers.
+    """The server that a command talks to, and the output format.
 
     Parameters:
-        url: its address; by default ``HOLDFAST_URL``, or this machine with the port of the settings.
-        key: an API key; by default ``HOLDFAST_KEY``, or the local token of the store of the settings.
-        user: the principal to act for.
-        as_json: answer in JSON.
+        url: server URL; by default ``HOLDFAST_URL``, or this machine with the port of the settings.
+        key: API key; by default ``HOLDFAST_KEY``, or the local token of the settings' store.
+        user: principal to act for.
+        as_json: print JSON.
     """
 
     url: str | None = None
@@ -39,16 +39,16 @@ class Target:
     as_json: bool = False
 
     def client(self, *, retry_s: float = 0.3, on_cut: Callable[[HoldfastError], None] | None = None) -> Client:
-        """A client for it. Raises `ConfigurationError`."""
+        """Return a client for it. Raises `ConfigurationError`."""
         from holdfast.client import Client
 
         return Client(self.address, self.key or self._token(), user=self.user, retry_s=retry_s, on_cut=on_cut)
 
     def _token(self) -> str | None:
-        """The token of a server on this machine that has the store of the settings; None for any other server.
+        """Return the token of a server on this machine with the settings' store; None for any other server.
 
         Raises:
-            ConfigurationError: a program of another user listens there.
+            ConfigurationError: another user's program listens there.
         """
         from holdfast.cli.listener_owner import refuse_foreign_listener
         from holdfast.local_token import is_loopback, read_token
@@ -64,7 +64,7 @@ class Target:
 
     @property
     def address(self) -> str:
-        """The server's address. Raises `ConfigurationError`."""
+        """The server's URL. Raises `ConfigurationError`."""
         if self.url:
             return self.url
         from holdfast.settings import load_settings
@@ -75,7 +75,7 @@ class Target:
 
 
 def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | None]], *, retry_s: float = 0.3) -> Exit:
-    """Run `work` with a client of `target`; errors become a message on stderr and an exit code."""
+    """Run `work` with a client of `target`; report errors on stderr and as an exit code."""
 
     async def with_client() -> Exit | None:
         async with target.client(retry_s=retry_s) as client:
@@ -85,7 +85,7 @@ def run_with_client(target: Target, work: Callable[[Client], Awaitable[Exit | No
 
 
 def run(work: Callable[[], Awaitable[Exit | None]], *, as_json: bool) -> Exit:
-    """Run `work` on a loop of its own; errors become a message on stderr and an exit code."""
+    """Run `work` on a new event loop; report errors on stderr and as an exit code."""
 
     async def guarded() -> Exit:
         try:
@@ -100,16 +100,16 @@ def run(work: Callable[[], Awaitable[Exit | None]], *, as_json: bool) -> Exit:
         note("")
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        _write_no_more()  # nobody reads any more
+        _write_no_more()  # the reader closed the pipe
         return Exit.OK
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         _write_no_more()
-        say_error(ConfigurationError(f"the output is not whole: {error.strerror}", hint=_ROOM), as_json=as_json)
+        say_error(ConfigurationError(f"incomplete output: {error.strerror}", hint=_ROOM), as_json=as_json)
         return Exit.FAILED
 
 
 def _write_no_more() -> None:
-    """Let what is still in stdout's buffer go nowhere, so that the flush at exit does not fail again."""
+    """Discard what is left in stdout's buffer, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

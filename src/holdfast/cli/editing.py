@@ -21,7 +21,7 @@ __all__ = ["branch", "compact", "import_history", "retry", "undo"]
 
 
 def retry(target: Target, session: str, *, wait_s: float | None) -> Exit:
-    """Run the last messages again; with `wait_s` print the answer."""
+    """Run the last messages again; with `wait_s`, print the answer."""
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
@@ -31,20 +31,20 @@ def retry(target: Target, session: str, *, wait_s: float | None) -> Exit:
 
 
 def undo(target: Target, session: str) -> Exit:
-    """Take the last run, or the last edit, out of the transcript."""
+    """Remove the last run or edit from the transcript."""
 
     async def work(client: Client) -> None:
-        _say_entries(await client.session(session).undo(), "taken out", as_json=target.as_json)
+        _say_entries(await client.session(session).undo(), "removed", as_json=target.as_json)
 
     return run_with_client(target, work)
 
 
 def compact(target: Target, session: str, *, keep: int) -> Exit:
-    """Have the model sum up what is old."""
+    """Summarize the old part of the transcript with the agent's model."""
 
     async def work(client: Client) -> None:
         if not target.as_json:
-            note("the model sums it up …")
+            note("summarizing …")
         _say_entries(await client.session(session).compact(keep=keep), "in the transcript now", as_json=target.as_json)
 
     return run_with_client(target, work)
@@ -60,14 +60,14 @@ def branch(target: Target, session: str, key: str, *, through_n: int | None) -> 
 
 
 def import_history(target: Target, session: str, file: str) -> Exit:
-    """Begin a session with what ``holdfast export --archive`` wrote."""
+    """Start a session with an archive of ``holdfast export --archive``."""
 
     async def work(client: Client) -> None:
         try:
             export = msgspec.json.decode(read(file), type=SessionExport)
         except msgspec.DecodeError as error:
             raise ConfigurationError(
-                f"{file} is no archive of a session: {error}", hint="make one with 'holdfast export --archive'"
+                f"{file} is not a session archive: {error}", hint="create one with 'holdfast export --archive'"
             ) from None
         _say_view(await client.session(session).import_history(export), as_json=target.as_json)
 
@@ -88,4 +88,4 @@ def _say_view(view: SessionView, *, as_json: bool) -> None:
     if as_json:
         say_json(view)
     else:
-        say(f"session {view.key} of agent {view.agent}: 'holdfast chat -s {view.key}' goes on with it")
+        say(f"session {view.key} of agent {view.agent}; continue with 'holdfast chat -s {view.key}'")

@@ -18,7 +18,7 @@ __all__ = ["drain", "interrupt", "stop"]
 
 
 def interrupt(target: Target, session: str, reason: str, *, run_id: str | None, grace_s: float | None) -> Exit:
-    """End the run that is on, or exactly `run_id`."""
+    """Interrupt the active run, or exactly `run_id`."""
 
     async def work(client: Client) -> Exit:
         receipt = await client.session(session).interrupt(reason, run_id=run_id, grace_s=grace_s)
@@ -32,7 +32,7 @@ def interrupt(target: Target, session: str, reason: str, *, run_id: str | None, 
 
 
 def stop(target: Target, session: str, reason: str, *, grace_s: float | None) -> Exit:
-    """End the session's activation."""
+    """Stop all work of the session."""
 
     async def work(client: Client) -> Exit:
         stopped = await client.session(session).stop(reason, grace_s=grace_s)
@@ -52,11 +52,11 @@ def _exit_of(receipt: StopReceipt) -> Exit:
 
 
 def drain(target: Target, *, deadline_s: float | None) -> Exit:
-    """Drain the server and report."""
+    """Drain the server and print the report."""
 
     async def work(client: Client) -> Exit:
         if not target.as_json:
-            note("draining: no new work is taken; waiting for what runs …")
+            note("draining: no new work is accepted; waiting for active runs …")
         body = {} if deadline_s is None else {"deadline_s": deadline_s}
         response = await client.request("POST", "/v1/drain", body=body, reply_s=(deadline_s or 0.0) + 3600.0)
         report: dict[str, Any] = msgspec.json.decode(response.content)
@@ -65,11 +65,11 @@ def drain(target: Target, *, deadline_s: float | None) -> Exit:
         else:
             say(
                 f"drained after {report['elapsed_s']:.1f} s: {counted(report['finished'], 'run')} finished, "
-                f"{len(report['parked'])} to go on at the next start, {len(report['interrupted'])} interrupted; "
-                f"messages wait in {counted(report['waiting'], 'session')}"
+                f"{len(report['parked'])} to resume at the next start, {len(report['interrupted'])} interrupted; "
+                f"messages queued in {counted(report['waiting'], 'session')}"
             )
             for orphan in report["orphans"]:
-                say(f"left: {orphan}")
+                say(f"still running: {orphan}")
         return Exit.FAILED if report["orphans"] else Exit.OK
 
     return run_with_client(target, work)

@@ -34,7 +34,7 @@ _ROLES = ("user", "trusted", "admin")
 def create(
     target: Target, store: str | None, *, principal: str, role: str, label: str, agents: list[str] | None
 ) -> Exit:
-    """Make a key and show its secret this once."""
+    """Create a key, and show its secret once."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         record, secret = await ring.create(principal=principal, role=cast("KeyRole", role), label=label, agents=agents)
@@ -46,20 +46,20 @@ def create(
 
     async def work() -> None:
         if role not in _ROLES:
-            raise ConfigurationError(f"there is no role {role!r}", hint=f"use {', '.join(_ROLES)}")
+            raise ConfigurationError(f"unknown role {role!r}", hint=f"choose {', '.join(_ROLES)}")
         made = await _either(target, store, in_store, on_server)
         if target.as_json:
             say_json(made)
             return
         say(made["secret"])
-        note(f"This is the key {made['key']['key_id']} of {principal} with role {role}. It is shown only now: keep it.")
-        note("From the first key on, every request needs one: export HOLDFAST_KEY=…")
+        note(f"Key {made['key']['key_id']} of {principal} with role {role}. It is shown only once: save it.")
+        note("From the first key on, every request requires one: export HOLDFAST_KEY=…")
 
     return run(work, as_json=target.as_json)
 
 
 def create_approval_key(target: Target, store: str | None, *, principal: str, label: str) -> Exit:
-    """Make a key for approvals, and show it on the terminal and nowhere else: what is redirected, an agent may read."""
+    """Create an approval key, and show it on the terminal only: an agent may read redirected output."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         record, secret = await ring.create(principal=principal, role="approver", label=label)
@@ -70,17 +70,19 @@ def create_approval_key(target: Target, store: str | None, *, principal: str, la
         try:
             return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
         except ApprovalKeyRequired:
-            body["approval_key"] = read_secret("an approval key that is there already, or the one that serve shows: ")
+            body["approval_key"] = read_secret("existing approval key, or the one shown by serve: ")
             return _decoded((await client.request("POST", "/v1/keys", body=body)).content)
 
     async def work() -> None:
         if not (sys.stdin.isatty() and show_on_terminal("")):
-            raise ConfigurationError("an approval key is shown on a terminal only", hint="run it at one")
+            raise ConfigurationError(
+                "approval keys are shown only on a terminal", hint="run this command at a terminal"
+            )
         make_undumpable()
         made = await _either(target, store, in_store, on_server)
         show_on_terminal(made["secret"])
-        note(f"This is the approval key {made['key']['key_id']} of {principal}. It is shown only now.")
-        note("Type it where you are asked for it; keep it in no file and no environment of this machine.")
+        note(f"Approval key {made['key']['key_id']} of {principal}. It is shown only once.")
+        note("Type it when prompted; do not store it in a file or environment variable on this machine.")
 
     return run(work, as_json=target.as_json)
 
@@ -101,7 +103,7 @@ def show(target: Target, store: str | None) -> Exit:
 
 
 def revoke(target: Target, store: str | None, key_id: str, *, stop: bool) -> Exit:
-    """Revoke a key; with `stop`, end what its principal has. What was ended, and what goes on, is said."""
+    """Revoke a key; with `stop`, stop its principal's work, too. Print what was stopped and what continues."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         record = await ring.revoke(key_id, again=stop)
@@ -116,7 +118,7 @@ def revoke(target: Target, store: str | None, key_id: str, *, stop: bool) -> Exi
         found = await _either(target, store, in_store, on_server)
         _say_keys(found, as_json=target.as_json)
         if "running" not in found:
-            note("no server runs; what waits and what is scheduled goes on when one starts")
+            note("no server is running; queued messages and schedules continue when one starts")
             if stop:
                 note(f"start it, then: holdfast keys revoke {key_id} --stop")
             return Exit.FAILED if stop else Exit.OK
@@ -133,7 +135,7 @@ async def _either(
     in_store: Callable[[KeyRing], Awaitable[dict[str, Any]]],
     on_server: Callable[[Client], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:
-    """Work in the store if nobody has it open and no server was named; else through the server that has it."""
+    """Work in the store if it is not in use and no server was named; otherwise through the server that has it open."""
     from holdfast.settings import load_settings
 
     locked: StoreLocked | None = None
@@ -143,7 +145,7 @@ async def _either(
             async with _ring(chosen) as ring:
                 return await in_store(ring)
         except StoreLocked as error:
-            locked = error  # a server has it: ask that one
+            locked = error  # a server has it open: ask that server
     async with target.client() as client:
         if locked is not None:
             await _check_store(client, target, chosen, locked)
@@ -151,13 +153,13 @@ async def _either(
 
 
 async def _check_store(client: Client, target: Target, url: str, locked: StoreLocked) -> None:
-    """Raise `StoreLocked` if the server tells that its store is another one than that of `url`."""
+    """Raise `StoreLocked` if the server reports a store other than that of `url`."""
     told = _decoded((await client.request("GET", "/v1/server", repeatable=True)).content)["store"]
-    # Only an admin is told the path; who is none will be refused.
+    # Only admins see the path; other callers will be refused.
     if told not in ("sqlite", f"sqlite {_real_path(url)}"):
         raise StoreLocked(
-            f"{locked.message}, and the server at {target.address} has another store",
-            hint="name the server that has this one with --url",
+            f"{locked.message}, and the server at {target.address} uses another store",
+            hint="pass the URL of the server that uses this store with --url",
         )
 
 
@@ -192,16 +194,16 @@ def _decoded(content: bytes) -> dict[str, Any]:
 
 
 def _say_work(found: dict[str, Any], key_id: str) -> None:
-    """What was ended with a key, and what of its principal goes on."""
+    """Print what was stopped with a key, and which work of its principal continues."""
     note("its streams and requests were ended")
     for name, text in (("stopped", "stopped sessions"), ("paused", "paused schedules")):
         if found[name]:
             note(f"{text}: {', '.join(map(visible, found[name]))}")
-    for name, text in (("running", "sessions that go on"), ("active", "schedules that go on")):
+    for name, text in (("running", "sessions that continue"), ("active", "schedules that continue")):
         if found[name]:
             note(f"{text}: {', '.join(map(visible, found[name]))}")
     if found["running"] or found["active"]:
-        note(f"'holdfast keys revoke {key_id} --stop' ends what {visible(found['principal'])} has")
+        note(f"run 'holdfast keys revoke {key_id} --stop' to stop {visible(found['principal'])}'s work")
 
 
 def _say_keys(found: dict[str, Any], *, as_json: bool) -> None:
@@ -209,9 +211,9 @@ def _say_keys(found: dict[str, Any], *, as_json: bool) -> None:
         say_json(found)
         return
     if not found["keys"]:
-        note("no keys: everybody on this machine is 'local'; make one with 'holdfast keys create'")
+        note("no keys: anyone on this machine acts as principal 'local'; create one with 'holdfast keys create'")
     say_table(
-        ("key", "principal", "role", "agents", "made", "state", "label"),
+        ("key", "principal", "role", "agents", "created", "state", "label"),
         (
             (
                 key["key_id"],

@@ -23,10 +23,10 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def refuse_foreign_listener(host: str, port: int) -> None:
-    """Do nothing unless a socket of another user would take a connection to `host`.
+    """Refuse to connect to `host` if a socket of another user would accept the connection.
 
     Raises:
-        ConfigurationError: it would; with the user's id.
+        ConfigurationError: it would; the message has the user's id.
     """
     trusted = {0, os.geteuid()}
     for address in _addresses(host):
@@ -40,7 +40,7 @@ def refuse_foreign_listener(host: str, port: int) -> None:
 
 
 def owners_of_listener(address: Address, port: int) -> set[int]:
-    """Return the users whose sockets take a connection to `address`: bound to it, or else to every address."""
+    """Return the users whose sockets accept a connection to `address`: bound to it, or else to every address."""
     exact: set[int] = set()
     everywhere: set[int] = set()
     for bound, uid in _listeners(port):
@@ -52,7 +52,7 @@ def owners_of_listener(address: Address, port: int) -> set[int]:
 
 
 def _listeners(port: int) -> Iterator[tuple[Address, int]]:
-    """Each socket that listens on `port`: its address and its owner."""
+    """Yield each socket that listens on `port`: its address and its owner."""
     for table in _TABLES:
         try:
             lines = table.read_text("ascii").splitlines()[1:]
@@ -66,13 +66,13 @@ def _listeners(port: int) -> Iterator[tuple[Address, int]]:
 
 
 def _read_address(text: str) -> Address:
-    """An address as the kernel writes it: words of four bytes in the machine's order."""
+    """Parse an address as the kernel writes it: words of four bytes in the machine's byte order."""
     words = (int(text[start : start + 8], 16) for start in range(0, len(text), 8))
     return ipaddress.ip_address(b"".join(word.to_bytes(4, sys.byteorder) for word in words))
 
 
 def _addresses(host: str) -> list[Address]:
-    """The addresses that a client would connect to."""
+    """Return the addresses that a client would connect to."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:

@@ -66,7 +66,7 @@ def ps(target: Target, *, everybody: bool, limit: int) -> Exit:
 
 
 def tree(target: Target, session: str | None, *, everybody: bool) -> Exit:
-    """Show what is alive."""
+    """Show live tasks, threads and processes."""
 
     async def work(client: Client) -> None:
         node = await (client.session(session).tree() if session else client.tree(everybody=everybody))
@@ -79,10 +79,10 @@ def tree(target: Target, session: str | None, *, everybody: bool) -> Exit:
 
 
 def tail(target: Target, session: str, *, after: str | None, lines: int, follow: bool) -> Exit:
-    """Print a session's events, one a line."""
+    """Print a session's events, one per line."""
 
     def cut(error: HoldfastError) -> None:
-        note(f"holdfast: {error.message}; coming back …")
+        note(f"holdfast: {error.message}; reconnecting …")
 
     async def work(client: Client) -> None:
         client.on_cut = cut
@@ -105,9 +105,9 @@ def tail(target: Target, session: str, *, after: str | None, lines: int, follow:
 
 
 def summary(event: Event | Gap) -> str:
-    """An event in one line."""
+    """Return an event as one line."""
     if isinstance(event, Gap):
-        return f"       gap: events {event.after + 1} to {event.until} are gone ({event.reason})"
+        return f"       gap: events {event.after + 1} to {event.until} are missing ({event.reason})"
     fields = {
         name: value
         for name in event.__struct_fields__
@@ -121,7 +121,7 @@ def summary(event: Event | Gap) -> str:
 
 
 def _told(value: object) -> object:
-    """A value without the fields that say nothing."""
+    """Return a value without its empty fields."""
     plain = msgspec.to_builtins(value)
     if isinstance(value, msgspec.Struct) and isinstance(plain, dict):
         return {name: field for name, field in plain.items() if field not in (None, "", 0)}
@@ -134,9 +134,9 @@ def _short(text: str) -> str:
 
 
 def export(target: Target, session: str, *, events: bool, archive: bool, output: str | None) -> Exit:
-    """Write a session's transcript, log, or archive for an import, to stdout or a file."""
+    """Write a session's transcript, event log or archive to stdout or a file."""
     if events and archive:
-        raise ConfigurationError("an archive has no events", hint="leave out --events or --archive")
+        raise ConfigurationError("--events and --archive exclude each other", hint="omit one of them")
 
     async def work(client: Client) -> None:
         remote = client.session(session)
@@ -150,7 +150,7 @@ def export(target: Target, session: str, *, events: bool, archive: bool, output:
         if output is None:
             await _export(remote, sys.stdout, events=events, as_json=target.as_json)
             return
-        await remote.info()  # raises for a session that is not there, before the file is emptied
+        await remote.info()  # raises for an unknown session before the file is truncated
         with _opened(output) as file:
             count = await _export(remote, file, events=events, as_json=target.as_json)
         note(f"{count} {'events' if events else 'entries'} written to {output}")
@@ -162,7 +162,7 @@ def _opened(output: str) -> TextIO:
     try:
         return Path(output).open("w", encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"{output} cannot be written: {error.strerror}", hint="name another file") from None
+        raise ConfigurationError(f"{output} is not writable: {error.strerror}", hint="name another file") from None
 
 
 async def _export(remote: RemoteSession, file: TextIO, *, events: bool, as_json: bool) -> int:
@@ -202,8 +202,8 @@ def _markdown(entry: Entry) -> str:
             files = "".join(f"- {one.name or one.digest[:12]} ({one.media_type})\n" for one in entry.attachments)
             return f"\n**{entry.role}**{partial}:\n\n{entry.content}\n{files and chr(10) + files}"
         case "summary":
-            return f"\n*What was before, in short:*\n\n{entry.content}\n"
+            return f"\n*Summary of earlier messages:*\n\n{entry.content}\n"
         case "tool_call":
-            return f"\n*calls {entry.name}*\n\n```json\n{entry.content}\n```\n"
+            return f"\n*Tool call: {entry.name}*\n\n```json\n{entry.content}\n```\n"
         case "tool_result":
-            return f"\n*{entry.name} answers*\n\n```\n{entry.content}\n```\n"
+            return f"\n*{entry.name} result*\n\n```\n{entry.content}\n```\n"

@@ -33,14 +33,14 @@ def nemesis(
     history: str | None,
     progress: Callable[[str], None],
 ) -> Exit:
-    """Run these faults and say what they found.
+    """Inject these faults and report the findings.
 
-    Exit 1 when a promise was broken, something else was found, or a fault was never injected.
+    Exit 1 if a promise was broken, another problem was found, or a fault was never injected.
 
     Parameters:
-        names: ``all``, or some with commas.
-        write: also write the docs' page, from the folder of the sources.
-        history: keep each fault's history in this folder.
+        names: ``all``, or names of faults separated by commas.
+        write: also write the docs page; run it in the source tree.
+        history: keep the history of each fault in this folder.
     """
     from holdfast.testing.history import write_history
     from holdfast.testing.nemesis import chosen, run_faults
@@ -48,7 +48,7 @@ def nemesis(
     try:
         faults = chosen(names)
         if write and not _PAGE.parent.is_dir():
-            raise ConfigurationError(f"there is no folder {_PAGE.parent} here", hint="write the docs from the sources")
+            raise ConfigurationError(f"folder {_PAGE.parent} not found", hint="run it in Holdfast's source tree")
         folder = None if history is None else _made(Path(history))
         note(f"nemesis: {', '.join(faults)}; seed {ask.seed}")
         done = asyncio.run(run_faults(faults, ask, progress))
@@ -59,7 +59,7 @@ def nemesis(
         say_error(error, as_json=as_json)
         return exit_of(error)
     except KeyboardInterrupt:
-        note("nemesis: broken off; nothing was judged")
+        note("nemesis: interrupted; no verdict")
         return Exit.INTERRUPTED
     outcomes = [outcome for outcome, _ in done]
     passed = all(outcome.passed for outcome in outcomes)
@@ -76,19 +76,19 @@ def nemesis(
 
 
 def _made(folder: Path) -> Path:
-    """A folder that can be written to, before anything runs for minutes. Raises `ConfigurationError`."""
+    """Return a writable folder, checked before anything runs for minutes. Raises `ConfigurationError`."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} is no folder for histories: {error.strerror}", hint="with --nemesis, --history names a folder"
+            f"{folder} is not a writable folder: {error.strerror}", hint="with --nemesis, pass a folder to --history"
         ) from None
 
 
 def _command(names: str, ask: Ask) -> str:
-    """The command line that does the same again."""
+    """Return the command line that repeats this run."""
     from holdfast.testing.nemesis import Ask
 
     words = ["holdfast", "storm", "--nemesis", names, "--seed", str(ask.seed)]
@@ -118,7 +118,7 @@ def _figures(outcome: Outcome) -> dict[str, object]:
 
 def _say(outcomes: Sequence[Outcome], passed: bool) -> None:
     say_table(
-        ("fault", "injected", "observations", "checked besides", "found"),
+        ("fault", "injected", "observations", "other checks", "found"),
         (
             (
                 one.fault,

@@ -38,37 +38,37 @@ Table = Iterable[Sequence[str]]
 
 
 def printable(text: str) -> str:
-    """Text that drives no terminal: control characters become dots."""
+    """Return text that cannot control a terminal: control characters become dots."""
     return "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
 
 
 def visible(text: str) -> str:
-    """Text with what cannot be seen written out: line breaks, escapes, turns of the writing direction."""
+    """Return text with invisible characters escaped: line breaks, escapes, bidirectional controls."""
     return logs.visible("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text))
 
 
 def fit(text: str, stream: TextIO) -> str:
-    """Text as it may go to `stream`: `printable` on a terminal, unchanged elsewhere."""
+    """Return text fit for `stream`: `printable` on a terminal, unchanged elsewhere."""
     return printable(text) if stream.isatty() else text
 
 
 def say(text: str = "") -> None:
-    """A line on stdout."""
+    """Print a line on stdout."""
     print(fit(text, sys.stdout), flush=True)
 
 
 def say_json(value: Any) -> None:
-    """One line of JSON on stdout."""
+    """Print one line of JSON on stdout."""
     print(msgspec.json.encode(value).decode(), flush=True)
 
 
 def note(text: str) -> None:
-    """A line for people, on stderr."""
+    """Print a line for people on stderr."""
     print(fit(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def say_error(error: HoldfastError, *, as_json: bool) -> None:
-    """An error on stderr: what happened, and what to do next."""
+    """Print an error on stderr: what is wrong, and what to do."""
     if as_json:
         body = {"code": error.code, "message": error.message, "hint": error.hint}
         note(msgspec.json.encode({"error": body}).decode())
@@ -79,7 +79,7 @@ def say_error(error: HoldfastError, *, as_json: bool) -> None:
 
 
 def say_table(titles: Sequence[str], rows: Table) -> None:
-    """A table whose columns are as wide as they need to be."""
+    """Print a table with columns as wide as needed."""
     shown = [[_clean(cell) for cell in row] for row in rows]
     widths = [max(len(title), *(len(row[n]) for row in shown)) for n, title in enumerate(titles)] if shown else []
     if not shown:
@@ -89,7 +89,7 @@ def say_table(titles: Sequence[str], rows: Table) -> None:
 
 
 def say_tree(node: TreeNode) -> None:
-    """A task tree with one line for each branch."""
+    """Print a task tree with one line per node."""
     from rich.console import Console
     from rich.text import Text
     from rich.tree import Tree
@@ -115,7 +115,7 @@ def say_tree(node: TreeNode) -> None:
 
 
 def say_receipt(receipt: StopReceipt) -> None:
-    """A stop's receipt in a few lines."""
+    """Print a stop's receipt in a few lines."""
     say(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended(receipt)}")
     if receipt.forced:
         say(f"forced: {', '.join(map(_clean, receipt.forced))}")
@@ -126,19 +126,19 @@ def say_receipt(receipt: StopReceipt) -> None:
 
 
 def ended(receipt: StopReceipt) -> str:
-    """How much a stop has ended, in words."""
+    """Return the counts of what a stop ended, in words."""
     stopped = receipt.stopped
     counts = ((stopped.tasks, "task"), (stopped.threads, "thread"), (stopped.processes, "process"))
     return ", ".join(counted(count, name) for count, name in counts if count) or "nothing was running"
 
 
 def counted(count: int, name: str) -> str:
-    """So many of something: ``1 run``, ``2 processes``."""
+    """Return a count with its noun: ``1 run``, ``2 processes``."""
     return f"{count} {name}{'' if count == 1 else 'es' if name.endswith('s') else 's'}"
 
 
 def age(at: float) -> str:
-    """How long ago a time is, in one short word."""
+    """Return how long ago a time was, in short form."""
     seconds = max(0.0, system_clock.now() - at)
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if seconds >= size:
@@ -147,10 +147,10 @@ def age(at: float) -> str:
 
 
 def clock_time(at: float) -> str:
-    """A time of day in this machine's zone."""
+    """Return a time of day in this machine's time zone."""
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S")
 
 
 def _clean(text: str) -> str:
-    """Without control characters: what agents and users write must not steer the terminal."""
+    """Replace control characters: text of agents and users must not control the terminal."""
     return "".join(character if character.isprintable() else "·" for character in text)

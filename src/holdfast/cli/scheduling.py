@@ -36,7 +36,7 @@ def add(
     jitter_s: float,
     max_runs: int | None,
 ) -> Exit:
-    """Make or replace a schedule of `text`, or of what stdin has."""
+    """Create or replace a schedule that sends `text`, or the content of stdin."""
     content = content_of(text)
 
     async def work(client: Client) -> None:
@@ -68,7 +68,7 @@ def show(target: Target, *, session: str | None, limit: int, everybody: bool) ->
             say_json({"schedules": views})
             return
         if not views:
-            note("no schedules: 'holdfast schedule add' makes one")
+            note("no schedules: 'holdfast schedule add' creates one")
         say_table(
             ("schedule", "session", "state", "when", "next", "fired", "missed", "refused", "last"),
             (
@@ -104,7 +104,7 @@ def resume(target: Target, schedule_id: str) -> Exit:
 
 
 def remove(target: Target, schedule_id: str) -> Exit:
-    """Delete a schedule, and show how it stood."""
+    """Delete a schedule, and print its last state."""
 
     async def work(client: Client) -> None:
         view = await client.find_schedule(schedule_id).delete()
@@ -161,11 +161,11 @@ def _when(view: ScheduleView) -> str:
 
 
 def _next(view: ScheduleView) -> str:
-    """When it fires next: on the clock that its line is read on, else in UTC; never in this machine's zone."""
+    """Return when it fires next: in the schedule's time zone, or else in UTC; never in this machine's zone."""
     if view.next_at is None:
         return "-"
     try:
         zone: tzinfo = ZoneInfo(view.timezone)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a zone that only the server knows
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # only the server knows this zone
         zone = UTC
     return f"{datetime.fromtimestamp(view.next_at, zone):%Y-%m-%d %H:%M:%S %Z}"

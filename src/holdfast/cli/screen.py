@@ -46,7 +46,7 @@ _OUTPUT_CHARS = 4000
 
 
 class Screen:
-    """The terminal. What comes from agents and people drives it by nothing but text."""
+    """The terminal. Text from agents and people is printed, but cannot control it."""
 
     def __init__(self) -> None:
         self._column = 0
@@ -64,14 +64,14 @@ class Screen:
             self._column = 0 if shown.endswith("\n") else 1
 
     def _speak(self, speaker: str) -> None:
-        """Begin a line where another one speaks: the answer, the reasoning or a call's output."""
+        """Start a new line when the speaker changes: the answer, the reasoning or a call's output."""
         if speaker != self._speaker:
             if self._column:
                 self._write("\n")
             self._speaker = speaker
 
     def line(self, text: str) -> None:
-        """A dim line of its own."""
+        """Print a dim line."""
         if not self._tty:
             note(f"[{text}]")
             return
@@ -82,7 +82,7 @@ class Screen:
         self._write("\n")
 
     def prompt(self, sign: str = "> ") -> None:
-        """Ask for the next line."""
+        """Prompt for the next line."""
         if self._tty:
             self._speak("person")
             if self._column:
@@ -91,12 +91,12 @@ class Screen:
             self._column = 0  # what the person types ends with a line break
 
     def greet(self, key: str, url: str, view: SessionView | None) -> None:
-        """The first line."""
+        """Print the first line."""
         state = "new" if view is None else f"{view.state}, {view.waiting} waiting" if view.waiting else view.state
-        self.line(f"session {key} at {url}, {state}; Ctrl-C interrupts, twice stops, Ctrl-D leaves, /help says more")
+        self.line(f"session {key} at {url}, {state}; Ctrl-C interrupts, twice stops, Ctrl-D exits, /help for help")
 
     def entry(self, role: str, content: str, *, partial: bool) -> None:
-        """Something that was said before."""
+        """Print an earlier entry of the transcript."""
         if role == "user":
             self._write(f"> {content}\n")
             if partial:
@@ -106,42 +106,42 @@ class Screen:
             if partial:
                 self.line("interrupted")
         elif role == "summary":
-            self.line(f"in short: {content[:_SHORT]}")
+            self.line(f"summary: {content[:_SHORT]}")
 
     def receipt(self, receipt: StopReceipt) -> None:
-        """What a stop has proven."""
+        """Print the receipt of a stop."""
         self.line(f"{receipt.outcome} after {receipt.elapsed_s * 1000:.0f} ms: {ended(receipt)}")
         for left in receipt.abandoned:
             self.line(f"abandoned: {left.kind} {left.name}")
 
     def error(self, error: HoldfastError) -> None:
-        """Something that was refused."""
+        """Print an error."""
         self.line(str(error))
 
     def cut(self, error: HoldfastError) -> None:
-        """The connection is gone."""
-        self.line(f"{error.message}; coming back …")
+        """Report that the connection was lost."""
+        self.line(f"{error.message}; reconnecting …")
 
     def back(self) -> None:
-        """The connection is there again."""
-        self.line("connected again")
+        """Report that the connection is back."""
+        self.line("reconnected")
 
     def leave(self, *, busy: bool) -> None:
-        """The last line."""
+        """Print the last line."""
         if self._tty:
-            self.line("what runs goes on; 'holdfast chat' comes back to it" if busy else "bye")
+            self.line("the run continues; 'holdfast chat' returns to it" if busy else "bye")
 
     def question(self, question: Question) -> None:
-        """What a run asks, and how the person answers."""
+        """Show a question of a run, and prompt for the answer."""
         if question.kind == "question":
-            self.line(f"asks: {visible(question.text)}")
+            self.line(f"question: {visible(question.text)}")
             self.prompt("answer> ")
         else:
-            self.line(f"may it call {whole(question)}?  y, n, or n and a reason")
+            self.line(f"approve {whole(question)}?  y, n, or n and a reason")
             self.prompt("y/n> ")
 
     def show(self, event: Event | Gap, *, ours: bool, idle: bool) -> None:
-        """An event as it comes."""
+        """Show an event as it arrives."""
         match event:
             case TextDelta():
                 text = event.text if event.run_id == self._speaker else event.text.lstrip("\n")
@@ -175,7 +175,7 @@ class Screen:
                     self.line(told)
 
     def _show_output(self, event: ToolOutput) -> None:
-        """The output of a call, dim; of a long one the beginning."""
+        """Show the output of a call, dimmed; of a long one only the beginning."""
         before = self._shown.get(event.call_id, 0)
         self._shown[event.call_id] = before + len(event.text)
         if before > _OUTPUT_CHARS:
@@ -185,7 +185,7 @@ class Screen:
         self._speak(event.call_id)
         self._write(event.text[: _OUTPUT_CHARS - before], dim=True)
         if before + len(event.text) > _OUTPUT_CHARS:
-            self.line("… it goes on; 'holdfast export --events' has all of it")
+            self.line("… truncated; 'holdfast export --events' has all of it")
 
     def _show_result(self, event: ToolFinished) -> None:
         name = self._calls.pop(event.call_id, "call")
@@ -212,15 +212,15 @@ class Screen:
 
 
 def _is_child(run_id: str) -> bool:
-    """Whether it is a child that speaks: its id is a path below that of the run."""
+    """Whether a run is a child: its id is a path below that of its parent."""
     return "." in run_id
 
 
 def _told(event: Event | Gap) -> str | None:
-    """A line for what is told in one; None for what nobody needs to see."""
+    """Return an event as one line, or None for an event that is not shown."""
     match event:
         case MessageSteered():
-            return f"heard before step {event.step}"
+            return f"delivered before step {event.step}"
         case ChildStarted():
             return f"child {event.agent}: {_short(event.text)}"
         case ChildFinished():
@@ -231,7 +231,7 @@ def _told(event: Event | Gap) -> str | None:
             answer = event.answer
             return f"{answer.decision}{f': {_short(answer.text)}' if answer.text else ''}"
         case RunRestarted():
-            return f"the server was started again: the run goes on, attempt {event.attempt}"
+            return f"the server restarted; the run continues, attempt {event.attempt}"
         case RunStopping():
             return f"stopping: {_why(event.cause.kind, event.cause.reason)}"
         case RunRolledBack():
@@ -242,18 +242,18 @@ def _told(event: Event | Gap) -> str | None:
         case SessionDeletedEvent():
             return "the session was deleted"
         case Gap():
-            return f"events {event.after + 1} to {event.until} are gone"
+            return f"events {event.after + 1} to {event.until} are missing"
         case _:
             return None
 
 
 def _arguments(arguments: Any) -> str:
-    """The arguments of a call, short: what a person recognises it by."""
+    """Return the arguments of a call in short form, enough to recognize it."""
     if not arguments:
         return ""
     if not isinstance(arguments, dict):
         return f" {_short(_text(arguments))}"
-    if arguments.keys() == {"args"} and isinstance(arguments["args"], list):  # a plain function's, without names
+    if arguments.keys() == {"args"} and isinstance(arguments["args"], list):  # of a plain function, without names
         return " " + _short(", ".join(map(_text, arguments["args"])))
     if len(arguments) == 1:
         return f" {_short(_text(next(iter(arguments.values()))))}"
@@ -284,24 +284,24 @@ def _why(kind: str, reason: str) -> str:
 
 
 class JsonScreen(Screen):
-    """For programs: each event as a line of JSON; notes go to stderr."""
+    """Output for programs: each event as a line of JSON; notes go to stderr."""
 
     def line(self, text: str) -> None:
-        """To stderr."""
+        """Print the line on stderr."""
         note(text)
 
     def prompt(self, sign: str = "> ") -> None:
-        """Programs need none."""
+        """Do nothing: programs need no prompt."""
 
     def entry(self, role: str, content: str, *, partial: bool) -> None:
-        """`holdfast export` has what was said before."""
+        """Do nothing: `holdfast export` has the earlier entries."""
 
     def leave(self, *, busy: bool) -> None:
-        """Nothing to say."""
+        """Do nothing."""
 
     def question(self, question: Question) -> None:
-        """The event has it."""
+        """Do nothing: the event has the question."""
 
     def show(self, event: Event | Gap, *, ours: bool, idle: bool) -> None:
-        """One line."""
+        """Print the event as one line."""
         say_json(event)

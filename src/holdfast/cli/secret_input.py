@@ -14,7 +14,7 @@ __all__ = ["exclusive_terminal", "hidden_typing", "read_secret", "show_on_termin
 
 @contextmanager
 def exclusive_terminal(descriptor: int) -> Iterator[None]:
-    """While it lasts no other program of this user can open the terminal; one that has it open keeps it."""
+    """Keep other programs of this user from opening the terminal; one that has it open keeps it."""
     with suppress(OSError):
         fcntl.ioctl(descriptor, termios.TIOCEXCL)
     try:
@@ -26,7 +26,7 @@ def exclusive_terminal(descriptor: int) -> Iterator[None]:
 
 @contextmanager
 def hidden_typing(descriptor: int) -> Iterator[None]:
-    """While it lasts the terminal echoes nothing, and no other program of this user can open it."""
+    """Turn off the terminal's echo, and keep other programs of this user from opening it."""
     before = termios.tcgetattr(descriptor)
     hidden = [*before]
     hidden[3] &= ~termios.ECHO
@@ -39,13 +39,13 @@ def hidden_typing(descriptor: int) -> Iterator[None]:
 
 
 def read_secret(prompt: str) -> str:
-    """Read a line from the terminal on stdin without an echo."""
+    """Read a line from the terminal on stdin without echo."""
     with exclusive_terminal(0):
         return getpass.getpass(prompt, stream=None).strip()
 
 
 def show_on_terminal(text: str) -> bool:
-    """Write a line to the terminal that this process belongs to, and nowhere else. Returns False if there is none."""
+    """Write a line to this process's controlling terminal only. Return False if it has none."""
     try:
         descriptor = os.open("/dev/tty", os.O_WRONLY | os.O_NOCTTY)
     except OSError:

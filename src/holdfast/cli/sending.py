@@ -25,11 +25,11 @@ _PROGRESS_AFTER_S = 2.0
 
 
 def content_of(text: str | None) -> str:
-    """The message that was given; with - or none, what stdin has. A person at a terminal is told that it waits."""
+    """Return the message text, or the content of stdin for - or None. At a terminal, tell the person how to end it."""
     if text is not None and text != "-":
         return text
     if sys.stdin.isatty():
-        note("write the message; Ctrl-D on a line of its own ends it")
+        note("type the message, then press Ctrl-D on an empty line")
     return sys.stdin.read()
 
 
@@ -44,12 +44,12 @@ def send(
     idempotency_key: str | None,
     files: Sequence[str] = (),
 ) -> Exit:
-    """Send `text`, or what stdin has, with `files` attached; with `wait_s` print the answer, else the receipt."""
+    """Send `text`, or the content of stdin, with `files` attached; with `wait_s` print the answer, else the receipt."""
     content = content_of(text)
 
     async def work(client: Client) -> Exit:
         if text in (None, "-") and not content and not files:
-            raise ConfigurationError("stdin had no message", hint="write it behind the command, or give it to stdin")
+            raise ConfigurationError("no message on stdin", hint="pass it as an argument, or write it to stdin")
         remote = client.session(session)
         attached = [await attach(remote, file) for file in files]
         receipt = await remote.send(
@@ -65,21 +65,21 @@ def send(
 
 
 async def attach(remote: RemoteSession, file: str) -> Attachment:
-    """Upload a file; its type goes by its name. Raises `ConfigurationError` for one that cannot be read."""
+    """Upload a file; its name determines its type. Raises `ConfigurationError` if it is not readable."""
     media_type = mimetypes.guess_type(file)[0] or "application/octet-stream"
     return await remote.attach(read(file), media_type=media_type, name=os.path.basename(file))
 
 
 def read(file: str) -> bytes:
-    """What a file has. Raises `ConfigurationError`."""
+    """Return the content of a file. Raises `ConfigurationError`."""
     try:
         return Path(file).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read: {error.strerror}", hint="name another file") from None
+        raise ConfigurationError(f"{file} is not readable: {error.strerror}", hint="name another file") from None
 
 
 async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, *, as_json: bool) -> Exit:
-    """Print the receipt, or the answer if that is waited for. Raises `WaitExpired`."""
+    """Print the receipt, or the answer if `wait_s` is given. Raises `WaitExpired`."""
     if wait_s is None:
         _say_receipt(receipt, as_json=as_json)
         return Exit.OK
@@ -92,7 +92,7 @@ async def finish(remote: RemoteSession, receipt: Receipt, wait_s: float | None, 
 
 
 async def _settled(remote: RemoteSession, receipt: Receipt, wait_s: float) -> Settlement:
-    """Wait, and show on a terminal that something is going on."""
+    """Wait for the settlement, and show the elapsed time on a terminal."""
     if not sys.stderr.isatty():
         return await remote.wait(receipt.message_id, timeout_s=wait_s)
     loop = asyncio.get_running_loop()

@@ -41,19 +41,19 @@ __all__ = ["AssistantFlags", "load_agent", "serve"]
 _log = logging.getLogger("holdfast.cli")
 
 EXIT_S = 5.0
-"""Time for what libraries do at exit, once everything of the host has ended."""
+"""Time for exit handlers of libraries after the host has ended, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssistantFlags:
-    """What the command line says of the assistant to serve.
+    """Options of the assistant to serve, from the command line.
 
     Parameters:
-        model: as `find_model` takes it.
-        workspace: the folder that it works in; None: one for each session.
+        model: name of the model, as for `find_model`.
+        workspace: its working folder; None: one per session.
         approve: ``all``, ``dangerous`` or ``none``.
-        mcp: servers, each as ``name=command`` or ``name=https://…``.
-        browser: whether it has one.
+        mcp: MCP servers, each as ``name=command`` or ``name=https://…``.
+        browser: whether it has a browser.
     """
 
     model: str
@@ -63,13 +63,13 @@ class AssistantFlags:
     browser: bool
 
     def agent(self) -> Agent:
-        """The assistant. Raises `ConfigurationError`."""
+        """Return the assistant. Raises `ConfigurationError`."""
         from holdfast.tools.assistant import assistant
 
         return assistant(
             self.model,
             workspace=self.workspace,
-            approve=self.approve,  # type: ignore[arg-type]  # it is checked there
+            approve=self.approve,  # type: ignore[arg-type]  # checked by assistant()
             browser=self.browser,
             tools=[_mcp_server(spec, approval=self.approve == "all") for spec in self.mcp],
         )
@@ -92,10 +92,10 @@ def serve(
     """Run a server until a signal ends it.
 
     Parameters:
-        specs: agents as ``module:name``; none takes the one of the settings, or the assistant if there is one.
-        flags: settings from the command line; None stands for one that was not given.
-        as_json: write what happens as JSON lines.
-        chosen: the assistant, which becomes the default agent; None: there is none.
+        specs: agents as ``module:name``; empty: the assistant, or else the agent of the settings.
+        flags: settings from the command line; None: not given.
+        as_json: print status changes as JSON lines.
+        chosen: the assistant, which becomes the default agent; None: no assistant.
     """
     from holdfast.host import Host
     from holdfast.server import bind, raise_descriptor_limit
@@ -117,44 +117,42 @@ def serve(
             report = _run(_serve(host, listener, settings, as_json=as_json))
     except HoldfastError as error:
         if isinstance(error.__cause__, (Exception, SystemExit)) and isinstance(error, ConfigurationError):
-            log_failure(_log, "the server does not start", error.__cause__)
+            log_failure(_log, "the server failed to start", error.__cause__)
             for handler in logging.getLogger().handlers:
-                handler.flush()  # the last words on stderr are the error itself
+                handler.flush()  # the error itself comes last on stderr
         say_error(error, as_json=as_json)
         return exit_of(error)
     try:
         _say_report(report, as_json=as_json)
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads any more; the flush at exit must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the output is closed; the flush at exit must not fail again
     code = Exit.FAILED if report.orphans else Exit.OK
     _bound_the_exit(code)
     return code
 
 
 def _bound_the_exit(code: Exit) -> None:
-    """What agents' libraries do at exit may wait for ever, as a process pool does whose processes were killed."""
+    """Limit the time of libraries' exit handlers, which may block forever, as a pool with killed processes does."""
 
     def end() -> None:
         Interrupt(name="exit").wait_blocking(EXIT_S)
-        note(f"something still ran {EXIT_S:g} s after the end; the process ends now")
+        note(f"exit handlers still ran {EXIT_S:g} s after the shutdown; exiting now")
         os._exit(code)
 
     threading.Thread(target=end, name="holdfast-exit", daemon=True).start()
 
 
 def load_agent(spec: str) -> Agent:
-    """The agent that ``module:name`` names; the current folder is searched too.
+    """Return the agent that ``module:name`` names; the current folder is searched, too.
 
     Raises:
-        ConfigurationError: there is no such module or name, its import fails, or it is not an agent.
+        ConfigurationError: the module or name does not exist, its import fails, or it is not an agent.
     """
     from holdfast.agents import as_agent
 
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise ConfigurationError(
-            f"{spec!r} does not name an agent", hint="write it as module:name, such as hello:agent"
-        )
+        raise ConfigurationError(f"{spec!r} does not name an agent", hint="use module:name, such as hello:agent")
     if (folder := os.getcwd()) not in sys.path:
         sys.path.insert(0, folder)
     try:
@@ -162,26 +160,26 @@ def load_agent(spec: str) -> Agent:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigurationError(
-                f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="install what it needs"
+                f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="install the missing package"
             ) from error
         raise ConfigurationError(
-            f"there is no module {module_name!r}", hint="start in the folder that has it, or install it"
+            f"no module named {module_name!r}", hint="run it in the folder of the module, or install it"
         ) from None
     except (Exception, SystemExit) as error:
         raise ConfigurationError(
-            f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="correct that module"
+            f"cannot import {module_name}: {_where(error)}{one_line(error)}", hint="fix that module"
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise ConfigurationError(
-                f"{module_name} has no {name!r}", hint=f"it has: {', '.join(_public(found)) or 'nothing public'}"
+                f"{module_name} has no {name!r}", hint=f"it defines: {', '.join(_public(found)) or 'nothing public'}"
             )
         found = getattr(found, part)
     return as_agent(found)
 
 
 def _where(error: BaseException) -> str:
-    """File and line of an error of an import: those of the newest frame outside of Python's own import system."""
+    """Return file and line of an import error: the newest frame outside Python's own import system."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{_nearest(Path(error.filename))}, line {error.lineno}: "
     frames = [
@@ -194,7 +192,7 @@ def _where(error: BaseException) -> str:
 
 
 def _is_installed(file: str) -> bool:
-    """Whether a file belongs to Python or to an installed package: the user's own line is the one to show."""
+    """Whether a file belongs to Python or an installed package; the user's own line is shown instead."""
     return any(Path(file).is_relative_to(folder) for folder in {*sysconfig.get_paths().values()})
 
 
@@ -218,7 +216,7 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
     terminals: list[ApprovalTerminal] = []
 
     def ready(running: Running) -> None:
-        with suppress(OSError):  # nobody reads our output; it serves all the same
+        with suppress(OSError):  # the output is closed; keep serving
             if as_json:
                 say_json(
                     {
@@ -241,10 +239,12 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
         if has_terminal():
             terminals.append(ApprovalTerminal(host, note))
             terminals[0].start()
-            show_on_terminal(f"approval key of this start, for chat and the page: {running.app.keys.show_approver()}")
+            show_on_terminal(
+                f"approval key for chat and the page, valid until the server exits: {running.app.keys.show_approver()}"
+            )
         elif not running.app.keys.any_approver:
-            note("nobody can approve a call: no terminal is here, and there is no approval key")
-            note("  stop the server, make one with 'holdfast keys create PRINCIPAL --approve', and start it again")
+            note("no way to approve calls: the server has no terminal and no approval key")
+            note("  stop the server, create a key with 'holdfast keys create PRINCIPAL --approve', and restart it")
 
     def at_step(text: str) -> None:
         with suppress(OSError):
@@ -269,18 +269,22 @@ def _say_ready(running: Running, settings: Settings) -> None:
     names = ", ".join(sorted(host.agents))
     say(f"Holdfast {__version__} answers on {running.url} (pid {os.getpid()})")
     say(f"  agents  {names}")
-    kept = " (nothing is kept after the end)" if settings.store == "memory://" else ""
+    kept = " (data is lost at exit)" if settings.store == "memory://" else ""
     say(f"  store   {settings.store}{kept}")
     if running.token_file is not None:
-        say("  keys    the local token, since what the model says is done here; commands in this folder find it")
+        say("  keys    local token required, because agents act on this machine; commands in this folder find it")
         say(f"          export HOLDFAST_KEY=$(cat {shlex.quote(_nearest(running.token_file))})")
     else:
-        keys = "every request needs one" if running.keys_required else "none: everybody on this machine is local"
+        keys = (
+            "required for every request"
+            if running.keys_required
+            else "none: anyone on this machine acts as principal `local`"
+        )
         say(f"  keys    {keys}")
     for line in _recovered(host.recovered):
         say(f"  {line}")
     say()
-    say("Talk to it from another terminal:")
+    say("Try it from another terminal:")
     say()
     say(f"{_command()} chat" if settings.port == Settings().port else f"{_command()} chat --url {running.url}")
     say()
@@ -290,35 +294,35 @@ def _say_ready(running: Running, settings: Settings) -> None:
     say()
     if running.keys_required:
         secret = "a key" if running.token_file is None else "the token"
-        say(f"In a browser, {running.url}/ shows what runs: any name, and {secret} as the password.")
+        say(f"Open {running.url}/ in a browser to see active runs: any user name, and {secret} as the password.")
     else:
-        say(f"In a browser, {running.url}/ shows what runs.")
-    say("Ctrl-C drains and ends, twice ends at once.")
+        say(f"Open {running.url}/ in a browser to see active runs.")
+    say("Press Ctrl-C to drain and shut down; press it twice to exit immediately.")
 
 
 def _nearest(path: Path) -> str:
-    """The shorter of the two ways to name a file."""
+    """Return the shorter of a file's relative and absolute paths."""
     return min(os.path.relpath(path), str(path), key=len)
 
 
 def _command() -> str:
-    """How this command is typed here: by its name where the shell finds it, else by its path."""
+    """Return how to type this command here: its name if the shell finds it, or else its path."""
     here = os.path.abspath(sys.argv[0])
     found = shutil.which("holdfast")
     return "holdfast" if found is not None and os.path.samefile(found, here) else _nearest(Path(here))
 
 
 def _recovered(recovery: Recovery) -> list[str]:
-    """What a start found left by a crash, in lines."""
+    """Return what recovery found after a crash, as lines."""
     lines = []
     if recovery.restarted:
         names = ", ".join(recovery.restarted[:5])
-        lines.append(f"recovered: {counted(len(recovery.restarted), 'run')} to go on: {names}")
+        lines.append(f"recovered: {counted(len(recovery.restarted), 'run')} resumed: {names}")
     if recovery.interrupted:
         names = ", ".join(recovery.interrupted[:5])
         lines.append(f"recovered: {counted(len(recovery.interrupted), 'run')} interrupted: {names}")
     if recovery.waiting:
-        lines.append(f"recovered: {counted(recovery.waiting, 'message')} in line, to run now")
+        lines.append(f"recovered: {counted(recovery.waiting, 'message')} queued to run now")
     return lines
 
 
@@ -328,11 +332,11 @@ def _say_report(report: DrainReport, *, as_json: bool) -> None:
         return
     parts = [f"{counted(report.finished, 'run')} finished"]
     if report.parked:
-        parts.append(f"{len(report.parked)} to go on at the next start")
+        parts.append(f"{len(report.parked)} to resume at the next start")
     if report.interrupted:
         parts.append(f"{len(report.interrupted)} interrupted")
     if report.waiting:
-        parts.append(f"messages wait in {counted(report.waiting, 'session')}")
-    note(f"ended after {report.elapsed_s:.1f} s: {', '.join(parts)}")
+        parts.append(f"messages queued in {counted(report.waiting, 'session')}")
+    note(f"shut down after {report.elapsed_s:.1f} s: {', '.join(parts)}")
     for orphan in report.orphans:
-        note(f"  left: {orphan}")
+        note(f"  still running: {orphan}")

@@ -30,19 +30,19 @@ class Talk(Protocol):
         ...
 
     async def interrupt(self, reason: str) -> None:
-        """End the run that is on."""
+        """Interrupt the active run."""
         ...
 
     async def stop(self, reason: str) -> None:
-        """End the session's activation."""
+        """Stop all work of the session."""
         ...
 
     def took(self, receipt: Receipt) -> None:
-        """A message of ours is on its way."""
+        """Track a message that was sent."""
         ...
 
     def shown(self, kind: str) -> Question:
-        """The question that was shown last. Raises `UnknownQuestion` if none of that kind was."""
+        """Return the question shown last. Raises `UnknownQuestion` if it is not of that kind."""
         ...
 
     async def approve(self, question: Question, note: str = "") -> None:
@@ -50,21 +50,21 @@ class Talk(Protocol):
         ...
 
     def answered(self, question_id: str) -> None:
-        """A question is not open any more."""
+        """Record that a question is no longer open."""
         ...
 
     def leave(self, to: str | None) -> None:
-        """End the chat, or go on with the session `to`."""
+        """End the chat, or switch to the session `to`."""
         ...
 
     async def go_to(self, key: str) -> None:
-        """Go on with another session, new or not. Raises `InvalidKey`."""
+        """Switch to another session, new or existing. Raises `InvalidKey`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Slash:
-    """A command: how it is written, what it does, and its work."""
+    """A command: its usage, its description, and its function."""
 
     usage: str
     doc: str
@@ -75,7 +75,7 @@ async def _help(talk: Talk, _: str) -> None:
     width = max(len(command.usage) for command in COMMANDS.values())
     for command in COMMANDS.values():
         talk.screen.line(f"{command.usage.ljust(width)}  {command.doc}")
-    talk.screen.line("//…".ljust(width + 1) + " a message that begins with a slash")
+    talk.screen.line("//…".ljust(width + 1) + " send a message that starts with a slash")
 
 
 async def _status(talk: Talk, _: str) -> None:
@@ -146,14 +146,14 @@ async def _retry(talk: Talk, _: str) -> None:
 async def _undo(talk: Talk, _: str) -> None:
     gone = await talk.session.undo()
     asked = next((entry.content for entry in gone if entry.role == "user"), "")
-    talk.screen.line(f"{len(gone)} entries taken out{f', from {asked[:60]!r} on' if asked else ''}")
+    talk.screen.line(f"{len(gone)} entries removed{f', from {asked[:60]!r} on' if asked else ''}")
 
 
 async def _compact(talk: Talk, text: str) -> None:
     keep = _number(text, "compact") if text else 4
-    talk.screen.line("the model sums it up …")
+    talk.screen.line("summarizing …")
     entries = await talk.session.compact(keep=keep)
-    talk.screen.line(f"the transcript has {len(entries)} entries now")
+    talk.screen.line(f"the transcript now has {len(entries)} entries")
 
 
 async def _branch(talk: Talk, text: str) -> None:
@@ -163,16 +163,16 @@ async def _branch(talk: Talk, text: str) -> None:
 
 
 def _number(text: str, name: str) -> int:
-    """The number that a command was given. Raises `InvalidRequest` for what is none."""
+    """Parse the number given to a command. Raises `InvalidRequest`."""
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise InvalidRequest(f"{text[:40]!r} is not a number", hint=f"write {COMMANDS[name].usage}")
+        raise InvalidRequest(f"{text[:40]!r} is not a number", hint=f"use {COMMANDS[name].usage}")
     return int(text)
 
 
 async def _attach(talk: Talk, text: str) -> None:
     kept = await attach(talk.session, text)
     talk.attached.append(kept)
-    talk.screen.line(f"{kept.name} ({kept.media_type}, {kept.size_bytes:,} bytes) goes with the next message")
+    talk.screen.line(f"{kept.name} ({kept.media_type}, {kept.size_bytes:,} bytes) will be sent with the next message")
 
 
 async def _new(talk: Talk, text: str) -> None:
@@ -212,18 +212,18 @@ _NEED_TEXT = frozenset(("queue", "steer", "rollback", "answer", "branch", "attac
 
 
 def command_of(line: str) -> tuple[Slash, str] | None:
-    """The command of a line and its text; None for a line that is a message.
+    """Return the command of a line and its text; None for a line that is a message.
 
     Raises:
-        InvalidRequest: there is no such command, or it needs a text.
+        InvalidRequest: the command is unknown or lacks its text.
     """
     if not line.startswith("/") or line.startswith("//"):
         return None
     name, _, text = line[1:].partition(" ")
     command = COMMANDS.get(name)
     if command is None:
-        raise InvalidRequest(f"there is no /{name[:40]}", hint="/help lists what there is; // begins a message")
+        raise InvalidRequest(f"unknown command /{name[:40]}", hint="see /help; // starts a message with a slash")
     text = text.strip()
     if name in _NEED_TEXT and not text:
-        raise InvalidRequest(f"write {command.usage}")
+        raise InvalidRequest(f"missing text; use {command.usage}")
     return command, text

@@ -11,7 +11,7 @@ __all__ = ["move_old_store"]
 
 
 def move_old_store(*, as_json: bool) -> Exit:
-    """Move ``holdfast.db`` and what lies beside it from beside the settings file into ``.holdfast``."""
+    """Move ``holdfast.db`` and its companion files from beside the settings file into ``.holdfast``."""
     from holdfast.storage.relocation import relocate_store
 
     new = data_folder() / "holdfast.db"
@@ -25,7 +25,7 @@ def move_old_store(*, as_json: bool) -> Exit:
     if as_json:
         say_json({"moved": moved, "store": f"sqlite:///{new}"})
         return Exit.OK
-    say(f"the store is {new} now" if moved else f"the store was {new} already; what was left of {old} is removed")
+    say(f"the store is {new} now" if moved else f"the store was already {new}; the remains of {old} are removed")
     if named:
-        note("The settings name a store: remove 'store' from them, or this one is not used.")
+        note("The settings name a store; remove 'store' from them to use this one.")
     return Exit.OK

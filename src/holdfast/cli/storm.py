@@ -31,22 +31,22 @@ _NEMESIS_SESSIONS = 12
 
 
 class Storm(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for.
+    """Options of a storm.
 
     Parameters:
-        sessions, seconds: how many, and how long.
-        kill_every_s: own a server process and kill it that often; None for none.
-        url, key, say: of somebody else's server, and what begins each message to it.
-        seed: of all choices; None takes a new one.
-        rate: actions per second; None for as much as a small machine bears.
-        history: where to keep the history.
-        hostile: one more principal does its worst at a server of the storm's own.
-        check: judge this kept history and do nothing else.
-        nemesis: inject these faults into servers of its own; None for none.
-        agents: with `nemesis`, the agents that those serve, as ``module:name``; none for the storm's.
-        connections: with `nemesis`, how many are opened and dropped.
-        write_docs: with `nemesis`, write the docs' page.
-        as_json: write the figures as one JSON value.
+        sessions, seconds: number of sessions, and duration in seconds.
+        kill_every_s: start a server process and kill it this often; None: never.
+        url, key, say: an existing server, and the start of each message to it.
+        seed: random seed; None: a new one.
+        rate: actions per second; None: as many as a small machine bears.
+        history: file for the history.
+        hostile: add a hostile principal; requires a server of the storm's own.
+        check: judge this saved history and do nothing else.
+        nemesis: inject these faults into servers of its own; None: none.
+        agents: with `nemesis`, agents that those servers serve, as ``module:name``; empty: the storm's agent.
+        connections: with `nemesis`, number of connections to open and drop.
+        write_docs: with `nemesis`, write the docs page.
+        as_json: print the figures as one JSON value.
     """
 
     sessions: int = 200
@@ -68,7 +68,7 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def storm(asked: Storm) -> Exit:
-    """Run a storm, or judge a kept one. Exit 1 when a promise was broken or not observed, or a failpoint not hit."""
+    """Run a storm, or judge a saved one. Exit 1 if a promise was broken or not observed, or a failpoint was not hit."""
     began = system_clock.monotonic()
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed
     try:
@@ -80,7 +80,7 @@ def storm(asked: Storm) -> Exit:
         say_error(error, as_json=asked.as_json)
         return exit_of(error)
     except KeyboardInterrupt:
-        note("storm: broken off; nothing was judged")
+        note("storm: interrupted; no verdict")
         return Exit.INTERRUPTED
     if asked.as_json:
         say_json(_figures(report, seed=None if asked.check else seed, seconds=system_clock.monotonic() - began))
@@ -90,7 +90,7 @@ def storm(asked: Storm) -> Exit:
 
 
 def _stormed(asked: Storm, seed: int) -> Report:
-    """Run the storm and judge it. Unless all was well, its stores and history stay in a folder, and it says where."""
+    """Run the storm and judge it. Unless all was well, keep its stores and history in a folder, and print its path."""
     from holdfast.testing.history import write_history
     from holdfast.testing.storm.recorder import Recorder
 
@@ -116,20 +116,20 @@ def _stormed(asked: Storm, seed: int) -> Report:
     finally:
         if keep:
             write_history(folder / "history.jsonl", recorder.records)
-            note(f"kept in {folder}: history.jsonl, which --check judges, and what the storm's servers stored and said")
+            note(f"kept in {folder}: history.jsonl (for --check), and the stores and logs of the storm's servers")
         else:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _touch(path: Path) -> None:
-    """See that it can be written before anything runs for minutes. Raises `ConfigurationError`."""
+    """Check that a file is writable before anything runs for minutes. Raises `ConfigurationError`."""
     try:
         path.touch()
         with path.open("r+b"):
             return
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be written: {error.strerror}", hint="name a file in a folder that is there"
+            f"{path} is not writable: {error.strerror}", hint="name a file in an existing folder"
         ) from None
 
 
@@ -142,20 +142,18 @@ def _judged(records: Sequence[Record]) -> Report:
 
 def _check(asked: Storm) -> None:
     if asked.check is not None and (asked.kill_every_s is not None or asked.url is not None):
-        raise ConfigurationError("--check judges a kept history", hint="leave --url and --kill-every out")
+        raise ConfigurationError("--check judges a saved history", hint="omit --url and --kill-every")
     if asked.hostile and (asked.url is not None or asked.check is not None or asked.nemesis is not None):
         raise ConfigurationError(
-            "--hostile attacks a server of the storm's own", hint="leave --url, --check and --nemesis out"
+            "--hostile attacks a server of the storm's own", hint="omit --url, --check and --nemesis"
         )
     if asked.nemesis is not None and (asked.kill_every_s is not None or asked.url or asked.check is not None):
-        raise ConfigurationError(
-            "--nemesis torments servers of its own", hint="leave --url, --check and --kill-every out"
-        )
+        raise ConfigurationError("--nemesis starts servers of its own", hint="omit --url, --check and --kill-every")
     if asked.nemesis is None and (asked.agents or asked.write_docs):
-        raise ConfigurationError("--agent and --write-docs go with --nemesis", hint="add --nemesis all")
+        raise ConfigurationError("--agent and --write-docs require --nemesis", hint="add --nemesis all")
     if asked.url is not None and asked.kill_every_s is not None:
         raise ConfigurationError(
-            "--kill-every kills a server of the storm's own, not the one at --url", hint="leave one of them out"
+            "--kill-every kills a server of the storm's own, not the one at --url", hint="omit one of them"
         )
 
 
@@ -181,7 +179,7 @@ def _read(path: str) -> list[Record]:
     try:
         records = list(read_history(Path(path)))
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror}", hint="name a kept history") from None
+        raise ConfigurationError(f"{path} is not readable: {error.strerror}", hint="name a saved history") from None
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"{path} is not a history: {error}", hint="name a file that --history wrote") from None
     if not any(isinstance(record, Opened) for record in records):
@@ -230,7 +228,7 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Corou
 
 
 def _run(work: Coroutine[None, None, None], *, as_served: bool) -> None:
-    """Run it, an embedded host on the same kind of loop as a server's."""
+    """Run the work; an embedded host gets the same kind of loop as a server."""
     factory = None
     if as_served and sys.platform == "linux":
         import uvloop
@@ -241,7 +239,7 @@ def _run(work: Coroutine[None, None, None], *, as_served: bool) -> None:
 
 
 class _Progress:
-    """Lines on stderr: each new thing at once, the same thing with other figures once a second."""
+    """Progress on stderr: new lines at once, the same line with other figures once a second."""
 
     def __init__(self) -> None:
         self._began = system_clock.monotonic()
@@ -280,7 +278,7 @@ def _rows(report: Report) -> Iterable[tuple[str, str, str, str]]:
         elif not judgement.passed:
             verdict = "NOT OBSERVED"
         elif judgement.verdict == "not observed":
-            verdict = "not observed (out of sight)"
+            verdict = "not observed (not visible here)"
         yield judgement.promise, judgement.name, f"{judgement.observations:,}", verdict
 
 

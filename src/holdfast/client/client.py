@@ -43,21 +43,21 @@ class _Schedules(msgspec.Struct):
 
 
 class Client:
-    """Sessions of a server, with the same interface as a `Host`'s. Open it with ``async with``; used on one loop.
+    """Sessions of a server, with the interface of a `Host`'s. Open it with ``async with``; use it from one loop only.
 
     Parameters:
         url: the server's address.
-        key: an API key; not needed on loopback while the server has none.
-        user: the principal to act for; needs a key with role trusted or admin.
-        retry_s: how long a request that is safe to repeat is repeated while the server does not answer, in seconds.
-        reconnect_s: how long `RemoteSession.events` tries to come back after a cut connection, in seconds.
-        on_cut: called with the error when a connection of events was cut, before it is made again.
-        on_back: called when it was made again.
+        key: an API key; not required on loopback while the server has none.
+        user: the principal to act for; requires a key with role trusted or admin.
+        retry_s: how long to retry a request that is safe to repeat while the server does not answer, in seconds.
+        reconnect_s: how long `RemoteSession.events` tries to reconnect, in seconds.
+        on_cut: called with the error when an event connection is lost, before the reconnect.
+        on_back: called after the reconnect.
 
-    ``approval_key`` is sent with approvals, where the server asks for one: set it to what a person has typed.
+        ``approval_key`` is sent with approvals where the server requires one; set it to the key that a person typed.
 
     Raises:
-        ConfigurationError: `url` is not an http or https address, or `key` or `user` cannot be sent.
+        ConfigurationError: `url` is not an http or https address, or `key` or `user` is invalid.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Client:
         headers = {"accept": "application/json"}
         if key is not None:
             if not (key.isascii() and key.isprintable() and key and " " not in key):
-                raise ConfigurationError("that is not an API key", hint="give one as it was shown: hf_…")
+                raise ConfigurationError("invalid API key", hint="pass the key as it was shown: hf_…")
             headers["authorization"] = f"Bearer {key}"
         if user is not None:
             if not user.isprintable():
-                raise ConfigurationError(f"{user!r} is not a principal", hint="use printable characters")
+                raise ConfigurationError(f"{user!r} is not a valid principal", hint="use printable characters")
             headers["x-holdfast-user"] = user
         self.http = httpx2.AsyncClient(
             headers={name.encode(): value.encode() for name, value in headers.items()},
@@ -105,15 +105,15 @@ class Client:
         await self.http.aclose()
 
     def session(self, key: str) -> RemoteSession:
-        """A session of the key's principal. No I/O; raises `InvalidKey` for what no address can carry."""
+        """Return a session of the key's principal. No I/O. Raises `InvalidKey` for a key that a URL cannot carry."""
         return RemoteSession(self, key)
 
     async def sessions(self, *, limit: int = 100, everybody: bool = False) -> list[SessionView]:
-        """Sessions, the most recently changed first.
+        """Return sessions, most recently changed first.
 
         Parameters:
-            limit: at most this many.
-            everybody: all principals'; needs an admin key.
+            limit: maximum number of sessions.
+            everybody: include all principals; requires an admin key.
         """
         query = {"limit": str(limit), "all": str(everybody).lower()}
         return (await self.read("/v1/sessions", _Sessions, query=query)).sessions
@@ -134,7 +134,7 @@ class Client:
         jitter_s: float = 0.0,
         max_runs: int | None = None,
     ) -> RemoteSchedule:
-        """Send a session a message by the clock; see `SessionLike.schedule`, which this is for the session `key`."""
+        """Send a session messages on a schedule; as `SessionLike.schedule`, for the session `key`."""
         return await self.session(key).schedule(
             text,
             every_s=every_s,
@@ -150,18 +150,18 @@ class Client:
         )
 
     def find_schedule(self, schedule_id: str) -> RemoteSchedule:
-        """A schedule of the key's principal. No I/O; raises `InvalidKey` for what no address can carry."""
+        """Return a schedule of the key's principal. No I/O. Raises `InvalidKey` for an id that a URL cannot carry."""
         return RemoteSchedule(self, schedule_id)
 
     async def schedules(
         self, *, session: str | None = None, limit: int = 100, everybody: bool = False
     ) -> list[ScheduleView]:
-        """Schedules in the order in which they were made.
+        """Return schedules in order of creation.
 
         Parameters:
-            session: only those of this session.
-            limit: at most this many.
-            everybody: all principals'; needs an admin key.
+            session: only schedules of this session.
+            limit: maximum number of schedules.
+            everybody: include all principals; requires an admin key.
         """
         query = {"limit": str(limit), "all": str(everybody).lower()}
         if session is not None:
@@ -169,11 +169,11 @@ class Client:
         return (await self.read("/v1/schedules", _Schedules, query=query)).schedules
 
     async def tree(self, *, everybody: bool = False) -> TreeNode:
-        """The tasks, threads and processes that are alive; `everybody`: all principals', needs an admin key."""
+        """Return the live tasks, threads and processes; `everybody`: of all principals, requires an admin key."""
         return await self.read("/v1/tree", TreeNode, query={"all": str(everybody).lower()})
 
     async def read(self, path: str, kind: type[T], *, query: dict[str, str] | None = None) -> T:
-        """GET `path` and decode the answer as `kind`. Raises what the server answers."""
+        """GET `path` and decode the response as `kind`. Raises the server's error."""
         response = await self.request("GET", path, query=query, repeatable=True)
         return decode(response, kind)
 
@@ -187,35 +187,37 @@ class Client:
         repeatable: bool = False,
         reply_s: float = _REPLY_S,
     ) -> httpx2.Response:
-        """One operation of the API; its answer if it is a success.
+        """Call one operation of the API and return its successful response.
 
         Parameters:
             method, path, query: as in the OpenAPI document.
-            body: encoded as JSON; None sends none.
-            repeatable: repeating it has no second effect.
-            reply_s: how long the server may take to answer, in seconds.
+            body: encoded as JSON; None: no body.
+            repeatable: a repeat has no second effect.
+            reply_s: how long the server may take to respond, in seconds.
 
         Raises:
-            HoldfastError: the error that the server answered, of the same class as on the server.
-            ServerUnreachable: no answer; for what is not repeatable, it may have taken effect.
+            HoldfastError: the server's error, of the same class as on the server.
+            ServerUnreachable: no response; a request that is not repeatable may have taken effect.
         """
         for name, value in (body or {}).items():
-            if isinstance(value, float) and not math.isfinite(value):  # JSON has no such numbers: it would be null
-                raise InvalidRequest(f"{name} is {value}; it is a number of seconds, 0 or more")
+            if isinstance(value, float) and not math.isfinite(value):  # JSON would encode it as null
+                raise InvalidRequest(f"{name} is {value}; use a number of seconds, 0 or more")
         try:
             content = None if body is None else msgspec.json.encode(body)
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"the text cannot be sent: {error.reason}", hint="send what UTF-8 can carry") from None
+            raise InvalidRequest(
+                f"cannot encode the text as UTF-8: {error.reason}", hint="remove lone surrogates"
+            ) from None
         headers = {} if body is None and method != "POST" else {"content-type": "application/json"}
         return await self._exchange(method, path, content, headers, query, repeatable=repeatable, reply_s=reply_s)
 
     async def upload(self, path: str, body: bytes, *, media_type: str, name: str) -> httpx2.Response:
-        """Send bytes as they are; repeated while the server does not answer, as the same bytes are stored once.
+        """Send raw bytes. Retried while the server does not answer, because identical bytes are stored once.
 
-        Raises as `request` does, and `InvalidRequest` for a media type that cannot be sent.
+        Raises as `request`, and `InvalidRequest` for an invalid media type.
         """
         if not (media_type.isascii() and media_type.isprintable()):
-            raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="such as image/png")
+            raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use one such as image/png")
         query = {"name": name} if name else None
         headers = {"content-type": media_type}
         reply_s = _REPLY_S + len(body) / _LEAST_BYTES_PER_S
@@ -261,7 +263,7 @@ class Client:
 
 
 def _checked(url: str) -> SplitResult:
-    """The parts of a server's address, which may end with the path of a proxy. Raises `ConfigurationError`."""
+    """Return the parts of a server's URL, which may end with the path of a proxy. Raises `ConfigurationError`."""
     try:
         parts = urlsplit(url)
         fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -269,5 +271,5 @@ def _checked(url: str) -> SplitResult:
     except ValueError:
         fits = False
     if not fits:
-        raise ConfigurationError(f"{url!r} is not an address", hint="give one such as http://127.0.0.1:8420")
+        raise ConfigurationError(f"{url!r} is not a server URL", hint="use one such as http://127.0.0.1:8420")
     return parts

@@ -47,7 +47,7 @@ class RemoteSchedule:
         return decode(response, ScheduleView)
 
     async def run_now(self) -> Receipt:
-        """See `ScheduleLike.run_now`. Not repeated when the answer is lost: the second one would send once more."""
+        """See `ScheduleLike.run_now`. Not retried if the response is lost: a second call would send again."""
         return decode(await self._client.request("POST", f"{self._path}/run"), Receipt)
 
     async def delete(self) -> ScheduleView:

@@ -86,7 +86,7 @@ _frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
 
 
 class RemoteSession:
-    """A session of a server. Made by `Client.session`; a caller that is cancelled gives up its wait, never the work."""
+    """A session of a server. Made by `Client.session`. Cancelling a caller ends its wait, never the work."""
 
     __slots__ = ("_client", "_path", "key")
 
@@ -113,7 +113,7 @@ class RemoteSession:
         max_wait_s: float | None = None,
         attachments: Sequence[Attachment] = (),
     ) -> Receipt:
-        """See `SessionLike.send`. Without an `idempotency_key` it makes one, so that it may be repeated."""
+        """See `SessionLike.send`. Generates a missing `idempotency_key`, so that a retry is safe."""
         response = await self._post_message(
             {}, 0.0, content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
         )
@@ -210,10 +210,10 @@ class RemoteSession:
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
-        """See `SessionLike.events`. After a cut connection it comes back by itself, without loss or repeat.
+        """See `SessionLike.events`. Reconnects automatically, without loss or repeats.
 
         Raises:
-            ServerUnreachable: it could not come back within the client's ``reconnect_s``.
+            ServerUnreachable: the reconnect failed within the client's ``reconnect_s``.
             Unauthenticated: the key was revoked or the token has expired.
         """
         cursor = after
@@ -240,7 +240,7 @@ class RemoteSession:
                                 return
                 if not closed:
                     return
-                failure: HoldfastError = ServerUnreachable(f"{self._client.url} ended the stream: it shuts down")
+                failure: HoldfastError = ServerUnreachable(f"{self._client.url} ended the stream: it is shutting down")
             except httpx2.TransportError as error:
                 failure = unreachable(self._client.url, error)
             except (Unavailable, RateLimited) as error:
@@ -286,13 +286,15 @@ class RemoteSession:
         return await self._stopped(response, SessionStop)
 
     async def _stopped(self, response: httpx2.Response, kind: type[T]) -> T:
-        """The result of a stop, asked for until it is there. Raises `WaitExpired` after ten minutes."""
+        """Poll for the result of a stop until it is available. Raises `WaitExpired` after ten minutes."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _STOP_S
         while response.status_code == 202:
             stop_id = decode(response, _Pending).stop_id
             if loop.time() > deadline:
-                raise WaitExpired(f"stop {stop_id} is not done after {_STOP_S:g} s", hint="look at 'holdfast tree'")
+                raise WaitExpired(
+                    f"stop {stop_id} is still in progress after {_STOP_S:g} s", hint="see 'holdfast tree'"
+                )
             await asyncio.sleep(_POLL_S)
             response = await self._client.request("GET", f"{self._path}/stops/{stop_id}", repeatable=True)
         return decode(response, kind)
@@ -308,7 +310,7 @@ class RemoteSession:
         return await self._decide(question, {"decision": "answer", "text": text})
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """See `SessionLike.approve`. Where an approval key is needed, it is the client's ``approval_key``."""
+        """See `SessionLike.approve`. Sends the client's ``approval_key`` where one is required."""
         body: dict[str, object] = {"decision": "approve", "text": note, "call_hash": hash_of(question, call_hash)}
         if self._client.approval_key is not None:
             body["approval_key"] = self._client.approval_key
@@ -323,7 +325,7 @@ class RemoteSession:
         response = await self._client.request("POST", path, body=body, repeatable=True, reply_s=_REPLY_S)
         return decode(response, Answer)
 
-    # ── The clock ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── Schedules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def schedule(
         self,
@@ -340,7 +342,7 @@ class RemoteSession:
         jitter_s: float = 0.0,
         max_runs: int | None = None,
     ) -> RemoteSchedule:
-        """See `SessionLike.schedule`. Without a `schedule_id` it makes one, so that it may be repeated."""
+        """See `SessionLike.schedule`. Generates a missing `schedule_id`, so that a retry is safe."""
         check_seconds(every_s=every_s, initial_delay_s=initial_delay_s, jitter_s=jitter_s)  # JSON has no NaN
         schedule = RemoteSchedule(self._client, ids.schedule_id() if schedule_id is None else schedule_id)
         body: dict[str, object] = {"session": self.key, "text": text, "schedule_id": schedule.schedule_id}
@@ -351,7 +353,7 @@ class RemoteSession:
         await self._client.request("POST", "/v1/schedules", body=body, repeatable=True)
         return schedule
 
-    # ── The transcript by hand ───────────────────────────────────────────────────────────────────────────────────────
+    # ── Editing the transcript ───────────────────────────────────────────────────────────────────────────────────────
 
     async def retry(self) -> Receipt:
         """See `SessionLike.retry`."""
@@ -362,7 +364,7 @@ class RemoteSession:
         return decode(await self._edit("undo"), _Entries).entries
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """See `SessionLike.compact`. The model may take its time: it waits for up to ten minutes."""
+        """See `SessionLike.compact`. Waits up to ten minutes for the model."""
         return decode(await self._edit("compact", {"keep": keep}, reply_s=_STOP_S), _Entries).entries
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
@@ -381,7 +383,7 @@ class RemoteSession:
     async def _edit(
         self, action: str, body: dict[str, object] | None = None, *, reply_s: float = _REPLY_S
     ) -> httpx2.Response:
-        """Not repeated: the second one would undo, retry or sum up what the first one left."""
+        """Post an edit. Never retried: a second one would edit the result of the first."""
         return await self._client.request("POST", f"{self._path}/{action}", body=body or {}, reply_s=reply_s)
 
     # ── Attachments ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -438,18 +440,18 @@ def _ends(event: Event | Gap, follow: str | None) -> bool:
 
 
 class _Patience:
-    """How long a stream of events tries to come back: ever longer pauses within the client's ``reconnect_s``."""
+    """Reconnect timing of an event stream: growing pauses within the client's ``reconnect_s``."""
 
     __slots__ = ("_attempt", "_client", "_cut_at", "_spread")
 
     def __init__(self, client: Client, key: str) -> None:
         self._client = client
-        self._spread = 0.75 + (zlib.crc32(key.encode()) % 1000) / 2000  # many sessions do not come back at once
+        self._spread = 0.75 + (zlib.crc32(key.encode()) % 1000) / 2000  # spreads the reconnects of many sessions
         self._attempt = 0
         self._cut_at: float | None = None
 
     def renew(self) -> None:
-        """The connection lives."""
+        """Record that the connection works."""
         if self._cut_at is not None:
             self._attempt = 0
             self._cut_at = None
@@ -457,7 +459,7 @@ class _Patience:
                 self._client.on_back()
 
     async def wait(self, failure: HoldfastError) -> None:
-        """Pause before the next attempt. Raises `failure` when the time is over."""
+        """Pause before the next attempt. Raises `failure` once ``reconnect_s`` is over."""
         now = asyncio.get_running_loop().time()
         if self._cut_at is None:
             self._cut_at = now

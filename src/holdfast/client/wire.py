@@ -43,17 +43,17 @@ _ERRORS = _by_code(HoldfastError)
 
 
 def decode(response: httpx2.Response, kind: type[T]) -> T:
-    """The body of an answer. Raises `HoldfastError` if it is not what this version of the API answers."""
+    """Decode the body of a response. Raises `HoldfastError` if it does not match this version of the API."""
     try:
         return msgspec.json.decode(response.content, type=kind)
     except msgspec.DecodeError as error:
         raise HoldfastError(
-            f"the server's answer cannot be read: {error}", hint="are the client and the server of the same version?"
+            f"unexpected response from the server: {error}", hint="check that client and server have the same version"
         ) from error
 
 
 def described(digest: str, response: httpx2.Response) -> Attachment:
-    """What the headers of an attachment's bytes say of it."""
+    """Return the attachment that a response's headers describe."""
     _, _, name = response.headers.get("content-disposition", "").partition("filename*=UTF-8''")
     return Attachment(
         digest=digest,
@@ -64,16 +64,17 @@ def described(digest: str, response: httpx2.Response) -> Attachment:
 
 
 def error_of(response: httpx2.Response) -> HoldfastError:
-    """The error in an answer, of the class with its code."""
+    """Return the error in a response, of the class with its code."""
     try:
         body = msgspec.json.decode(response.content, type=_ErrorAnswer).error
     except msgspec.DecodeError:
         return HoldfastError(
-            f"the server answered {response.status_code} and no error of ours", hint="is that a Holdfast server?"
+            f"the server answered {response.status_code} without a Holdfast error",
+            hint="check that it is a Holdfast server",
         )
     kind = _ERRORS.get(body.code, HoldfastError)
     error = kind.__new__(kind)
-    if kind is MissingExtra:  # it words its message by itself
+    if kind is MissingExtra:  # its constructor composes the message
         HoldfastError.__init__(error, body.message, hint=body.hint)
     else:
         kind.__init__(error, body.message, hint=body.hint)
@@ -84,45 +85,45 @@ def error_of(response: httpx2.Response) -> HoldfastError:
 
 
 def segment(name: str) -> str:
-    """A key or id as one part of an address. Raises `InvalidKey` if it is no text that UTF-8 can carry.
+    """Encode a key or id as a URL path segment. Raises `InvalidKey` if UTF-8 cannot encode it.
 
-    A client takes "." and ".." in an address for steps on its path, so their dots are encoded, too.
+    HTTP clients resolve "." and ".." in a path, so these dots are encoded, too.
     """
     try:
         return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
     except UnicodeEncodeError:
-        raise InvalidKey(f"{name!r} cannot be in an address") from None
+        raise InvalidKey(f"{name!r} is not encodable as UTF-8") from None
 
 
 def refuse_unauthorized(closed: bytes) -> None:
-    """Raise `Unauthenticated` if the last frame of a stream says that the credential is not valid any more."""
+    """Raise `Unauthenticated` if the last frame of a stream reports that the credential is no longer valid."""
     if msgspec.json.decode(closed, type=_Closed).reason == "unauthorized":
         raise Unauthenticated(
-            "the server ended the stream: its key or token is not valid any more",
-            hint="it was revoked or has expired; go on with another one, after the last cursor",
+            "the server ended the stream: its key or token is no longer valid",
+            hint="it was revoked or has expired; resume with another one, after the last cursor",
         )
 
 
 @contextmanager
 def connecting() -> Iterator[None]:
-    """Make what a server that dies in the instant of connecting provokes in the HTTP client a `ConnectError`.
+    """Raise `ConnectError` if the server dies at the moment of connecting.
 
-    On uvloop the socket is gone by the time it is asked for its peer, and that is an ``AttributeError``.
+    On uvloop, the HTTP client then asks a closed socket for its peer, which raises an ``AttributeError``.
     """
     try:
         yield
     except AttributeError as error:
         if "getpeername" not in str(error):
             raise
-        raise httpx2.ConnectError("the connection was cut as it was made") from error
+        raise httpx2.ConnectError("the connection was lost while connecting") from error
 
 
 def unreachable(url: str, error: Exception, *, lost_reply: bool = False) -> ServerUnreachable:
-    """No answer, in words."""
+    """Return the error for a missing response."""
     if lost_reply:
         return ServerUnreachable(
-            f"the connection to {url} was cut before the answer ({type(error).__name__})",
-            hint="it may have taken effect: look at the session before you repeat it",
+            f"the connection to {url} was lost before the response ({type(error).__name__})",
+            hint="it may have taken effect; check the session before you repeat it",
         )
     detail = str(error) or type(error).__name__
     return ServerUnreachable(f"{url} does not answer ({detail})")

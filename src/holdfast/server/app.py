@@ -67,26 +67,26 @@ Headers = tuple[tuple[bytes, bytes], ...]
 _FORM_BYTES = 100_000
 _FORM_S = 30.0
 _DELIVERY = "holdfast.delivery"
-_ADMIN_NEEDED = "this needs a key with role admin"
-_ADMIN_HINT = "make one with 'holdfast keys create --role admin'"
+_ADMIN_NEEDED = "this operation requires an admin key"
+_ADMIN_HINT = "create one with 'holdfast keys create --role admin'"
 _USE = "holdfast.use"
-_TAKEN = "with another key, look at what became of it before you repeat it"
+_TAKEN = "use another key; check whether the request took effect before you repeat it"
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """One word on how it is: ok, ready or draining."""
+    """Status of the server: ok, ready or draining."""
 
     status: str
 
 
 SHELL = Table()
-"""The operations outside ``/v1``; Starlette routes them."""
+"""Operations outside ``/v1``, routed by Starlette."""
 TABLES = (native.TABLE, questions.TABLE, histories.TABLE, attachments.TABLE, schedules.TABLE)
-"""Those below ``/v1``."""
+"""Tables of the operations below ``/v1``."""
 
 
 class _Node:
-    """A place in the tree of addresses: what may follow, and the operations by method."""
+    """A node of the route tree: its children, and its operations by method."""
 
     __slots__ = ("any_child", "any_name", "children", "methods")
 
@@ -113,7 +113,7 @@ def _tree() -> _Node:
 
 
 def operations() -> list[Operation]:
-    """Every operation that the server has."""
+    """Return every operation of the server."""
     return [*SHELL.operations, *(operation for table in TABLES for operation in table.operations)]
 
 
@@ -146,11 +146,11 @@ class App:
         await self.native.stops.__aexit__(*error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] == "http":
             await self._http(scope, receive, send)
         else:
-            raise RuntimeError("the host is opened before the server and closed after it: run it with lifespan off")
+            raise RuntimeError("only HTTP is supported; open the host first and run the server with lifespan off")
 
     # ── HTTP ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -162,11 +162,11 @@ class App:
             if use is not None and use.ended is not None:
                 use.absorb()
                 await self._end_early(
-                    scope, send, Unauthenticated(f"{use.ended}, while the request was under way", hint=_TAKEN)
+                    scope, send, Unauthenticated(f"{use.ended} while the request was in progress", hint=_TAKEN)
                 )
             elif self.host.draining and (task := asyncio.current_task()) is not None:
                 task.uncancel()
-                await self._end_early(scope, send, Draining("the server shuts down, and this request took too long"))
+                await self._end_early(scope, send, Draining("the server is shutting down; this request timed out"))
             else:
                 raise
         finally:
@@ -202,7 +202,7 @@ class App:
                 try:
                     await self._shell(scope, receive, delivery.send)
                 except TimeoutError:
-                    pass  # the reader did not read, and its connection is cut
+                    pass  # the client stopped reading; its connection is already cut
                 finally:
                     delivery.release()
                 return
@@ -222,14 +222,14 @@ class App:
                 return
         except HoldfastError as error:
             if exchange is not None and exchange.started:
-                cut_connection(scope)  # in mid-answer, no other sign is left
+                cut_connection(scope)  # mid-response, this is the only signal left
                 return
             answer = error_answer(error)
-            error.__traceback__ = None  # its frames hold the body, and some of them hold the error
+            error.__traceback__ = None  # its frames reference the body, and some reference the error
         except Exception as error:
             if exchange is not None and exchange.started:
                 if isinstance(error, TimeoutError):
-                    return  # the reader did not read, and its connection is cut
+                    return  # the client stopped reading; its connection is already cut
                 raise
             log_failure(_log, f"{scope['method']} {scope['path']} failed", error)
             answer = error_answer(InternalError())
@@ -244,16 +244,16 @@ class App:
             cut_connection(scope)
 
     async def _end_early(self, scope: Scope, send: Send, error: HoldfastError) -> None:
-        """The request was cancelled while it was under way: say why, or cut the connection in mid-answer."""
+        """Answer a cancelled request with the reason, or cut the connection if its response has started."""
         self.answers[error.status] += 1
         try:
             async with asyncio.timeout(LAST_FRAME_S):
                 await send_answer(send, error_answer(error))
-        except (RuntimeError, TimeoutError):  # the answer has begun, or its reader stalls
+        except (RuntimeError, TimeoutError):  # the response has started, or the client has stalled
             cut_connection(scope)
 
     def _find(self, raw_path: bytes) -> tuple[Mapping[str, Operation], dict[str, str]]:
-        """The operations at an address and the values in it. Raises `UnknownRoute`."""
+        """Return the operations at a path and the values of its placeholders. Raises `UnknownRoute`."""
         node = self._root
         path: dict[str, str] = {}
         for part in raw_path.split(b"/")[1:]:
@@ -261,11 +261,11 @@ class App:
             if following is None:
                 following = node.any_child
                 if following is None or not part:
-                    raise UnknownRoute(f"there is nothing at {raw_path.decode('latin-1')[:200]}")
+                    raise UnknownRoute(f"no such route: {raw_path.decode('latin-1')[:200]}")
                 path[node.any_name] = decode_segment(part)
             node = following
         if not node.methods:
-            raise UnknownRoute(f"there is nothing at {raw_path.decode('latin-1')[:200]}")
+            raise UnknownRoute(f"no such route: {raw_path.decode('latin-1')[:200]}")
         return node.methods, path
 
     def _admit(
@@ -278,7 +278,7 @@ class App:
         path: Mapping[str, str],
         extra: Headers,
     ) -> Exchange:
-        """Check the key, the rate, the role and the query of a request."""
+        """Check a request's key, rate, role and query, and return its exchange."""
         caller = self._caller(scope, headers)
         if operation.admin and caller.role != "admin":
             raise Forbidden(_ADMIN_NEEDED, hint=_ADMIN_HINT)
@@ -299,7 +299,7 @@ class App:
         return exchange
 
     def _caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
-        """Who calls; from here on the request is in the register of credentials in use."""
+        """Identify the caller, and register the request under its credential."""
         caller = self.keys.caller(headers)
         connection = scope.get(CONNECTION)
         if connection is not None:
@@ -323,7 +323,7 @@ class App:
         )
 
     async def _enter(self, operation: Operation, request: Request) -> Response:
-        """Answer by a handler; what it did not expect is logged and told here, as Starlette would answer and raise."""
+        """Run a handler. Handle unexpected errors here, because Starlette would both respond and raise."""
         try:
             response: Response = await operation.handler(self, request)
         except (HoldfastError, HTTPException):
@@ -335,12 +335,12 @@ class App:
 
     @SHELL.enter("GET", "/", answers={200: "text/html"})
     async def show_page(self, request: Request) -> Response:
-        """A page for people: what runs, what waits, and the counter behind each promise."""
+        """Show the status page: active runs, queued messages, and the counter behind each promise."""
         try:
             caller = self._caller(request.scope, request.scope["holdfast.headers"])
         except Unauthenticated as error:
             response = _json(error_answer(error))
-            response.headers["www-authenticate"] = 'Basic realm="holdfast: any name, and an API key as the password"'
+            response.headers["www-authenticate"] = 'Basic realm="holdfast: any user name, an API key as the password"'
             return response
         return await self._page(request, caller)
 
@@ -352,10 +352,10 @@ class App:
         errors=(OriginRefused,),
     )
     async def answer_on_page(self, request: Request) -> Response:
-        """The buttons of the page: `session`, `question`, `decision` and `text`. Only the page itself may send it."""
+        """Submit a form of the page: `session`, `question`, `decision` and `text`. Only the page itself may send it."""
         headers = request.scope["holdfast.headers"]
         if b"origin" not in headers:
-            raise OriginRefused("only the page itself may send its form", hint="programs use …/approvals/{id}")
+            raise OriginRefused("only the page itself may submit its form", hint="in programs, use …/approvals/{id}")
         caller = self._caller(request.scope, headers)
         given = page.read_form(await _small_body(request))
         try:
@@ -380,19 +380,19 @@ class App:
 
     @SHELL.enter("GET", "/healthz", answers={200: Status}, public=True)
     async def check_health(self, request: Request) -> Response:
-        """Whether the process answers."""
+        """Report that the process responds."""
         return _json(Answer(200, encode(Status(status="ok"))))
 
     @SHELL.enter("GET", "/readyz", answers={200: Status, 503: Status}, public=True)
     async def check_readiness(self, request: Request) -> Response:
-        """Whether it takes new messages; 503 while it drains."""
+        """Report whether the server accepts new messages; 503 while it drains."""
         if self.host.draining:
             return _json(Answer(503, encode(Status(status="draining")), ((b"retry-after", b"2"),)))
         return _json(Answer(200, encode(Status(status="ready"))))
 
     @SHELL.enter("GET", "/metrics", answers={200: "text/plain"})
     async def get_metrics(self, request: Request) -> Response:
-        """The host's figures as Prometheus text. Admin only."""
+        """Return the host's metrics as Prometheus text. Admin only."""
         if self._caller(request.scope, request.scope["holdfast.headers"]).role != "admin":
             raise Forbidden(_ADMIN_NEEDED, hint=_ADMIN_HINT)
         budgets = self.host.budgets.usage()
@@ -403,7 +403,7 @@ class App:
 
     @SHELL.enter("GET", "/openapi.json", answers={200: "application/json"}, public=True)
     async def get_openapi(self, request: Request) -> Response:
-        """This document."""
+        """Return this OpenAPI document."""
         return Response(self._openapi, media_type="application/json")
 
     async def _refused(self, request: Request, error: Exception) -> Response:
@@ -411,7 +411,7 @@ class App:
         if error.status_code == 405:
             there = [one.method for one in SHELL.operations if one.path == request.url.path]
             return _json(_not_allowed(request.method, there))
-        return _json(error_answer(UnknownRoute(f"there is nothing at {request.url.path[:200]}")))
+        return _json(error_answer(UnknownRoute(f"no such route: {request.url.path[:200]}")))
 
     async def _failed(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HoldfastError)
@@ -419,16 +419,16 @@ class App:
 
 
 async def _small_body(request: Request) -> bytes:
-    """The body of a form. Raises `BodyTooLarge`, and `InvalidRequest` when it does not come in time."""
+    """Return the body of a form. Raises `BodyTooLarge`, and `InvalidRequest` on timeout."""
     body = b""
     try:
         async with asyncio.timeout(_FORM_S):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > _FORM_BYTES:
-                    raise BodyTooLarge(f"the form has more than {_FORM_BYTES} bytes", hint="use the API for long texts")
+                    raise BodyTooLarge(f"the form is larger than {_FORM_BYTES} bytes", hint="send long texts by API")
     except TimeoutError:
-        raise InvalidRequest(f"the form did not come within {_FORM_S:g} s", hint="send it again") from None
+        raise InvalidRequest(f"the form did not arrive within {_FORM_S:g} s", hint="send it again") from None
     return body
 
 
@@ -441,7 +441,7 @@ def _json(answer: Answer) -> Response:
 
 def _not_allowed(method: str, methods: Iterable[str]) -> Answer:
     allowed = ", ".join(methods)
-    answer = error_answer(MethodNotAllowed(f"{method} is not for this address", hint=f"use {allowed}"))
+    answer = error_answer(MethodNotAllowed(f"{method} is not allowed on this route", hint=f"use {allowed}"))
     return answer._replace(headers=((b"allow", allowed.encode()),))
 
 

@@ -1,4 +1,4 @@
-"""Operations on attachments: upload bytes, and return the same bytes in a form that no browser executes."""
+"""Operations on attachments: upload bytes, and download them in a form that no browser executes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ TABLE = Table()
     "POST",
     "/v1/attachments",
     body="*/*",
-    query=(Query("name", "string", "A file name for people, without folders."),),
+    query=(Query("name", "string", "Display name of the file, without folders."),),
     answers={201: Attachment},
     errors=(errors.BodyTooLarge, errors.LimitExceeded),
 )
 async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
-    """Keep the body, as it is, for messages to name; its `content-type` is stored with it.
+    """Store the body unchanged, with its `content-type`, for messages to reference.
 
-    The same bytes are stored once. The limit is `attachment_limit_bytes`, not that of other bodies.
+    Identical bytes are stored once. The limit is `attachment_limit_bytes`, not that of other bodies.
     """
     name = exchange.query("name") or ""
     media_type = exchange.headers.get(b"content-type", b"").decode("latin-1").strip() or "application/octet-stream"
@@ -40,7 +40,7 @@ async def upload_attachment(native: Native, exchange: Exchange) -> Answer:
 
 @TABLE.enter("GET", "/v1/attachments/{digest}", answers={200: "*/*"}, errors=(errors.UnknownAttachment,))
 async def get_attachment(native: Native, exchange: Exchange) -> None:
-    """The bytes of an attachment, with the type and name that they were stored with. Browsers save it, not show it."""
+    """Download an attachment with its stored type and name. Browsers save it instead of showing it."""
     owner = _owner(native, exchange)
     attachment = await owner.attachment_about(exchange.path["digest"])
     headers = [
@@ -54,7 +54,7 @@ async def get_attachment(native: Native, exchange: Exchange) -> None:
     ]
     parts = read_parts(exchange, owner, attachment)
     async with aclosing(parts):
-        first = await anext(parts, b"")  # what is refused is refused before the head is written
+        first = await anext(parts, b"")  # raise refusals before the head is written
         await exchange.begin(200, headers)
         await exchange.write(first)
         async for part in parts:
@@ -67,5 +67,5 @@ def _disposition(name: str) -> bytes:
 
 
 def _owner(native: Native, exchange: Exchange) -> Session:
-    """Attachments belong to the principal; the session through which they are reached does not matter."""
+    """Return a session that gives access to the caller's attachments; they belong to the principal, so any will do."""
     return native.host.session("attachments", principal=exchange.caller.principal)

@@ -49,57 +49,57 @@ if TYPE_CHECKING:
 __all__ = ["LOCAL", "Gate", "KeyRing", "KeyRole", "KeyStore", "make_key", "refuse_repeated"]
 
 KeyRole = Literal["user", "admin", "trusted", "approver"]
-"""What a key may do; see `KeyRecord`."""
+"""Roles of keys; see `KeyRecord`."""
 
 LOCAL = Caller("local", "admin")
-"""Everybody on loopback while there are no keys."""
+"""Anyone on loopback while the server has no keys."""
 
 T = TypeVar("T")
 
 _APPROVAL_PREFIX = "hfa_"
 _NO_KEYS = frozenset(("jwt",))
-_REVOKED = "the key was revoked or is needed now"
+_REVOKED = "the key was revoked or the server began to require one"
 _USER_HEADER = b"x-holdfast-user"
 _ONCE = (b"host", b"origin", b"authorization", _USER_HEADER, b"content-type", b"last-event-id")
 
 
 class KeyStore(Protocol):
-    """What the key ring needs of a store."""
+    """The store operations that the key ring needs."""
 
     async def add_key(self, record: KeyRecord) -> None:
         """Store a key's hash."""
         ...
 
     async def keys(self) -> Sequence[KeyRecord]:
-        """All keys, revoked ones included."""
+        """Return all keys, including revoked ones."""
         ...
 
     async def revoke_key(self, key_id: str, *, at: float) -> bool:
-        """Revoke a key; False if there is none that is valid."""
+        """Revoke a key; return False if no valid key has this id."""
         ...
 
 
 def digest_of(secret: str | bytes) -> bytes:
-    """The SHA-256 under which a secret is stored."""
+    """Return the SHA-256 under which a secret is stored."""
     return hashlib.sha256(secret.encode() if isinstance(secret, str) else secret).digest()
 
 
 def make_key(
     *, principal: str, role: KeyRole, label: str, at: float, agents: Sequence[str] | None = None
 ) -> tuple[KeyRecord, str]:
-    """A new key's record and its secret, which is to be shown once.
+    """Return a new key's record and its secret, which is to be shown once.
 
     Raises:
-        InvalidRequest: a principal, label or agent that is not printable or too long.
+        InvalidRequest: the principal, the label or an agent is not printable or too long.
     """
     from holdfast.storage.port import KeyRecord
 
     check_principal(principal)
     if len(label) > 200 or not label.isprintable():
-        raise InvalidRequest("the label does not fit", hint="use at most 200 printable characters")
+        raise InvalidRequest("the label is too long or not printable", hint="use at most 200 printable characters")
     for agent in agents or ():
         if not 1 <= len(agent) <= 200 or not agent.isprintable():
-            raise InvalidRequest(f"{agent[:40]!r} cannot be an agent", hint="use 1 to 200 printable characters")
+            raise InvalidRequest(f"{agent[:40]!r} is not a valid agent name", hint="use 1 to 200 printable characters")
     secret = ids.secret(_APPROVAL_PREFIX) if role == "approver" else ids.secret()
     digest = digest_of(secret)
     record = KeyRecord(
@@ -117,19 +117,19 @@ def make_key(
 def check_principal(principal: str) -> None:
     """Raise `InvalidRequest` for a principal that is not 1 to 200 printable characters."""
     if not 1 <= len(principal) <= 200 or not principal.isprintable():
-        raise InvalidRequest(f"{principal[:40]!r} cannot be a principal", hint="use 1 to 200 printable characters")
+        raise InvalidRequest(f"{principal[:40]!r} is not a valid principal", hint="use 1 to 200 printable characters")
 
 
 class KeyRing:
-    """The API keys of this host. Of one loop.
+    """The API keys of this host. Use it from one event loop only.
 
     Parameters:
-        store: keeps the keys.
-        clock: for the time of a change.
-        token: what everybody must show while there are no keys; None: nothing.
-        signed: verifies signed tokens (JWT); None: there are none.
+        store: stores the keys.
+        clock: time source for changes.
+        token: required of every caller while the server has no keys; None: not required.
+        signed: verifier of signed tokens (JWT); None: they are not accepted.
 
-    ``in_use`` is the register of what is under way; what loses its credential by a change is ended in the same turn.
+    ``in_use`` registers the requests in progress. A change that invalidates their credential ends them at once.
     """
 
     __slots__ = (
@@ -170,22 +170,22 @@ class KeyRing:
 
     @property
     def required(self) -> bool:
-        """Whether a request needs a key or a token. A key: since the first one was made, even if all are revoked."""
+        """Whether a request needs a key or a token. True from the first key on, even if all keys are revoked."""
         return self._ever or self._token is not None or self._signed is not None
 
     @property
     def ever(self) -> bool:
-        """Whether there has ever been a key."""
+        """Whether a key has ever existed."""
         return self._ever
 
     @property
     def any_valid(self) -> bool:
-        """Whether there is a key that is not revoked, or signed tokens are taken."""
+        """Whether a valid key exists, or signed tokens are accepted."""
         return bool(self._by_digest) or self._signed is not None
 
     @property
     def any_approver(self) -> bool:
-        """Whether there is an approval key that is not revoked."""
+        """Whether a valid approval key exists."""
         return bool(self._approvers)
 
     async def load(self) -> None:
@@ -194,7 +194,7 @@ class KeyRing:
             await self._load()
 
     async def _load(self) -> None:
-        """One at a time: of two that read at once, the one that read first could be the last to be taken."""
+        """Read the keys under the lock: of two concurrent reads, the older one could be applied last."""
         records = await self._store.keys()
         valid_ones = {record.digest[:8]: record for record in records if record.revoked_at is None}
         self._by_digest = {start: record for start, record in valid_ones.items() if record.role != "approver"}
@@ -205,37 +205,37 @@ class KeyRing:
         self.in_use.end_all_but(valid | (_NO_KEYS if self._ever else _NO_KEYS | {LOCAL.credential}), _REVOKED)
 
     async def records(self) -> list[KeyRecord]:
-        """All keys, revoked ones included."""
+        """Return all keys, including revoked ones."""
         return list(await self._store.keys())
 
     async def create(
         self, *, principal: str, role: KeyRole, label: str = "", agents: Sequence[str] | None = None
     ) -> tuple[KeyRecord, str]:
-        """Make a key. Returns its record and its secret, which nobody can see again."""
+        """Create a key. Return its record and its secret, which is never shown again."""
         record, secret = make_key(principal=principal, role=role, label=label, agents=agents, at=self._clock.now())
         await self._change(self._store.add_key(record))
         return record, secret
 
     async def revoke(self, key_id: str, *, again: bool = False) -> KeyRecord:
-        """Make a key invalid at once, end what is under way with it, and return its record.
+        """Revoke a key, end the requests in progress under it, and return its record.
 
         Parameters:
-            key_id: its id.
-            again: a key that was revoked before will do.
+            key_id: the key's id.
+            again: accept a key that is already revoked.
 
         Raises:
-            UnknownKey: there is none that is valid.
+            UnknownKey: no valid key has this id.
         """
         revoked = await self._change(self._store.revoke_key(key_id, at=self._clock.now()))
         record = next((one for one in await self._store.keys() if one.key_id == key_id), None)
         if record is None or not (revoked or again):
-            raise UnknownKey(f"there is no valid key {key_id[:40]!r}")
+            raise UnknownKey(f"unknown or revoked key {key_id[:40]!r}")
         return record
 
     async def _change(self, change: Coroutine[Any, Any, T]) -> T:
-        """Write to the store and take over what it has then, also where the caller is cancelled meanwhile.
+        """Write to the store and reload the keys, even if the caller is cancelled meanwhile.
 
-        A write that was submitted is done in any case: a task of its own waits for it, and reads the keys after it.
+        A submitted write always completes: its own task waits for it and then reloads the keys.
         """
         task = asyncio.create_task(self._write(change), name="change of keys")  # noqa: TID251  # this ring owns it
         self._writes.add(task)
@@ -250,32 +250,32 @@ class KeyRing:
                 await self._load()
 
     def show_approver(self) -> str:
-        """Make an approval key for every principal that lives as long as this key ring, and return it to be shown.
+        """Create an approval key for every principal, valid as long as this key ring, and return it for display.
 
-        Only its digest is kept. It is for the terminal of whoever runs the server, and for nothing that is written.
+        Only its digest is kept. Show it on the terminal of the server's operator, and write it nowhere.
         """
         secret = ids.secret(_APPROVAL_PREFIX)
         self._shown_approver = digest_of(secret)
         return secret
 
     def approver(self, secret: str, principal: str) -> str:
-        """The id of an approval key for the calls of `principal`. Raises `ApprovalKeyRequired`."""
+        """Return the id of an approval key for the calls of `principal`. Raises `ApprovalKeyRequired`."""
         if not secret:
-            raise ApprovalKeyRequired("an approval on this server needs an approval key that a person typed")
+            raise ApprovalKeyRequired("approvals on this server require an approval key typed by a person")
         digest = digest_of(secret)
         if self._shown_approver is not None and hmac.compare_digest(self._shown_approver, digest):
             return "shown by serve"
         record = self._approvers.get(digest[:8])
         if record is None or not hmac.compare_digest(record.digest, digest) or record.principal != principal:
-            raise ApprovalKeyRequired("that is no approval key for this session")
+            raise ApprovalKeyRequired("invalid approval key for this session")
         return record.key_id
 
     def find(self, secret: bytes) -> KeyRecord:
-        """The record of a secret. Raises `Unauthenticated`."""
+        """Return the record of a secret. Raises `Unauthenticated`."""
         digest = digest_of(secret)
         record = self._by_digest.get(digest[:8])
         if record is None or not hmac.compare_digest(record.digest, digest):
-            raise Unauthenticated("the key is not valid")
+            raise Unauthenticated("invalid API key")
         return record
 
     def holder(self, authorization: bytes) -> str | None:
@@ -301,11 +301,11 @@ class KeyRing:
             return False
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller:
-        """Who sends a request with these headers.
+        """Return the caller of a request with these headers.
 
         Raises:
-            Unauthenticated: a key is needed and there is none, or it is not valid.
-            Forbidden: ``X-Holdfast-User`` came with a key that may not act for others.
+            Unauthenticated: the required key is missing or invalid.
+            Forbidden: ``X-Holdfast-User`` was sent with a key that may not act for others.
         """
         caller = self._known(headers.get(b"authorization"))
         user = headers.get(_USER_HEADER)
@@ -313,7 +313,7 @@ class KeyRing:
             return caller
         if caller.role == "user":
             raise Forbidden(
-                "this key may not act for other users", hint="use a key with role trusted, or leave X-Holdfast-User out"
+                "this key may not act for other users", hint="use a key with role trusted, or omit X-Holdfast-User"
             )
         try:
             principal = user.decode("utf-8")
@@ -321,11 +321,11 @@ class KeyRing:
             raise InvalidRequest("X-Holdfast-User is not UTF-8", hint="send the name in UTF-8") from None
         check_principal(principal)
         if principal == LOCAL.principal and caller.role != "admin":
-            raise Forbidden("this key may not act for 'local'", hint="that is the principal of a server without keys")
+            raise Forbidden("this key may not act for 'local'", hint="'local' is reserved for servers without keys")
         return replace(caller, principal=principal, owner=caller.principal)
 
     def _known(self, authorization: bytes | None) -> Caller:
-        """The owner of a key or token; everybody is `LOCAL` where none is needed. Raises `Unauthenticated`."""
+        """Return the owner of a key or token, or `LOCAL` where none is needed. Raises `Unauthenticated`."""
         if self._signed is not None and authorization is not None and looks_signed(secret := _secret(authorization)):
             return self._signed.caller(secret)
         if self._ever:
@@ -334,16 +334,16 @@ class KeyRing:
             self._check_token(self._token, authorization)
         elif self._signed is not None:
             _secret(authorization)
-            raise Unauthenticated("that is no signed token")
+            raise Unauthenticated("the credential is not a signed token")
         return LOCAL
 
     @staticmethod
     def _check_token(token: bytes, authorization: bytes | None) -> None:
         if authorization is None or not hmac.compare_digest(token, digest_of(_secret(authorization))):
-            said = "no token came with the request" if authorization is None else "the token is not valid"
+            said = "the request has no token" if authorization is None else "the token is invalid"
             raise Unauthenticated(
-                f"agents here do on this machine what a model says, and {said}",
-                hint="send 'Authorization: Bearer <token>'; the token lies beside the store, in a file named …-token",
+                f"agents act on this machine, so a token is required: {said}",
+                hint="send 'Authorization: Bearer <token>'; the token is in the …-token file beside the store",
             )
 
 
@@ -353,16 +353,16 @@ def _caller_with(record: KeyRecord) -> Caller:
 
 
 def refuse_repeated(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Raise `InvalidRequest` if a header that decides comes twice: a proxy in front may have read the other one."""
+    """Raise `InvalidRequest` if a security-relevant header is repeated: a proxy may have read the other value."""
     names = [name for name, _ in headers]
     for name in _ONCE:
         if names.count(name) > 1:
-            raise InvalidRequest(f"the header {name.decode()} came {names.count(name)} times", hint="send it once")
+            raise InvalidRequest(f"header {name.decode()} was sent {names.count(name)} times", hint="send it once")
 
 
 def _secret(authorization: bytes | None) -> bytes:
     if authorization is None:
-        raise Unauthenticated("no key came with the request")
+        raise Unauthenticated("the request has no API key")
     scheme, _, value = authorization.partition(b" ")
     value = value.strip()
     if scheme.lower() == b"bearer":
@@ -371,12 +371,12 @@ def _secret(authorization: bytes | None) -> bytes:
         try:
             return base64.b64decode(value, validate=True).partition(b":")[2]
         except binascii.Error:
-            raise Unauthenticated("the Basic credentials cannot be read") from None
-    raise Unauthenticated("the Authorization header is neither Bearer nor Basic")
+            raise Unauthenticated("invalid Basic credentials") from None
+    raise Unauthenticated("the Authorization scheme is neither Bearer nor Basic")
 
 
 class Gate:
-    """The allow-lists for ``Host`` and ``Origin``: no page of another site, rebound or not, may drive an agent.
+    """Allow-lists for ``Host`` and ``Origin``: no page of another site, DNS rebinding included, may drive an agent.
 
     Parameters:
         settings: for the address, ``allowed_hosts`` and ``allowed_origins``.
@@ -395,18 +395,18 @@ class Gate:
 
     @staticmethod
     def require_keys(settings: Settings, *, any_valid: bool) -> None:
-        """Refuse an address that others can reach while there is no key. Raises `ConfigurationError`."""
+        """Refuse to listen on an address that others can reach without a key. Raises `ConfigurationError`."""
         if not any_valid and not is_loopback(settings.host):
             raise ConfigurationError(
-                f"host is {settings.host!r}, which others can reach, and there is no API key",
-                hint="make one with 'holdfast keys create', or listen on 127.0.0.1",
+                f"host {settings.host!r} is reachable from other machines, but the server has no API key",
+                hint="create one with 'holdfast keys create', or listen on 127.0.0.1",
             )
 
     def check(self, headers: Mapping[bytes, bytes]) -> bytes | None:
-        """The allowed foreign origin of a request, or None for same-origin ones and programs.
+        """Return the allowed foreign origin of a request; None for same-origin requests and programs.
 
         Raises:
-            HostRefused, OriginRefused: not on the allow-list.
+            HostRefused, OriginRefused: the header is not on the allow-list.
         """
         host = headers.get(b"host", b"")
         if host not in self._passed:
@@ -421,7 +421,7 @@ class Gate:
         except ValueError:
             text = ""
         if text not in self._hosts and not (self._any_address and _is_address(text)):
-            raise HostRefused(f"this server does not answer for {host.decode('latin-1')[:80]!r}")
+            raise HostRefused(f"Host header not allowed: {host.decode('latin-1')[:80]!r}")
         if len(self._passed) < 100:
             self._passed.add(host)
 
@@ -430,7 +430,7 @@ class Gate:
             return None
         if origin.decode("latin-1").lower().rstrip("/") in self._origins:
             return origin
-        raise OriginRefused(f"pages of {origin.decode('latin-1')[:80]!r} may not call this server")
+        raise OriginRefused(f"origin {origin.decode('latin-1')[:80]!r} is not allowed")
 
 
 def _is_address(text: str) -> bool:

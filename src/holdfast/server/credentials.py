@@ -1,10 +1,9 @@
 """Credentials in use: every request and stream in progress, by the key or token that it came with.
 
 Rules
-- A revoked key, or the first key of a server that had none, ends at once all requests without a valid credential.
-- A token has expired when the wall clock reaches its ``exp``, or when the time that the token had left at the request
-  has passed on the monotonic clock. Setting the wall clock back extends no open request or stream; setting it forward
-  ends it.
+- Revoking a key, or creating the first key of a server, ends at once all requests without a valid credential.
+- A token has expired when the wall clock reaches its ``exp``, or when the time left at the request has passed on the
+  monotonic clock. Setting the wall clock back extends no open request or stream; setting it forward ends it.
 - Registering and releasing a request is O(1). One timer for the whole server checks for expiry, and runs only while
   something can expire.
 """
@@ -27,20 +26,20 @@ __all__ = ["LOOK_EVERY_S", "CredentialUse", "CredentialsInUse"]
 K = TypeVar("K")
 
 LOOK_EVERY_S = 0.25
-"""How often expiries are looked for, in seconds; an open stream ends at most twice that after its token."""
+"""Seconds between expiry checks; an open stream ends at most twice that after its token."""
 
 _NO_MORE = "the token has expired"
 
 
 class CredentialUse:
-    """One request or stream that is under way under a credential. Made by `CredentialsInUse.hold`.
+    """A request or stream in progress under a credential. Made by `CredentialsInUse.hold`.
 
-    Use it as a context manager in the task of the request: when the credential ends, that task is cancelled, and
-    ``ended`` says why.
+    Use it as a context manager in the request's task: when the credential ends, that task is cancelled, and
+    ``ended`` has the reason.
 
     Parameters:
         credential: the id of a key, ``jwt`` or ``local``.
-        buckets: the looks at which it expires, by the wall clock and by the monotonic one; None: it does not.
+        buckets: the expiry checks that end it, by wall clock and by monotonic clock; None: it never expires.
     """
 
     __slots__ = ("_owner", "_task", "buckets", "credential", "ended")
@@ -61,11 +60,11 @@ class CredentialUse:
         self.release()
 
     def release(self) -> None:
-        """Take it out of the register. May be called twice."""
+        """Remove it from the register. Idempotent."""
         self._owner.forget(self)
 
     def end(self, reason: str) -> None:
-        """The credential is not valid any more: cancel the request, once."""
+        """Cancel the request, once, because its credential is no longer valid."""
         self.release()
         if self.ended is None:
             self.ended = reason
@@ -73,13 +72,13 @@ class CredentialUse:
                 self._task.cancel()
 
     def absorb(self) -> None:
-        """Take back the cancellation that `end` asked for: the task goes on to say so to its client."""
+        """Undo the cancellation by `end`, so that the task can send its client the reason."""
         if self._task is not None:
             self._task.uncancel()
 
 
 class CredentialsInUse:
-    """What is under way on a server, by credential. Of one loop.
+    """Register of a server's requests and streams in progress, by credential. Use it from one event loop only.
 
     Parameters:
         clock: the wall clock and the monotonic one.
@@ -96,12 +95,12 @@ class CredentialsInUse:
 
     @property
     def count(self) -> int:
-        """Requests and streams under way."""
+        """Number of requests and streams in progress."""
         return sum(map(len, self._by_credential.values()))
 
     @property
     def ticking(self) -> bool:
-        """Whether the timer runs."""
+        """Whether the expiry timer is active."""
         return self._timer is not None
 
     def hold(self, credential: str, expires_at: float | None) -> CredentialUse:
@@ -109,7 +108,7 @@ class CredentialsInUse:
 
         Parameters:
             credential: the id of a key, ``jwt`` or ``local``.
-            expires_at: the end of the credential in seconds since the epoch; None: it has none.
+            expires_at: expiry of the credential in seconds since the epoch; None: never.
         """
         buckets = None
         if expires_at is not None:
@@ -125,14 +124,14 @@ class CredentialsInUse:
         return use
 
     def forget(self, use: CredentialUse) -> None:
-        """Take a use out of the register."""
+        """Remove a use from the register."""
         _discard(self._by_credential, use.credential, use)
         if use.buckets is not None:
             _discard(self._by_wall, use.buckets[0], use)
             _discard(self._by_monotonic, use.buckets[1], use)
 
     def end_all_but(self, valid: Iterable[str], reason: str) -> int:
-        """End what came with a credential that is not among `valid`. Returns how many that were."""
+        """End all requests whose credential is not in `valid`. Return their number."""
         over = self._by_credential.keys() - set(valid)
         ended = [use for credential in over for use in self._by_credential[credential]]
         for use in ended:
@@ -140,7 +139,7 @@ class CredentialsInUse:
         return len(ended)
 
     def look(self) -> None:
-        """End what has expired; the timer goes on while anything can."""
+        """End requests whose credential has expired; keep the timer active while any can expire."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -153,7 +152,7 @@ class CredentialsInUse:
 
 
 def _bucket(at: float) -> int:
-    """The first look at or after a time."""
+    """Return the first check at or after a time."""
     return math.ceil(at / LOOK_EVERY_S)
 
 

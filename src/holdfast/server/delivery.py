@@ -19,27 +19,27 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 CUT = "holdfast.cut"
-"""Where the server's protocol puts into the scope how a connection is cut."""
+"""Key of the ASGI scope under which the server's protocol stores the function that cuts the connection."""
 WAIT_S = 5.0
-"""How long a large body or a list waits for room."""
+"""Seconds that a large body or a list waits for budget."""
 WRITTEN_PER_S = 500_000_000
-"""Bytes of large answers that a loop writes in a second; a reader that keeps up would let it do nothing else."""
+"""Bytes of large responses that a loop writes per second. A fast client would otherwise monopolize the loop."""
 STORED_PER_S = 40_000_000
-"""Bytes of large messages that loop and store handle in a second. A principal gets a quarter of it in the long run."""
+"""Bytes of large messages that loop and store handle per second. A principal gets a quarter in the long run."""
 TAKEN_PER_S = 80_000_000
-"""Bytes of large bodies that a host takes in a second: to decode and to store them makes others wait."""
+"""Bytes of large bodies that a host accepts per second. Decoding and storing them delays other requests."""
 _PIECE_BYTES = 65_536
 _LEAST_RATE = 10_000
-"""Bytes per second that the reader of a large answer takes in the long run; a slower one uses up its stall time."""
+"""Minimum long-run rate in bytes per second for reading a large response; a slower client uses up its stall time."""
 
 
 class Delivery:
-    """One request's charges and the way of its answer. It belongs to the one task that handles the request.
+    """The charges of one request and the delivery of its response. Use it only in the task that handles the request.
 
     Parameters:
-        scope, send: of ASGI.
-        principal: who is charged; `UNKNOWN` until a key was seen.
-        budgets: of the host.
+        scope, send: from ASGI.
+        principal: who is charged; `UNKNOWN` until a key is checked.
+        budgets: the host's budgets.
         settings: the server's limits.
     """
 
@@ -56,33 +56,33 @@ class Delivery:
         self._patience_s = settings.stream_stall_s
 
     def hold(self, charge: Charge) -> Charge:
-        """Hold a charge until the request has ended."""
+        """Hold a charge until the request ends."""
         if self._charges is None:
             self._charges = []
         self._charges.append(charge)
         return charge
 
     def release(self) -> None:
-        """Give back what the request holds."""
+        """Release the request's charges."""
         if self._charges is not None:
             for charge in self._charges:
                 charge.release()
             self._charges = None
 
     async def charge_memory(self, amount: int, *, in_memory: bool = False) -> Charge:
-        """Charge memory and hold it until the request has ended. As `Budget.wait_for`."""
+        """Charge memory and hold it until the request ends. See `Budget.wait_for`."""
         memory = self.budgets.memory
         amount = min(amount, memory.share)
         return self.hold(await memory.wait_for(self.principal, amount, within_s=WAIT_S, in_memory=in_memory))
 
     async def take_turn(self) -> None:
-        """Wait for the principal's turn to read a list whole, and hold it. Raises `BudgetExceeded`, `HostBusy`."""
+        """Wait for the principal's turn to read a whole list, and hold it. Raises `BudgetExceeded`, `HostBusy`."""
         self.hold(await self.budgets.listings.wait_for(self.principal, 1, within_s=WAIT_S))
 
     async def take_write(self, amount: int) -> Charge:
-        """Wait for the principal's turn to store a large message, and charge it; until then it is charged as memory.
+        """Wait for the principal's turn to store a large message, and charge it; meanwhile it is charged as memory.
 
-        Release the charge once it is stored. Raises `BudgetExceeded`, `HostBusy`.
+        Release the charge once the message is stored. Raises `BudgetExceeded`, `HostBusy`.
         """
         memory, writes = self.budgets.memory, self.budgets.writes
         size = min(amount, memory.share)
@@ -91,19 +91,19 @@ class Delivery:
             return await writes.wait_for(self.principal, min(amount, writes.share), within_s=WAIT_S)
 
     def take_edit(self) -> None:
-        """Hold one of the principal's edits of histories until the request has ended. Raises `BudgetExceeded`."""
+        """Hold one of the principal's history edits until the request ends. Raises `BudgetExceeded`."""
         self.hold(self.budgets.edits.charge(self.principal))
 
     async def work(self, encode: Callable[[], bytes]) -> bytes:
-        """Encode a piece on the loop at the expense of the principal, and give the others their turn."""
+        """Encode a piece on the loop at the principal's expense, and give other principals their turn."""
         return await self.budgets.loop_time.run(self.principal, encode)
 
     async def put(self, message: MutableMapping[str, Any]) -> None:
         """Write one ASGI message of the response.
 
         Raises:
-            TimeoutError: the reader took nothing for ``stream_stall_s``, or less than ``_LEAST_RATE`` for too long; the
-                connection is cut.
+            TimeoutError: the client read nothing for ``stream_stall_s``, or less than ``_LEAST_RATE`` for too long;
+                the connection is cut.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -117,17 +117,17 @@ class Delivery:
         self._patience_s = min(self.settings.stream_stall_s, self._patience_s - (loop.time() - began) + earned_s)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
-        """Write one ASGI message of the response; a large body is charged and goes in pieces. Raises as `put`."""
+        """Write one ASGI message of the response; charge a large body and write it in pieces. Raises as `put`."""
         body = message.get("body", b"")
         if len(body) <= FREE_BYTES:
-            await self.put(message)  # answers before it may be unread still
+            await self.put(message)  # may wait for earlier responses that are still unread
             return
         await self.charge_memory(len(body), in_memory=True)
         await self.write(body)
         await self.put({"type": "http.response.body", "body": b"", "more_body": message.get("more_body", False)})
 
     async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Write the head of a response whose body follows by `write` and `end`. Raises as `put`."""
+        """Write the head of a response; its body follows by `write` and `end`. Raises as `put`."""
         self.started = True
         await self.put({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -140,12 +140,12 @@ class Delivery:
                 await self.budgets.loop_time.pay(self.principal, _PIECE_BYTES / WRITTEN_PER_S)
 
     async def end(self) -> None:
-        """The body is whole. Raises as `put`."""
+        """Complete the response's body. Raises as `put`."""
         await self.put({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def cut_connection(scope: Scope) -> None:
-    """Close the connection of a request at once; what it has not taken yet is dropped, in the kernel too."""
+    """Close a request's connection at once, and drop unread data, in the kernel too."""
     cut = scope.get(CUT)
     if cut is not None:
         cut()

@@ -1,4 +1,4 @@
-"""Current activity of a session, read from the end of its log: its step, its calls with their output, and its text."""
+"""Current activity of a session, read from the end of its log: step, calls with their output, and text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TAIL = 160
 
 @dataclass(slots=True)
 class CallNow:
-    """A call that is on: its tool, its arguments in short, when it began, and the end of its output."""
+    """An active call: its tool, shortened arguments, start time, and the end of its output."""
 
     name: str
     arguments: str = ""
@@ -44,15 +44,15 @@ class CallNow:
 
 @dataclass(slots=True)
 class Doing:
-    """What a run does, as far as the end of the log tells.
+    """Current activity of a run, as far as the end of its log shows.
 
     Parameters:
         agent: its agent.
-        step: the step it is at; 0 while it has none.
-        calls: the calls that are on, by their id; the finished ones are counted in `done`.
-        said: the end of what it says or thinks.
-        usage: what it used, while it is in this process.
-        questions: what it waits for.
+        step: the current step; 0 before the first.
+        calls: active calls by id; `done` counts the finished ones.
+        said: the end of its text or reasoning.
+        usage: its usage, while the run is in this process.
+        questions: its open questions.
     """
 
     agent: str = ""
@@ -65,7 +65,7 @@ class Doing:
 
 
 def read_doing(events: Iterable[Event]) -> Doing:
-    """What the newest run among the events does."""
+    """Return the activity of the newest run among the events."""
     now = Doing()
     speaker = None
     for event in events:
@@ -75,7 +75,7 @@ def read_doing(events: Iterable[Event]) -> Doing:
             case StepStarted():
                 now.step = event.step
             case TextDelta() | ReasoningDelta():
-                between = "\n" if now.said and event.run_id != speaker else ""  # branches speak beside each other
+                between = "\n" if now.said and event.run_id != speaker else ""  # texts of parallel branches interleave
                 now.said = _tail(now.said + between + event.text)
                 speaker = event.run_id
             case ToolStarted():
@@ -90,10 +90,10 @@ def read_doing(events: Iterable[Event]) -> Doing:
 
 
 async def doing(host: Host, view: SessionView, *, reader: str) -> Doing:
-    """What the session of `view`, which has a run, does now.
+    """Return the current activity of the session of `view`, which has a run.
 
     Parameters:
-        reader: the principal that asks, which is charged for the events while they are read.
+        reader: the requesting principal, which is charged for the events while they are read.
     """
     found = await host.store.find_session(view.principal, view.key)
     if found is None:
@@ -115,7 +115,7 @@ async def doing(host: Host, view: SessionView, *, reader: str) -> Doing:
 
 
 def _tail(text: str) -> str:
-    """The end of a text, from a line or word on."""
+    """Return the end of a text, starting at a line or word."""
     if len(text) <= _TAIL:
         return text
     end = text[-_TAIL:]

@@ -49,7 +49,7 @@ Role = Literal["user", "admin", "trusted"]
 T = TypeVar("T")
 
 encode = msgspec.json.Encoder().encode
-"""A value as JSON."""
+"""Encode a value as JSON."""
 
 _LINGER_S = 1.0
 _UNSENT_EVERY_S = 0.01
@@ -68,15 +68,15 @@ _JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in _JSON_HEADERS]) + b"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: the principal that owns the sessions, and what its key allows.
+    """The caller: the principal that owns the sessions, and what its key allows.
 
     Parameters:
-        principal: whose sessions are meant.
-        role: what the key allows.
-        credential: what it came with: the id of a key, ``jwt``, or ``local`` where no key is needed.
-        owner: the principal that the credential belongs to, where it acts for another one.
-        expires_at: the end of the credential in seconds since the epoch; None: it has none.
-        agents: the agents that it may name; None: those that the server lets everybody name.
+        principal: owner of the sessions.
+        role: role of the key.
+        credential: the id of a key, ``jwt``, or ``local`` where no key is needed.
+        owner: the principal that the credential belongs to, if it acts for another one.
+        expires_at: expiry of the credential in seconds since the epoch; None: never.
+        agents: agents that the caller may name; None: the server's default for the role.
     """
 
     principal: str
@@ -88,7 +88,7 @@ class Caller:
 
 
 class Answer(NamedTuple):
-    """A whole response: its status, JSON body and further headers."""
+    """A complete response: its status, JSON body and further headers."""
 
     status: int
     body: bytes
@@ -96,34 +96,34 @@ class Answer(NamedTuple):
 
 
 class Wire(Protocol):
-    """What a request can do with its connection where nothing has to wait."""
+    """Operations of a connection that never wait."""
 
     def take_body(self) -> bytes | None:
-        """The request's body, if all of it is here."""
+        """Return the request's body if all of it has arrived."""
         ...
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
-        """Write the whole answer; False if that has to wait."""
+        """Write the whole response; return False if that would have to wait."""
         ...
 
     def unsent(self) -> int:
-        """Bytes that were written and that the other side has not acknowledged."""
+        """Return the number of written bytes that the client has not acknowledged."""
         ...
 
 
 class Exchange(Delivery):
-    """A request. It belongs to the one task that handles it. ``started``: the handler began the response by itself.
+    """A request. Use it only in the task that handles it. ``started``: whether the handler has begun the response.
 
     Parameters:
-        scope, receive, send: of ASGI.
+        scope, receive, send: from ASGI.
         headers: the request's headers, names in lower case.
-        caller: who calls.
+        caller: the caller.
         settings: the server's limits.
-        path: the values of the path's placeholders, decoded.
-        extra: headers that the response gets in any case.
-        use: the request in the register of credentials in use.
-        agents: the agents that the caller may name; None: all of them.
-        budgets: of the host; what the request holds of them is given back by `release`.
+        path: values of the path's placeholders, decoded.
+        extra: headers of every response.
+        use: the request's entry in the register of credentials in use.
+        agents: agents that the caller may name; None: all.
+        budgets: the host's budgets; `release` returns the request's charges.
     """
 
     __slots__ = (
@@ -165,10 +165,10 @@ class Exchange(Delivery):
         self._query: Mapping[str, str] | None = None
 
     def query(self, name: str) -> str | None:
-        """A parameter of the query, or None. An empty one counts as not given.
+        """Return a query parameter, or None. An empty one counts as missing.
 
         Raises:
-            InvalidRequest: the query is not UTF-8, or a parameter comes twice.
+            InvalidRequest: the query is not UTF-8, or a parameter is repeated.
         """
         return self._parameters().get(name) or None
 
@@ -178,64 +178,66 @@ class Exchange(Delivery):
         return self._query
 
     def known_query(self, *names: str) -> None:
-        """Refuse parameters that are not among `names`. Raises `InvalidRequest`."""
+        """Refuse query parameters that are not in `names`. Raises `InvalidRequest`."""
         if not self.scope["query_string"]:
             return
         for name in self._parameters():
             if name not in names:
-                hint = f"it takes {', '.join(names)}" if names else "it takes none"
-                raise InvalidRequest(f"there is no parameter {name!r} here", hint=hint)
+                hint = f"use {', '.join(names)}" if names else "this route takes no parameters"
+                raise InvalidRequest(f"unknown parameter {name!r} in the query", hint=hint)
 
     def flag(self, name: str) -> bool:
-        """Whether the query says ``true``; not given is false. Raises `InvalidRequest`."""
+        """Return whether a query parameter is ``true``; missing counts as false. Raises `InvalidRequest`."""
         text = self.query(name)
         if text not in (None, "true", "false"):
-            raise InvalidRequest(f"{name} is {text[:40]!r}", hint="give true or false")
+            raise InvalidRequest(f"{name} has invalid value {text[:40]!r}", hint="use true or false")
         return text == "true"
 
     def number(self, name: str, *, most: float) -> float | None:
-        """A number from 0 to `most` from the query, or None if it was not given. Raises `InvalidRequest`."""
+        """Return a query parameter as a number from 0 to `most`, or None if missing. Raises `InvalidRequest`."""
         text = self.query(name)
         if text is None:
             return None
         value = float(text) if _NUMBER.fullmatch(text) else math.nan
         if not 0 <= value <= most:
-            raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a number from 0 to {most:g}")
+            raise InvalidRequest(f"{name} has invalid value {text[:40]!r}", hint=f"use a number from 0 to {most:g}")
         return value
 
     def whole(self, name: str, *, least: int, most: int) -> int | None:
-        """A whole number from the query, or None if it was not given. Raises `InvalidRequest`."""
+        """Return a query parameter as an integer, or None if missing. Raises `InvalidRequest`."""
         text = self.query(name)
         if text is None:
             return None
         value = int(text) if _WHOLE.fullmatch(text) else -1
         if not least <= value <= most:
-            raise InvalidRequest(f"{name} is {text[:40]!r}", hint=f"give a whole number from {least} to {most}")
+            raise InvalidRequest(
+                f"{name} has invalid value {text[:40]!r}", hint=f"use an integer from {least} to {most}"
+            )
         return value
 
     async def body(
         self, decoder: msgspec.json.Decoder[T], *, optional: bool = False, limit_bytes: int | None = None
     ) -> T:
-        """The decoded JSON body.
+        """Return the decoded JSON body.
 
         Parameters:
-            decoder: of the body's type.
-            optional: no body counts as an empty object.
-            limit_bytes: how large it may be, where that is not the setting ``body_limit_bytes``.
+            decoder: decoder of the body's type.
+            optional: treat a missing body as an empty object.
+            limit_bytes: size limit; None: the setting ``body_limit_bytes``.
 
         Raises:
             UnsupportedMediaType: the content type is not JSON.
-            BodyTooLarge: more bytes than the limit; found while they come in.
-            BodyTooLarge: a large body has so many values that they would take far more memory than it does.
-            MalformedBody: not JSON.
-            InvalidRequest: JSON of another shape, or the body did not come in time.
+            BodyTooLarge: the body exceeds the limit; detected while it arrives.
+            BodyTooLarge: a large body has so many values that they would take far more memory than the body.
+            MalformedBody: the body is not JSON.
+            InvalidRequest: the JSON does not match the type, or the body did not arrive in time.
         """
         raw = await self._read(limit_bytes)
         if len(raw) > _PLAIN_BYTES:
             _check_values(raw)
         media_type = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if media_type != b"application/json":
-            given = media_type.decode("latin-1") or "not given"
+            given = media_type.decode("latin-1") or "missing"
             raise UnsupportedMediaType(f"the content type is {given}")
         if not raw and optional:
             raw = b"{}"
@@ -243,7 +245,7 @@ class Exchange(Delivery):
             return decoder.decode(raw)
         except msgspec.ValidationError as error:
             raise InvalidRequest(
-                f"the body does not fit: {error}", hint="GET /openapi.json shows what this address takes"
+                f"invalid request body: {error}", hint="see GET /openapi.json for the expected fields"
             ) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedBody(f"the body is not JSON: {error}") from None
@@ -251,11 +253,11 @@ class Exchange(Delivery):
             raise MalformedBody("the body is nested too deeply", hint="send a flat JSON object") from None
 
     async def raw_body(self, *, limit_bytes: int) -> bytes | bytearray:
-        """The body as it is. Raises `BodyTooLarge`, `BudgetExceeded`, `HostBusy`, and `InvalidRequest` if late."""
+        """Return the raw body. Raises `BodyTooLarge`, `BudgetExceeded`, `HostBusy`, and `InvalidRequest` on timeout."""
         return await self._read(limit_bytes)
 
     async def answer(self, answer: Answer) -> None:
-        """Write a whole response; a large one is charged and goes in pieces. Raises as `Delivery.put`."""
+        """Write a whole response; charge a large one and write it in pieces. Raises as `Delivery.put`."""
         if len(answer.body) > FREE_BYTES:
             await self.charge_memory(len(answer.body), in_memory=True)
             await self.begin(answer.status, _headers(answer, self.extra))
@@ -270,20 +272,20 @@ class Exchange(Delivery):
         await send_answer(self.send, answer, extra=self.extra)
 
     async def all_sent(self) -> None:
-        """Wait until the other side has everything that was written."""
-        while self.connection is not None and self.connection.unsent():  # noqa: ASYNC110 - the kernel tells nobody
+        """Wait until the client has acknowledged everything that was written."""
+        while self.connection is not None and self.connection.unsent():  # noqa: ASYNC110 - the kernel sends no event
             await asyncio.sleep(_UNSENT_EVERY_S)
 
     async def begin_json(self) -> None:
-        """Write the head of a successful JSON answer whose size is not known yet. Raises as `Delivery.put`."""
+        """Write the head of a successful JSON response of unknown size. Raises as `Delivery.put`."""
         await self.begin(200, [*_JSON_HEADERS, *self.extra])
 
     async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
-        """The body, charged if it is large. It may take longer then: the time of a body for each megabyte."""
+        """Read the body, and charge it if it is large. The timeout is ``body_s`` for each megabyte of the limit."""
         usual = self.settings.body_limit_bytes
         limit = usual if limit_bytes is None else limit_bytes
         within_s = self.settings.body_s * max(1, limit // 1_000_000)
-        too_large = f"the body has more than {limit} bytes"
+        too_large = f"the body is larger than {limit} bytes"
         hint = "send less, or raise the limit on the server"
         length = self.headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > limit:
@@ -307,13 +309,15 @@ class Exchange(Delivery):
                     if len(whole) > limit:
                         raise BodyTooLarge(too_large, hint=hint)
                     if len(whole) > FREE_BYTES and (charge is None or len(whole) > charge.amount):
-                        charge = charge or await self.charge_memory(FREE_BYTES)  # it came without a length
+                        charge = charge or await self.charge_memory(FREE_BYTES)  # it has no content-length
                         room = self.budgets.memory.share - charge.amount
                         charge.grow(min(room, len(whole) - charge.amount + FREE_BYTES))
                     message = await self.receive()
                     whole += message.get("body", b"")
         except TimeoutError:
-            raise InvalidRequest(f"the body did not come within {within_s:g} s", hint="send it in one go") from None
+            raise InvalidRequest(
+                f"the body did not arrive within {within_s:g} s", hint="send it without pauses"
+            ) from None
         if len(whole) > limit:
             raise BodyTooLarge(too_large, hint=hint)
         if len(whole) > FREE_BYTES:
@@ -322,40 +326,40 @@ class Exchange(Delivery):
 
 
 def _check_values(raw: bytes | bytearray) -> None:
-    """Raise `BodyTooLarge` if a large body could be millions of small values; marks within texts count, too."""
+    """Raise `BodyTooLarge` if a large body could be millions of small values; marks inside strings count, too."""
     for marks, most in (((b"{", b"["), _MOST_OPENED), ((b",",), _MOST_COMMAS)):
         count = sum(raw.count(mark) for mark in marks)
         if count > most:
             told = " and ".join(mark.decode() for mark in marks)
             raise BodyTooLarge(
-                f"the body has {count:,} of the characters {told}, and at most {most:,} are taken",
-                hint="divide what you send, as into several sessions",
+                f"the body has {count:,} of the characters {told}, more than the {most:,} allowed",
+                hint="split it, for example into several sessions",
             )
 
 
 @lru_cache(maxsize=256)
 def _parse_query(raw: bytes) -> Mapping[str, str]:
-    """The parameters of a query. Raises `InvalidRequest`. The same few queries come again and again."""
+    """Parse a query. Raises `InvalidRequest`. Cached, because the same few queries recur."""
     try:
         pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=20)
     except ValueError as error:
-        raise InvalidRequest(f"the query cannot be read: {error}", hint="encode it as UTF-8") from None
+        raise InvalidRequest(f"invalid query: {error}", hint="encode it as UTF-8") from None
     parameters = dict(pairs)
     if len(parameters) < len(pairs):
-        raise InvalidRequest("a parameter of the query comes twice", hint="give each once")
+        raise InvalidRequest("a query parameter is repeated", hint="send each one once")
     return parameters
 
 
 def decode_segment(segment: bytes) -> str:
-    """A path segment as text. Raises `InvalidRequest` if it is not UTF-8."""
+    """Return a path segment as text. Raises `InvalidRequest` if it is not UTF-8."""
     try:
         return (unquote_to_bytes(segment) if b"%" in segment else segment).decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidRequest("the address is not UTF-8", hint="percent-encode its parts as UTF-8") from None
+        raise InvalidRequest("the path is not UTF-8", hint="percent-encode its segments as UTF-8") from None
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong: a stable code, a sentence, and what to do next."""
+    """An error: a stable code, a message, and a hint."""
 
     code: str
     message: str
@@ -363,13 +367,13 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of every answer that is not a success."""
+    """Body of every error response."""
 
     error: ErrorBody
 
 
 def error_answer(error: HoldfastError) -> Answer:
-    """An error as its HTTP answer, with ``Retry-After`` where trying again helps."""
+    """Return an error as an HTTP response, with ``Retry-After`` if a retry helps."""
     status = error.status
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if status in (429, 503, 507) and error.retry_after_s is not None:
@@ -389,10 +393,10 @@ async def send_answer(send: Send, answer: Answer, *, extra: tuple[tuple[bytes, b
 async def send_refusal(
     receive: Receive, send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()
 ) -> None:
-    """Write a whole response to a request whose body is still coming, and close the connection.
+    """Write a whole response to a request whose body is still arriving, and close the connection.
 
-    What comes within a moment is read and dropped: closing at once would reset the connection, and the client would
-    never see the answer.
+    Data that arrives within a moment is read and dropped: closing at once would reset the connection, and the client
+    would never see the response.
     """
     headers = [*_headers(answer, extra), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -1,4 +1,4 @@
-"""Outgoing transcripts and exports: read in pages, encoded in pieces, each charged while it is in memory."""
+"""Transcripts and exports as responses: read in pages, encoded in pieces, each charged while it is in memory."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from holdfast.storage.port import ALL_ENTRIES
 __all__ = ["give_export", "give_list", "give_transcript", "read_parts"]
 
 _BASE64_BYTES = 49_152
-"""Bytes that are encoded at a time; a multiple of three, so that the pieces join."""
+"""Bytes encoded at a time; a multiple of three, so that the pieces join."""
 _PART_BYTES = 40 * _BASE64_BYTES
-"""Bytes of an attachment that are read at a time."""
+"""Bytes of an attachment read at a time."""
 _SMALL_BYTES = PAGE_BYTES // 2
-"""A page that is shorter as JSON has not ended because of its bytes."""
+"""A page that is shorter than this as JSON did not end because of its size."""
 
 
 async def give_transcript(exchange: Exchange, session: Session, *, after: int, limit: int) -> Answer | None:
-    """Answer ``{"entries": […]}``: at once if it is one small page, else page by page.
+    """Answer ``{"entries": […]}``: at once if it is a single small page, otherwise page by page.
 
     Raises:
-        UnknownSession, BudgetExceeded, HostBusy: see there.
-        HistoryChanged: what was given already is not in the transcript any more.
+        UnknownSession, BudgetExceeded, HostBusy: as `Session.transcript_page`.
+        HistoryChanged: an entry that was already sent has left the transcript.
         TimeoutError: as `Exchange.put`.
     """
     first, charge = await session.transcript_page(after=after, limit=limit)
-    with charge:  # until it is written: whoever waited for memory once more would hold what is not charged
+    with charge:  # until it is written: waiting for memory again would hold uncharged data
         body = await exchange.work(lambda: b",".join([encode(entry) for entry in first]))
         if len(body) < _SMALL_BYTES:
             return Answer(200, b'{"entries":[%b]}' % body)
@@ -53,10 +53,10 @@ async def give_transcript(exchange: Exchange, session: Session, *, after: int, l
 
 
 async def give_list(exchange: Exchange, name: str, items: Sequence[msgspec.Struct]) -> Answer | None:
-    """Answer ``{name: […]}`` with a list that was read whole: at once if it is small, else charged, item by item.
+    """Answer ``{name: […]}`` with a list read as a whole: at once if it is small, otherwise charged and item by item.
 
     Raises:
-        BudgetExceeded, HostBusy: there is no memory for it in time.
+        BudgetExceeded, HostBusy: no memory became available in time.
         TimeoutError: as `Exchange.put`.
     """
     begun: list[bytes] = []
@@ -81,7 +81,7 @@ async def give_list(exchange: Exchange, name: str, items: Sequence[msgspec.Struc
 
 
 async def give_export(exchange: Exchange, session: Session, *, at: float) -> None:
-    """Answer with a `SessionExport` of the session, page by page and attachment by attachment. Raises as above."""
+    """Answer with a `SessionExport`, page by page and attachment by attachment. Raises as `give_transcript`."""
     view = await session.info()
     digests: set[str] = set()
     await exchange.begin_json()
@@ -105,16 +105,16 @@ async def give_export(exchange: Exchange, session: Session, *, at: float) -> Non
 
 
 async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
-    """The pages behind the entry `given`, at most `limit` entries; each is charged until the next is asked for.
+    """Yield the pages after the entry `given`, at most `limit` entries; each is charged until the next is requested.
 
-    What was given last has to be there still when the next page was read: if it is gone, the transcript was changed
-    meanwhile, and what follows would not fit to what was given.
+    The last entry sent must still exist after the next page is read. If it is gone, the transcript has changed
+    meanwhile, and the rest would not match what was sent.
     """
     while limit > 0:
         page, charge = await session.transcript_page(after=given, limit=limit)
         with charge:
             if given and not await session.has_entry(given):
-                raise HistoryChanged("the transcript was changed while it was read")
+                raise HistoryChanged("the transcript changed while it was being read")
             if not page:
                 return
             yield page
@@ -123,11 +123,11 @@ async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int
 
 
 async def read_parts(exchange: Exchange, session: Session, attachment: Attachment) -> AsyncGenerator[bytes]:
-    """The bytes of an attachment, `_PART_BYTES` at a time, and no more of them in memory.
+    """Yield the bytes of an attachment in parts of `_PART_BYTES`, and keep only one part in memory.
 
     Raises:
-        BudgetExceeded, HostBusy: there is no memory for a part in time.
-        UnknownAttachment: it is not there any more.
+        BudgetExceeded, HostBusy: no memory for a part became available in time.
+        UnknownAttachment: the attachment no longer exists.
     """
     size = attachment.size_bytes
     if not size:

@@ -21,17 +21,17 @@ TABLE = Table()
 
 
 class NothingBody(Body, frozen=True, kw_only=True):
-    """Nothing to say: an empty object, or no body."""
+    """An empty object; the body may be omitted."""
 
 
 class CompactBody(Body, frozen=True, kw_only=True):
-    """How many of a person's newest messages stay as they are, with what followed them."""
+    """Number of a person's newest messages to keep, with everything that followed them."""
 
     keep: Annotated[int, Meta(ge=0, le=1000)] = 4
 
 
 class BranchBody(Body, frozen=True, kw_only=True):
-    """The new session's key, and the last entry that it shall have; all by default."""
+    """Key of the new session, and the last entry to copy (default: all)."""
 
     key: Name
     through_n: Annotated[int, Meta(ge=0)] | None = None
@@ -60,7 +60,7 @@ _GONE = (errors.UnknownSession, errors.SessionDeleted)
     ),
 )
 async def retry_run(native: Native, exchange: Exchange) -> Answer:
-    """Take the last run's entries out of the transcript and send its messages again, in one transaction."""
+    """Remove the last run's entries from the transcript and resend its messages, in one transaction."""
     await exchange.body(_nothing_body, optional=True)
     return Answer(202, encode(await native.session(exchange).retry()))
 
@@ -74,7 +74,7 @@ async def retry_run(native: Native, exchange: Exchange) -> Answer:
     errors=(*_GONE, errors.SessionBusy, errors.NothingToUndo),
 )
 async def undo_run(native: Native, exchange: Exchange) -> Answer | None:
-    """Take the last run's entries, or the last edit's, out of the transcript; the answer has what was taken out."""
+    """Remove the entries of the last run or edit from the transcript, and return them."""
     await exchange.body(_nothing_body, optional=True)
     exchange.take_edit()
     return await give_list(exchange, "entries", await native.session(exchange).undo())
@@ -89,7 +89,7 @@ async def undo_run(native: Native, exchange: Exchange) -> Answer | None:
     errors=(*_GONE, errors.SessionBusy, errors.HistoryChanged, errors.NotSupported, errors.ModelFailed),
 )
 async def compact_history(native: Native, exchange: Exchange) -> Answer | None:
-    """Let the agent's model sum up all but the newest messages; the answer is the new transcript, whole."""
+    """Summarize all but the newest messages with the agent's model, and return the whole new transcript."""
     body = await exchange.body(_compact_body, optional=True)
     exchange.take_edit()
     session = native.session(exchange)
@@ -105,7 +105,7 @@ async def compact_history(native: Native, exchange: Exchange) -> Answer | None:
     errors=(*_GONE, errors.SessionBusy, errors.LimitExceeded),
 )
 async def branch_session(native: Native, exchange: Exchange) -> Answer:
-    """A new session with a copy of this one's transcript, up to an entry and the results that it needs."""
+    """Create a session with a copy of this transcript, up to an entry and the results that it needs."""
     body = await exchange.body(_branch_body)
     exchange.take_edit()
     return Answer(201, encode(await native.session(exchange).branch(body.key, through_n=body.through_n)))
@@ -118,7 +118,7 @@ async def branch_session(native: Native, exchange: Exchange) -> Answer:
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def export_session(native: Native, exchange: Exchange) -> None:
-    """The transcript and the bytes of its attachments, for an import there or elsewhere."""
+    """Export the transcript and the bytes of its attachments, for an import here or elsewhere."""
     await give_export(exchange, native.session(exchange), at=native.host.now())
 
 
@@ -130,6 +130,6 @@ async def export_session(native: Native, exchange: Exchange) -> None:
     errors=(errors.SessionDeleted, errors.SessionBusy, errors.LimitExceeded),
 )
 async def import_session(native: Native, exchange: Exchange) -> Answer:
-    """Begin this session with the history of an export. The session must not have one yet."""
+    """Start this session with the history of an export. The session must not have a history yet."""
     export = await exchange.body(_export, limit_bytes=exchange.settings.import_limit_bytes)
     return Answer(201, encode(await native.session(exchange).import_history(export)))

@@ -18,38 +18,38 @@ def render(
     answers: Mapping[int, int],
     budgets: Mapping[str, BudgetUsage] = MappingProxyType({}),
 ) -> str:
-    """Prometheus text, format 0.0.4.
+    """Return the metrics as Prometheus text, format 0.0.4.
 
     Parameters:
-        statistics: of the host.
-        streams: open event streams of the server.
-        answers: how many HTTP answers it gave, by status.
-        budgets: what is used of each; an operator sees by whom.
+        statistics: the host's statistics.
+        streams: number of open event streams.
+        answers: number of HTTP responses by status.
+        budgets: usage of each budget, with the principals that use most.
     """
     families: list[tuple[str, str, str, Iterable[tuple[str, float]]]] = [
-        ("holdfast_draining", "gauge", "1 while no new work is taken", [("", int(statistics.draining))]),
+        ("holdfast_draining", "gauge", "1 while the host refuses new work", [("", int(statistics.draining))]),
         ("holdfast_sessions_live", "gauge", "sessions in memory", [("", statistics.sessions_live)]),
-        ("holdfast_runs", "gauge", "runs that hold a place", [("", statistics.running)]),
-        ("holdfast_sessions_in_line", "gauge", "sessions that wait for a place", [("", statistics.in_line)]),
-        ("holdfast_readers", "gauge", "readers of event logs", [("", statistics.readers)]),
+        ("holdfast_runs", "gauge", "runs that hold a slot", [("", statistics.running)]),
+        ("holdfast_sessions_in_line", "gauge", "sessions that wait for a slot", [("", statistics.in_line)]),
+        ("holdfast_readers", "gauge", "subscribers of event logs", [("", statistics.readers)]),
         ("holdfast_http_streams", "gauge", "open event streams over HTTP", [("", streams)]),
-        ("holdfast_start_time_seconds", "gauge", "when the host started", [("", statistics.started_at)]),
+        ("holdfast_start_time_seconds", "gauge", "start time of the host", [("", statistics.started_at)]),
         (
             "holdfast_http_answers_total",
             "counter",
-            "HTTP answers by status",
+            "HTTP responses by status",
             [(f'{{status="{status}"}}', count) for status, count in sorted(answers.items())],
         ),
         (
             "holdfast_budget_used",
             "gauge",
-            "what is used of each budget: bytes, connections, seconds",
+            "usage of each budget in bytes, connections or seconds",
             [(f'{{budget="{name}"}}', usage.used) for name, usage in budgets.items()],
         ),
         (
             "holdfast_budget_used_by_principal",
             "gauge",
-            "what the principals that use most of a budget use",
+            "usage of each budget by its heaviest users",
             [
                 (f'{{budget="{name}",principal="{_escape(principal)}"}}', amount)
                 for name, usage in budgets.items()
@@ -59,25 +59,25 @@ def render(
         (
             "holdfast_budget_refused_total",
             "counter",
-            "charges that were refused because a budget or a share was used up",
+            "charges refused because a budget or a share was used up",
             [(f'{{budget="{name}"}}', usage.refused) for name, usage in budgets.items()],
         ),
         (
             "holdfast_events_total",
             "counter",
-            "what the host counts, by name",
+            "host events by name",
             [(f'{{name="{_escape(name)}"}}', count) for name, count in sorted(statistics.counts.items())],
         ),
         (
             "holdfast_promise_kept_total",
             "counter",
-            "observations of a promise kept",
+            "observations of a kept promise",
             [(_promise(number, statistics), count.kept) for number, count in statistics.promises.items()],
         ),
         (
             "holdfast_promise_broken_total",
             "counter",
-            "observations of a promise broken; expected to stay 0",
+            "observations of a broken promise; expected to stay 0",
             [(_promise(number, statistics), count.broken) for number, count in statistics.promises.items()],
         ),
     ]

@@ -54,13 +54,13 @@ Duration = Annotated[float, Meta(ge=0, le=_YEAR_S)]
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the request bodies: what is not listed is refused."""
+    """Base of the request bodies; unknown fields are refused."""
 
 
 class SendBody(Body, frozen=True, kw_only=True):
-    """A message.
+    """A message to send.
 
-    ``quiet_s`` and ``max_wait_s`` are for policy ``collect``; ``attachments`` are what uploads answered, or digests.
+    ``quiet_s`` and ``max_wait_s`` apply to policy ``collect``; ``attachments`` lists upload responses or digests.
     """
 
     content: str
@@ -73,7 +73,7 @@ class SendBody(Body, frozen=True, kw_only=True):
 
 
 class InterruptBody(Body, frozen=True, kw_only=True):
-    """Why, which run (the one that is on by default), and how long it may clean up, in seconds."""
+    """A reason, the run to interrupt (default: the active one), and the grace period for cleanup, in seconds."""
 
     reason: Text = ""
     run_id: Name | None = None
@@ -81,23 +81,23 @@ class InterruptBody(Body, frozen=True, kw_only=True):
 
 
 class StopBody(Body, frozen=True, kw_only=True):
-    """Why, and how long what is running may clean up, in seconds."""
+    """A reason, and the grace period for cleanup, in seconds."""
 
     reason: Text = ""
     grace_s: Duration | None = None
 
 
 class DrainBody(Body, frozen=True, kw_only=True):
-    """How long runs have to finish, in seconds; the setting ``drain_s`` by default."""
+    """Time for active runs to finish, in seconds (default: the setting ``drain_s``)."""
 
     deadline_s: Duration | None = None
 
 
 class KeyBody(Body, frozen=True, kw_only=True):
-    """A key to be made: whose, what it may do, and a label for people.
+    """An API key to create: its principal, role and label.
 
-    ``agents``: those that it may name; by default those that the server lets everybody name. ``approval_key``: for the
-    role ``approver``, where approvals need such a key: one that is there already.
+    ``agents``: agents that it may name (default: the server's public agents). ``approval_key``: an existing approval
+    key, required for the role ``approver`` where approvals need one.
     """
 
     principal: Name
@@ -108,7 +108,7 @@ class KeyBody(Body, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a message that was sent with ``?wait=``."""
+    """Outcome of a message sent with ``?wait=``."""
 
     status: MessageState
     text: str
@@ -120,32 +120,32 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopPending(msgspec.Struct, frozen=True, kw_only=True):
-    """A stop that is not done yet; ask for ``/v1/sessions/{key}/stops/{stop_id}``."""
+    """A stop in progress; poll ``/v1/sessions/{key}/stops/{stop_id}``."""
 
     session: str
     stop_id: str
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True):
-    """Sessions, the most recently changed first."""
+    """Sessions, most recently changed first."""
 
     sessions: list[SessionView]
 
 
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model sees, in order."""
+    """The entries that the model sees, in order."""
 
     entries: list[Entry]
 
 
 class Mailbox(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits, in order."""
+    """Queued messages, in order."""
 
     items: list[MailboxItem]
 
 
 class RunList(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs, the newest first."""
+    """Runs, newest first."""
 
     runs: list[RunView]
 
@@ -163,21 +163,21 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyList(msgspec.Struct, frozen=True, kw_only=True):
-    """All keys, revoked ones included."""
+    """All keys, including revoked ones."""
 
     keys: list[KeyView]
 
 
 class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
-    """All keys, and what becomes of what the key's principal has: what was ended, and what goes on.
+    """All keys, and the work of the key's principal: what was stopped, and what continues.
 
     Parameters:
-        keys: all of them.
-        principal: whose key it was.
-        stopped: sessions whose runs and background work were stopped and whose waiting messages were withdrawn.
+        keys: all keys.
+        principal: owner of the key.
+        stopped: sessions whose runs and background work were stopped and whose queued messages were withdrawn.
         paused: schedules that were paused.
-        running: sessions that go on: with a run, with messages that wait, or with background work.
-        active: schedules that go on.
+        running: sessions that continue: with a run, queued messages or background work.
+        active: schedules that continue.
     """
 
     keys: list[KeyView]
@@ -189,7 +189,7 @@ class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
-    """A new key and its secret, which is shown this once."""
+    """A new key and its secret, which is shown only once."""
 
     key: KeyView
     secret: str
@@ -198,9 +198,9 @@ class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
 class ServerView(msgspec.Struct, frozen=True, kw_only=True):
     """The server: its version, kind of store, and the agents that the caller may name.
 
-    ``approval_key_required``: programs of its agents run without a wall, so approvals need a person. ``budgets``: who
-    uses how much of what is scarce; other keys than admin ones see their own principal only. For admin keys, the
-    store's file, the host's figures and the newest incidents, too.
+    ``approval_key_required``: the agents' programs run unsandboxed, so approvals require a person. ``budgets``: usage
+    of scarce resources by principal; keys without role admin see only their own. Admin keys also see the store's file,
+    the host's statistics and the newest incidents.
     """
 
     version: str
@@ -219,17 +219,21 @@ _stop_body = msgspec.json.Decoder(StopBody)
 _drain_body = msgspec.json.Decoder(DrainBody)
 _key_body = msgspec.json.Decoder(KeyBody)
 
-_WAIT = Query("wait", "number", "Wait this long for it, in seconds.", least=0)
-LIMIT = Query("limit", "integer", f"At most this many, 100 by default, {LIST_LIMIT} at most.", least=1, most=LIST_LIMIT)
-_PAGE = (
-    Query("after", "integer", "Only entries with a greater `n`.", least=0, most=_MOST),
-    Query("limit", "integer", f"At most this many, {LIST_LIMIT} by default and at most.", least=1, most=LIST_LIMIT),
+_WAIT = Query("wait", "number", "Wait up to this many seconds for the result.", least=0)
+LIMIT = Query(
+    "limit", "integer", f"Maximum number of items (default 100, at most {LIST_LIMIT}).", least=1, most=LIST_LIMIT
 )
-ALL = Query("all", "boolean", "`true` shows all principals' (admin only).")
+_PAGE = (
+    Query("after", "integer", "Return only entries with a greater `n`.", least=0, most=_MOST),
+    Query(
+        "limit", "integer", f"Maximum number of entries (default and at most {LIST_LIMIT}).", least=1, most=LIST_LIMIT
+    ),
+)
+ALL = Query("all", "boolean", "`true` includes all principals (admin only).")
 
 
 class Native:
-    """The handlers of the native API. Of one loop.
+    """The handlers of the native API. Use them from one event loop only.
 
     Parameters:
         host: the started host.
@@ -247,29 +251,29 @@ class Native:
         self._closing = False
         self._public_agents = frozenset(host.settings.public_agents or (host.default_agent,))
         self.approval_key_required = any(agent.unwalled for agent in host.agents.values())
-        """Programs of an agent could use any credential in a file or an environment."""
+        """Whether programs of an agent could use any credential that is in a file or an environment."""
 
     def close_waits(self) -> None:
-        """Answer every request that waits for a settlement with what is known now; the server shuts down."""
+        """Answer every request that waits for a settlement with the current state; the server is shutting down."""
         self._closing = True
         self.streams.closing()
         for settling in self._waiting:
             settling.cancel()
 
     def session(self, exchange: Exchange) -> Session:
-        """The session that the address names, of the caller."""
+        """Return the caller's session that the path names."""
         return self.session_named(exchange, exchange.path["key"])
 
     def session_named(self, exchange: Exchange, key: str) -> Session:
-        """A session of the caller, in which it may use the agents that it may name."""
+        """Return a session of the caller, limited to the agents that the caller may name."""
         return self.host.session(key, principal=exchange.caller.principal, agents=exchange.agents)
 
     def approver(self, caller: Caller, secret: str, principal: str) -> str:
-        """The id of an approval key for the calls of `principal`.
+        """Return the id of an approval key for the calls of `principal`.
 
         Raises:
-            ApprovalKeyRequired: it is wrong; the operator is told who tries.
-            RateLimited: the caller has tried too many wrong ones.
+            ApprovalKeyRequired: the key is wrong; the operator is notified who tried it.
+            RateLimited: the caller has tried too many wrong keys.
         """
         who = caller.owner or caller.principal
         self.host.budgets.wrong_keys.check(who)
@@ -278,11 +282,11 @@ class Native:
         except errors.ApprovalKeyRequired:
             if secret:
                 self.host.budgets.wrong_keys.take(who)
-                self.host.budgets.tell(who, f"{who}: a wrong approval key was tried", kind="approval key")
+                self.host.budgets.tell(who, f"{who}: tried a wrong approval key", kind="approval key")
             raise
 
     def agents_of(self, caller: Caller) -> frozenset[str] | None:
-        """The agents that a caller may name; None: all of them."""
+        """Return the agents that a caller may name; None: all of them."""
         if caller.agents is not None:
             return caller.agents
         if caller.role == "admin" or "*" in self.settings.public_agents:
@@ -310,9 +314,9 @@ class Native:
         ),
     )
     async def send_message(self, exchange: Exchange) -> Answer:
-        """Put a message into the session's mailbox.
+        """Send a message to the session.
 
-        The answer is 202 and a receipt once the message is durable; with `?wait=` it is 200 and the outcome if the
+        The response is 202 with a receipt once the message is durable. With `?wait=`, it is 200 with the outcome if the
         message is settled within that time.
         """
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
@@ -322,7 +326,7 @@ class Native:
         try:
             receipt, settling = await self.session(exchange).send_expecting(
                 body.content,
-                policy=cast(Policy, body.policy),  # the store refuses any other word by name
+                policy=cast(Policy, body.policy),  # the store refuses unknown policies by name
                 idempotency_key=body.idempotency_key,
                 agent=body.agent,
                 quiet_s=body.quiet_s,
@@ -354,7 +358,7 @@ class Native:
         errors=(errors.UnknownSession, errors.UnknownMessage, errors.SessionDeleted),
     )
     async def get_message(self, exchange: Exchange) -> Answer:
-        """What became of a message; `state` is `accepted` or `taken` while it is open."""
+        """Return the state of a message; `state` is `accepted` or `taken` until it is settled."""
         wait_s = exchange.number("wait", most=self.settings.wait_limit_s)
         session = self.session(exchange)
         message_id = exchange.path["message_id"]
@@ -368,13 +372,13 @@ class Native:
         errors=(errors.UnknownSession, errors.UnknownMessage, errors.AlreadySettled, errors.SessionDeleted),
     )
     async def withdraw_message(self, exchange: Exchange) -> Answer:
-        """Take a waiting message back."""
+        """Withdraw a queued message."""
         return Answer(200, encode(await self.session(exchange).withdraw(exchange.path["message_id"])))
 
     async def _settled(
         self, exchange: Exchange, settling: asyncio.Future[Settlement], wait_s: float | None
     ) -> Settlement | None:
-        """Wait at most `wait_s` seconds, until the server closes, or the client goes. None: it is not settled."""
+        """Wait up to `wait_s` seconds, until the server shuts down or the client disconnects. None: not settled."""
         if not wait_s or self._closing:
             settling.cancel()
             return None
@@ -405,19 +409,19 @@ class Native:
             Query(
                 "after",
                 "string",
-                "A cursor: only what comes after it, `0`: all. `Last-Event-ID` goes before.",
+                "Return only events after this cursor (`0`: all). `Last-Event-ID` takes precedence.",
             ),
-            Query("follow", "string", "A message id: the stream ends after the event that settles it."),
+            Query("follow", "string", "End the stream after the event that settles this message (an id)."),
         ),
         answers={200: "text/event-stream"},
         errors=(errors.UnknownSession, errors.UnknownMessage, errors.InvalidCursor, errors.SessionDeleted),
     )
     async def stream_events(self, exchange: Exchange) -> None:
-        """The session's events as Server-Sent Events, from the beginning or after a cursor; then it follows.
+        """Stream the session's events as Server-Sent Events, from the beginning or after a cursor, and follow new ones.
 
         Without a cursor, or after `0`, the stream of a session that does not exist yet waits for its first message.
 
-        A frame is `id: <cursor>`, `event: <kind>`, `data: <the event as JSON>`. A `gap` frame tells what was missed, a
+        A frame is `id: <cursor>`, `event: <kind>`, `data: <the event as JSON>`. A `gap` frame reports missed events; a
         `closed` frame is the last one when the server shuts down.
         """
         await self.streams.serve_sse(exchange, self.session(exchange))
@@ -434,9 +438,9 @@ class Native:
         errors=(errors.UnknownSession, errors.SessionDeleted),
     )
     async def interrupt_session(self, exchange: Exchange) -> Answer:
-        """End the run that is on, or exactly `run_id`; what waits runs afterwards.
+        """Interrupt the active run, or exactly `run_id`; queued messages run next.
 
-        The answer is the receipt, or 202 and a stop id when that takes longer than the wait.
+        The response is the receipt, or 202 and a stop id if the stop takes longer than the wait.
         """
         body = await exchange.body(_interrupt_body, optional=True)
         session = self.session(exchange)
@@ -454,7 +458,7 @@ class Native:
         errors=(errors.UnknownSession, errors.SessionDeleted),
     )
     async def stop_session(self, exchange: Exchange) -> Answer:
-        """End the session's run and background work, and withdraw what waits."""
+        """Stop the session's run and background work, and withdraw its queued messages."""
         body = await exchange.body(_stop_body, optional=True)
         session = self.session(exchange)
         return await self._stopped(exchange, lambda: session.stop(body.reason, grace_s=body.grace_s))
@@ -466,7 +470,7 @@ class Native:
         errors=(errors.UnknownStop, errors.UnknownSession, errors.SessionDeleted),
     )
     async def get_stop(self, exchange: Exchange) -> Answer:
-        """The result of an interrupt, stop or delete that took longer than its wait."""
+        """Return the result of an interrupt, stop or delete that took longer than its wait."""
         ticket = self.stops.find(exchange.caller.principal, exchange.path["key"], exchange.path["stop_id"])
         return _stop_answer(ticket)
 
@@ -484,7 +488,7 @@ class Native:
 
     @TABLE.enter("GET", "/v1/sessions", query=(LIMIT, ALL), answers={200: SessionList})
     async def list_sessions(self, exchange: Exchange) -> Answer:
-        """Your sessions, the most recently changed first."""
+        """List your sessions, most recently changed first."""
         await exchange.take_turn()
         limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or 100
         found = await self.host.sessions(principal=self.whose(exchange), limit=limit)
@@ -494,7 +498,7 @@ class Native:
         "GET", "/v1/sessions/{key}", answers={200: SessionView}, errors=(errors.UnknownSession, errors.SessionDeleted)
     )
     async def get_session(self, exchange: Exchange) -> Answer:
-        """The session as it stands."""
+        """Return the session's current state."""
         return Answer(200, encode(await self.session(exchange).info()))
 
     @TABLE.enter(
@@ -504,7 +508,7 @@ class Native:
         errors=(errors.UnknownSession, errors.SessionDeleted),
     )
     async def delete_session(self, exchange: Exchange) -> Answer:
-        """Stop the session and delete it; its key answers 410 for a while."""
+        """Stop and delete the session; afterwards its key answers 410 for a while."""
         return await self._stopped(exchange, self.session(exchange).delete)
 
     @TABLE.enter(
@@ -515,7 +519,7 @@ class Native:
         errors=(errors.UnknownSession, errors.SessionDeleted),
     )
     async def get_transcript(self, exchange: Exchange) -> Answer | None:
-        """What the model sees, in order: a page of at most `limit` entries, behind entry `after`."""
+        """Return the entries that the model sees, in order: at most `limit` entries after entry `after`."""
         after = exchange.whole("after", least=0, most=_MOST) or 0
         limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or LIST_LIMIT
         return await give_transcript(exchange, self.session(exchange), after=after, limit=limit)
@@ -527,7 +531,7 @@ class Native:
         errors=(errors.UnknownSession, errors.SessionDeleted),
     )
     async def get_mailbox(self, exchange: Exchange) -> Answer | None:
-        """The messages that wait, in order."""
+        """List the queued messages, in order."""
         await exchange.take_turn()
         return await give_list(exchange, "items", await self.session(exchange).mailbox())
 
@@ -535,7 +539,7 @@ class Native:
         "GET", "/v1/sessions/{key}/tree", answers={200: TreeNode}, errors=(errors.UnknownSession, errors.SessionDeleted)
     )
     async def get_session_tree(self, exchange: Exchange) -> Answer:
-        """The tasks, threads and processes that are alive for the session."""
+        """Return the session's live tasks, threads and processes."""
         await exchange.take_turn()
         return Answer(200, encode(await self.session(exchange).tree()))
 
@@ -543,7 +547,7 @@ class Native:
         "GET", "/v1/sessions/{key}/runs", answers={200: RunList}, errors=(errors.UnknownSession, errors.SessionDeleted)
     )
     async def list_runs(self, exchange: Exchange) -> Answer | None:
-        """The session's newest runs, the newest first."""
+        """List the session's newest runs, newest first."""
         await exchange.take_turn()
         return await give_list(exchange, "runs", await self.session(exchange).runs())
 
@@ -554,20 +558,20 @@ class Native:
         errors=(errors.UnknownSession, errors.UnknownRun, errors.SessionDeleted),
     )
     async def get_run(self, exchange: Exchange) -> Answer:
-        """A run, with its answer, cause, error and the receipt of its stop."""
+        """Return a run with its answer, cause, error and stop receipt."""
         return Answer(200, encode(await self.session(exchange).run(exchange.path["run_id"])))
 
     # ── The host ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @TABLE.enter("GET", "/v1/tree", query=(ALL,), answers={200: TreeNode})
     async def get_tree(self, exchange: Exchange) -> Answer:
-        """Everything that is alive for you, as a tree."""
+        """Return the tree of your live tasks, threads and processes."""
         await exchange.take_turn()
         return Answer(200, encode(self.host.tree(principal=self.whose(exchange))))
 
     @TABLE.enter("GET", "/v1/server", answers={200: ServerView})
     async def get_server(self, exchange: Exchange) -> Answer:
-        """The server's version, store, agents and figures."""
+        """Return the server's version, store, agents and statistics."""
         from holdfast import __version__
 
         host = self.host
@@ -586,7 +590,7 @@ class Native:
         return Answer(200, encode(view))
 
     async def _budgets(self, principal: str | None) -> dict[str, BudgetUsage]:
-        """What is used of each budget, stored bytes included, by everybody or by one principal."""
+        """Return the usage of each budget, including stored bytes, for all principals or for one."""
         store, limit = self.host.store, self.host.stored_limit
         if principal is None:
             stored: dict[str, float] = dict(await store.most_stored(limit=20))
@@ -597,27 +601,27 @@ class Native:
 
     @TABLE.enter("POST", "/v1/drain", body=DrainBody, optional_body=True, answers={200: DrainReport}, admin=True)
     async def drain(self, exchange: Exchange) -> Answer:
-        """Take no new work, let runs finish by the deadline, and name what is left; readers are still served."""
+        """Refuse new work, let runs finish by the deadline, and report what remains; reads are still served."""
         body = await exchange.body(_drain_body, optional=True)
         return Answer(200, encode(await self.host.drain(deadline_s=body.deadline_s)))
 
     @TABLE.enter("GET", "/v1/keys", answers={200: KeyList}, admin=True)
     async def list_keys(self, exchange: Exchange) -> Answer:
-        """All API keys, revoked ones included, without their secrets."""
+        """List all API keys, including revoked ones, without their secrets."""
         records = await self.keys.records()
         return Answer(200, encode(KeyList(keys=[key_view(record) for record in records])))
 
     @TABLE.enter("POST", "/v1/keys", body=KeyBody, answers={201: KeyCreated}, admin=True)
     async def create_key(self, exchange: Exchange) -> Answer:
-        """Make an API key. From the first one on, every request needs a key.
+        """Create an API key. From the first one on, every request requires a key.
 
-        The secret is in the answer and nowhere else.
+        The secret appears only in this response.
         """
         body = await exchange.body(_key_body)
         if body.role == "approver" and self.approval_key_required:
-            # Without this, an agent with a key makes one for itself.
+            # Otherwise an agent with a key could create one for itself.
             self.approver(exchange.caller, body.approval_key, body.principal)
-        exchange.use.release()  # who makes the first key came without one, and gets the answer all the same
+        exchange.use.release()  # a request without a key that creates the first one still gets its answer
         record, secret = await self.keys.create(
             principal=body.principal, role=body.role, label=body.label, agents=body.agents
         )
@@ -626,18 +630,20 @@ class Native:
     @TABLE.enter(
         "DELETE",
         "/v1/keys/{key_id}",
-        query=(Query("stop", "boolean", "`true` stops what its principal has, too; also for a key revoked before."),),
+        query=(
+            Query("stop", "boolean", "`true` also stops its principal's work, even if the key is already revoked."),
+        ),
         answers={200: KeyRevoked},
         errors=(errors.UnknownKey,),
         admin=True,
     )
     async def revoke_key(self, exchange: Exchange) -> Answer:
-        """Make an API key invalid at once, and end the streams and requests that came with it.
+        """Revoke an API key at once, and end the streams and requests that use it.
 
-        Runs, background work and schedules of its principal go on, and are named; with `?stop=true` they are ended.
+        Runs, background work and schedules of its principal continue and are listed; `?stop=true` stops them.
         """
         stop = exchange.flag("stop")
-        exchange.use.release()  # who revokes the own key gets the answer all the same
+        exchange.use.release()  # a caller that revokes its own key still gets the answer
         record = await self.keys.revoke(exchange.path["key_id"], again=stop)
         ended = await stop_principal(self.host, record.principal) if stop else Ended((), ())
         left = await find_work(self.host, record.principal)
@@ -653,21 +659,21 @@ class Native:
 
     @staticmethod
     def whose(exchange: Exchange) -> str | None:
-        """Whose things are listed: the caller's, or everybody's (None) with ``?all=true`` and an admin key."""
+        """Return the principal whose items are listed; None (all) with ``?all=true`` and an admin key."""
         if not exchange.flag("all"):
             return exchange.caller.principal
         if exchange.caller.role != "admin":
-            raise errors.Forbidden("only admin keys see all principals' sessions", hint="leave ?all= out")
+            raise errors.Forbidden("only admin keys may list all principals' sessions", hint="omit ?all=")
         return None
 
 
 def _attachment(named: str | Attachment) -> Attachment:
-    """What a message names; the store knows the rest of a digest."""
+    """Return the attachment that a message names; the store completes a digest."""
     return Attachment(digest=named, media_type="") if isinstance(named, str) else named
 
 
 def key_view(record: Any) -> KeyView:
-    """A key's record without its hash."""
+    """Return a key's record without its hash."""
     return KeyView(
         key_id=record.key_id,
         principal=record.principal,

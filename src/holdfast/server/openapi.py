@@ -27,14 +27,14 @@ _WITH_BODY: tuple[type[errors.HoldfastError], ...] = (
 )
 _KEY = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": r"^[^/\x00-\x1f\x7f]+$"}
 _PLACEHOLDERS = {
-    "key": "The session's key: 1 to 200 printable characters without slashes.",
-    "message_id": "The id of a receipt.",
-    "run_id": "The id of a receipt or event.",
-    "question_id": "The id of a question, as `GET …/approvals` and the event `run.suspended` have it.",
-    "digest": "The SHA-256 of an attachment's bytes, in hexadecimal.",
-    "stop_id": "The id of a stop that took longer than its wait.",
-    "key_id": "The id of an API key.",
-    "schedule_id": "The id of a schedule: 1 to 200 printable characters without slashes.",
+    "key": "Session key: 1 to 200 printable characters without slashes.",
+    "message_id": "Message id from a receipt.",
+    "run_id": "Run id from a receipt or event.",
+    "question_id": "Question id from `GET …/approvals` or the event `run.suspended`.",
+    "digest": "SHA-256 of the attachment's bytes, in hexadecimal.",
+    "stop_id": "Id of a stop that took longer than its wait.",
+    "key_id": "API key id.",
+    "schedule_id": "Schedule id: 1 to 200 printable characters without slashes.",
 }
 
 
@@ -46,7 +46,7 @@ def _version() -> str:
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these operations."""
+    """Return the OpenAPI 3.1 document of these operations."""
     named: list[Any] = [ErrorAnswer]
     for operation in operations:
         for kind in (operation.body, *operation.answers.values()):
@@ -71,18 +71,18 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "An API key. Not needed on loopback while there are no keys.",
+                    "description": "An API key. Not required on loopback while the server has no keys.",
                 }
             },
         },
         "security": [{"bearer": []}, {}],
     }
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # defaults become JSON's own types
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))  # converts defaults to plain JSON types
     return plain
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of a body; none for a media type."""
+    """Return the types of a body; empty for a media type."""
     if kind is None or isinstance(kind, str):
         return []
     return list(get_args(kind)) if isinstance(kind, UnionType) else [kind]
@@ -133,9 +133,9 @@ def _query_schema(query: Query) -> dict[str, Any]:
 
 def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
     if kind == "text/event-stream":
-        return {"description": "A stream of events.", "content": {kind: {}}}
+        return {"description": "An event stream.", "content": {kind: {}}}
     if kind == "*/*":
-        return {"description": "Bytes of the type that they were stored with.", "content": {kind: {}}}
+        return {"description": "The stored bytes, with their stored type.", "content": {kind: {}}}
     if isinstance(kind, str):
         return {"description": "A stream or text.", "content": {kind: {"schema": {"type": "string"}}}}
     members = _members(kind)

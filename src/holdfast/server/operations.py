@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parameter of the query: its name, its JSON type, what it does, and the least and greatest number it takes."""
+    """A query parameter: its name, JSON type, description, and bounds."""
 
     name: str
     type: str
@@ -30,20 +30,20 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method at one address.
+    """One method of one path.
 
     Parameters:
         method, path: such as ``GET`` and ``/v1/sessions/{key}``.
-        handler: what answers; None as its result says that it wrote the response itself.
+        handler: the handler; it returns None if it wrote the response itself.
         name: the operation's id.
-        doc: what it does; the first line is the summary.
+        doc: description; the first line is the summary.
         body: the type of the JSON body, the media type of another one, or None.
-        optional_body: an empty body will do.
-        query, query_names: the parameters it takes.
+        optional_body: the body may be omitted.
+        query, query_names: its query parameters.
         answers: for each status of success, the type of the JSON body or the media type.
-        errors: what it may refuse with, besides what every operation may.
-        public: it needs no key.
-        admin: it needs an admin key.
+        errors: its errors, besides those of every operation.
+        public: it requires no key.
+        admin: it requires an admin key.
     """
 
     method: str
@@ -62,7 +62,7 @@ class Operation:
 
 
 class Table:
-    """The operations in the order in which they were entered."""
+    """The operations, in order of registration."""
 
     def __init__(self) -> None:
         self.operations: list[Operation] = []
@@ -80,7 +80,7 @@ class Table:
         public: bool = False,
         admin: bool = False,
     ) -> Callable[[F], F]:
-        """A decorator that enters a handler; its docstring becomes the documentation."""
+        """Return a decorator that registers a handler; the handler's docstring documents the operation."""
 
         def mark(handler: F) -> F:
             self.operations.append(

@@ -1,4 +1,4 @@
-"""The page at ``/``: active runs, open questions, queued messages, schedules, promise counters, lines to paste.
+"""The page at ``/``: active runs, open questions, queued messages, schedules, promise counters, snippets to paste.
 
 No script, no extra file. It refreshes itself, except while it shows a form that may be in use.
 """
@@ -29,7 +29,7 @@ _SHOWN = 100
 _RUNS_SHOWN = 20
 _REFRESH_S = 5
 _SHOWN_CHARS = 20_000
-"""A longer call is not approved on the page: nobody would have seen all of it."""
+"""Longer calls cannot be approved on the page, because it does not show them in full."""
 _USUAL_ADDRESS = "http://127.0.0.1:8420"
 
 _STYLE = """
@@ -79,13 +79,13 @@ HEADERS = {
         f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",  # with none at all browsers send the page's own forms without an origin
+    "referrer-policy": "same-origin",  # with no-referrer, browsers submit the page's own forms without an origin
     "cache-control": "no-store",
 }
 
 
 class Form(NamedTuple):
-    """What a form of the page sends."""
+    """The fields of a submitted form."""
 
     session: str
     question: str
@@ -93,13 +93,13 @@ class Form(NamedTuple):
 
 
 def read_form(body: bytes) -> Form:
-    """The fields of a form. Raises `InvalidRequest`."""
+    """Parse a submitted form. Raises `InvalidRequest`."""
     try:
         fields = dict(parse_qsl(body.decode("ascii"), strict_parsing=True, errors="strict", max_num_fields=10))
         given = {name: fields[name] for name in ("decision", "text", "call_hash", "approval_key") if name in fields}
         decision = msgspec.convert(given, DecisionBody)
     except (ValueError, msgspec.ValidationError):
-        raise InvalidRequest("that is no form of the page", hint="look at the page again") from None
+        raise InvalidRequest("invalid form", hint="reload the page and retry") from None
     return Form(fields.get("session", ""), fields.get("question", ""), decision)
 
 
@@ -112,15 +112,15 @@ async def render(
     approval_key_required: bool = False,
     told: str = "",
 ) -> str:
-    """The page for `caller`: admins see everybody's sessions and the host's figures, others their own sessions only.
+    """Render the page for `caller`: admins see all sessions and the host's statistics, others only their own sessions.
 
     Parameters:
-        host: whose state is shown.
-        caller: who looks.
-        address: the URL under which the server was asked, for the lines to paste.
-        keys_required: whether those lines have to send a key or the local token.
-        approval_key_required: whether an approval needs an approval key, too.
-        told: what became of the answer that was just given.
+        host: the host to show.
+        caller: the viewer.
+        address: the server's URL as requested, for the snippets.
+        keys_required: whether the snippets must send a key or the local token.
+        approval_key_required: whether an approval also requires an approval key.
+        told: result of the form that was just submitted.
     """
     everybody = caller.role == "admin"
     principal = None if everybody else caller.principal
@@ -155,7 +155,7 @@ async def render(
 def _head(statistics: HostStatistics, *, renewed: bool, everybody: bool) -> str:
     state = '<span class="bad">draining</span>' if statistics.draining else '<span class="ok">running</span>'
     since = _time(statistics.started_at)
-    renews = f"renewed every {_REFRESH_S} s" if renewed else 'not renewed by itself now: <a href="/">look again</a>'
+    renews = f"refreshes every {_REFRESH_S} s" if renewed else 'automatic refresh paused: <a href="/">refresh</a>'
     whole = f"pid {statistics.pid} · started {since} · " if everybody else ""
     return f'<header><h1>Holdfast</h1>{state}<span class="soft">{whole}{renews}</span></header>'
 
@@ -164,19 +164,19 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
     waiting = sum(view.waiting for view in sessions)
     broken = sum(count.broken for count in statistics.promises.values())
     figures = (
-        (statistics.running, "runs now", "busy" if statistics.running else ""),
-        (waiting, "messages waiting", ""),
-        (statistics.in_line, "sessions in line", ""),
+        (statistics.running, "active runs", "busy" if statistics.running else ""),
+        (waiting, "queued messages", ""),
+        (statistics.in_line, "sessions awaiting a slot", ""),
         (statistics.sessions_live, "sessions in memory", ""),
-        (statistics.readers, "event readers", ""),
-        (broken, "promises broken", "bad" if broken else "ok"),
+        (statistics.readers, "event subscribers", ""),
+        (broken, "broken promises", "bad" if broken else "ok"),
     )
     cells = "".join(f'<div><b class="{style}">{value:,}</b><span>{text}</span></div>' for value, text, style in figures)
     return f'<section class="figures">{cells}</section>'
 
 
 def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool, *, with_key: bool) -> str:
-    """What each run does; what the caller's own ones ask comes first, with a form to answer it."""
+    """Render the active runs; those with open questions come first, with a form if the caller may answer."""
     if not runs:
         return ""
     ordered = sorted(runs, key=lambda run: not run[1].questions)
@@ -184,7 +184,7 @@ def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool
         _run(view, now, mine=view.principal == principal, everybody=everybody, with_key=with_key)
         for view, now in ordered
     )
-    return f"<section><h2>At work</h2>{shown}</section>"
+    return f"<section><h2>Active runs</h2>{shown}</section>"
 
 
 def _run(view: SessionView, now: Doing, *, mine: bool, everybody: bool, with_key: bool) -> str:
@@ -223,35 +223,35 @@ def _call(call: CallNow) -> str:
 
 
 def _question(key: str, question: Question, *, mine: bool, with_key: bool) -> str:
-    """What is asked; with the buttons, if it is the caller's to answer."""
+    """Render a question, with its form if the caller may answer it."""
     arguments = "" if question.arguments is None else _visible(msgspec.json.encode(question.arguments).decode())
     what = escape(_visible(question.text))
     if question.kind == "approval":
         told = f"<br>{what}" if what and question.text != f"May {question.tool} be called?" else ""
         tool = escape(_visible(question.tool or ""))
-        what = f"May it call <b>{tool}</b> <code>{escape(arguments[:_SHOWN_CHARS])}</code>?{told}"
+        what = f"Allow <b>{tool}</b> <code>{escape(arguments[:_SHOWN_CHARS])}</code>?{told}"
         if len(arguments) > _SHOWN_CHARS:
             what += (
-                f' <span class="bad">{len(arguments) - _SHOWN_CHARS:,} more characters are not shown: '
-                "approve it on the command line, which shows all</span>"
+                f' <span class="bad">{len(arguments) - _SHOWN_CHARS:,} more characters not shown; '
+                "approve on the command line, which shows the whole call</span>"
             )
     since = f' <span class="soft">asked {_time(question.asked_at)}</span>'
     if not mine:
         return f"<p>{what}{since}</p>"
     if question.kind == "approval":
-        # Enter in the field presses a form's first button: none at all, or a reason to deny would approve.
+        # Enter submits the form's first button: a disabled one, or typing a reason to deny would approve.
         approve = ""
         if len(arguments) <= _SHOWN_CHARS:
             approve = '<button class="go" name="decision" value="approve">Approve</button>'
             if with_key:
                 approve += (
                     '<input name="approval_key" type="password" aria-label="approval key" '
-                    'placeholder="approval key, to approve" autocomplete="off">'
+                    'placeholder="approval key (required to approve)" autocomplete="off">'
                 )
         fields = (
             f"<button disabled hidden></button>{approve}"
             '<button name="decision" value="deny">Deny</button>'
-            '<input name="text" aria-label="reason" placeholder="a reason, for the model" autocomplete="off">'
+            '<input name="text" aria-label="reason" placeholder="reason, for the model" autocomplete="off">'
         )
     else:
         fields = (
@@ -267,13 +267,15 @@ def _question(key: str, question: Question, *, mine: bool, with_key: bool) -> st
 
 
 def _visible(text: str) -> str:
-    """The text with what cannot be seen, such as a turn of the writing direction, written out."""
+    """Return the text with invisible characters, such as bidirectional controls, escaped."""
     return logs.visible("".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text))
 
 
 def _sessions(sessions: list[SessionView], everybody: bool) -> str:
     if not sessions:
-        return '<section><h2>Sessions</h2><p class="soft">None yet. The lines below start one.</p></section>'
+        return (
+            '<section><h2>Sessions</h2><p class="soft">No sessions yet. Start one with a snippet below.</p></section>'
+        )
     owner = '<th class="wide">Principal</th>' if everybody else ""
     rows = []
     for view in sessions:
@@ -284,7 +286,7 @@ def _sessions(sessions: list[SessionView], everybody: bool) -> str:
             f'<td class="n">{view.waiting:,}</td><td class="n wide">{view.seq:,}</td>'
             f'<td class="wide">{escape(view.agent)}</td><td class="n">{_time(view.updated_at)}</td></tr>'
         )
-    note = f'<p class="soft">The newest {_SHOWN}.</p>' if len(sessions) == _SHOWN else ""
+    note = f'<p class="soft">Newest {_SHOWN} only.</p>' if len(sessions) == _SHOWN else ""
     return (
         f"<section><h2>Sessions</h2><table><tr><th>Session</th>{owner}<th>State</th>"
         '<th class="n">Waiting</th><th class="n wide">Events</th><th class="wide">Agent</th>'
@@ -308,7 +310,7 @@ def _schedules(schedules: list[ScheduleView], everybody: bool) -> str:
             f'<td class="n">{view.fired:,}</td>'
             f'<td class="n wide">{view.missed:,}</td><td class="n wide">{view.refused:,}</td></tr>'
         )
-    note = f'<p class="soft">The first {_SHOWN}.</p>' if len(schedules) == _SHOWN else ""
+    note = f'<p class="soft">First {_SHOWN} only.</p>' if len(schedules) == _SHOWN else ""
     return (
         "<section><h2>Schedules</h2><table><tr><th>Schedule</th><th>Session</th><th>When</th><th>Next</th>"
         '<th class="n">Fired</th><th class="n wide">Missed</th><th class="n wide">Refused</th></tr>'
@@ -321,7 +323,7 @@ def _tree(node: TreeNode) -> str:
     if not node.children:
         return ""
     branches = "".join(_branch(child) for child in node.children)
-    return f"<section><h2>What is alive</h2><ul>{branches}</ul></section>"
+    return f"<section><h2>Task tree</h2><ul>{branches}</ul></section>"
 
 
 def _branch(node: TreeNode) -> str:
@@ -356,7 +358,7 @@ def _promises(statistics: HostStatistics) -> str:
             f'<td class="wide soft">{escape(broken)}</td></tr>'
         )
     return (
-        '<section><h2>Promises, since the start</h2><table><tr><th>Promise</th><th class="n">Kept</th>'
+        '<section><h2>Promises since start</h2><table><tr><th>Promise</th><th class="n">Kept</th>'
         '<th class="wide"></th><th class="n">Broken</th><th class="wide"></th></tr>'
         + "".join(rows)
         + "</table></section>"
@@ -364,7 +366,7 @@ def _promises(statistics: HostStatistics) -> str:
 
 
 def paste_lines(address: str, *, with_key: bool) -> tuple[str, str]:
-    """Lines for a shell and for Python that send a first message to `address`."""
+    """Return a shell and a Python snippet that send a first message to `address`."""
     auth = ' -H "authorization: Bearer $HOLDFAST_KEY"' if with_key else ""
     argument = ', key=os.environ["HOLDFAST_KEY"]' if with_key else ""
     imports = "import asyncio, os, holdfast" if with_key else "import asyncio, holdfast"
@@ -384,7 +386,7 @@ def _lines(address: str, *, with_key: bool) -> str:
     curl, python = paste_lines(address, with_key=with_key)
     chat = "holdfast chat" if address == _USUAL_ADDRESS else f"holdfast chat --url {address}"
     return (
-        f'<section><h2>Talk to it</h2><p class="soft">From a terminal</p><pre>{escape(chat)}</pre>'
+        f'<section><h2>Try it</h2><p class="soft">From a terminal</p><pre>{escape(chat)}</pre>'
         f'<p class="soft">With curl</p><pre>{escape(curl)}</pre>'
         f'<p class="soft">From Python</p><pre>{escape(python)}</pre>'
         '<p class="soft">More: /openapi.json, /metrics, /healthz, /readyz</p></section>'

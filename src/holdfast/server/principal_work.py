@@ -1,4 +1,4 @@
-"""Work of a principal on a host: its active sessions and its schedules, and how to stop all of it."""
+"""Work of a principal on a host: find its active sessions and its schedules, and stop all of it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _REASON = "the key was revoked"
 
 
 class Ended(NamedTuple):
-    """Keys of sessions and ids of schedules."""
+    """Keys of the stopped sessions and ids of the paused schedules."""
 
     sessions: tuple[str, ...]
     schedules: tuple[str, ...]
 
 
 async def find_work(host: Host, principal: str) -> Ended:
-    """The sessions of a principal that have a run, messages that wait or background work, and its active schedules."""
+    """Return a principal's sessions with a run, queued messages or background work, and its active schedules."""
     schedules = [view.schedule_id for view in await host.schedules(principal=principal, limit=_PAGE) if view.next_at]
     return Ended(tuple(await _sessions(host, principal)), tuple(schedules))
 
 
 async def stop_principal(host: Host, principal: str) -> Ended:
-    """Pause a principal's schedules, then stop its sessions. Returns what was ended.
+    """Pause a principal's schedules, stop its sessions, and return what was ended.
 
-    A session whose stop fails is logged and is not among them; the others are stopped all the same.
+    A session that fails to stop is logged and left out; the others are stopped anyway.
     """
     found = await find_work(host, principal)
     for schedule_id in found.schedules:
         await host.find_schedule(schedule_id, principal=principal).pause()
-    # Now, as a schedule may have fired since: nothing begins any more but what others of the same principal send.
+    # Search again: a schedule may have fired meanwhile. From here on, only the principal's other callers start work.
     sessions = await _sessions(host, principal)
     async with asyncio.TaskGroup() as group:
         stops = {key: group.create_task(_stop(host.session(key, principal=principal))) for key in sessions}
@@ -54,7 +54,13 @@ async def _stop(session: Session) -> bool:
     except SessionDeleted:
         pass
     except Exception as error:
-        log_failure(_log, "a stop after a revocation failed", error, principal=session.principal, session=session.key)
+        log_failure(
+            _log,
+            "stopping a session after a key revocation failed",
+            error,
+            principal=session.principal,
+            session=session.key,
+        )
         return False
     return True
 

@@ -26,10 +26,10 @@ _DECISIONS: dict[Choice, messages.Decision] = {"approve": "approved", "deny": "d
 
 
 class DecisionBody(Body, frozen=True, kw_only=True):
-    """Whether a call may be made, or the answer to a question.
+    """A decision on a call, or the answer to a question.
 
-    ``text``: the answer, or a reason for the model. For an approval, ``call_hash``: that of the question, and
-    ``approval_key``: what a person has typed, where the server demands it.
+    ``text``: the answer, or a reason for the model. For an approval, ``call_hash``: the hash from the question, and
+    ``approval_key``: the key typed by a person, where the server requires it.
     """
 
     decision: Choice
@@ -39,7 +39,7 @@ class DecisionBody(Body, frozen=True, kw_only=True):
 
 
 class QuestionList(msgspec.Struct, frozen=True, kw_only=True):
-    """What the suspended run waits for, oldest first."""
+    """Open questions of the suspended run, oldest first."""
 
     questions: list[Question]
 
@@ -50,13 +50,13 @@ _decision_body = msgspec.json.Decoder(DecisionBody)
 async def decide(
     native: Native, caller: Caller, session: Session, question_id: str, body: DecisionBody
 ) -> messages.Answer:
-    """Give the answer to the session, in the name of the owner of the credential.
+    """Submit the answer to the session, in the name of the credential's owner.
 
     Raises:
-        ApprovalKeyRequired: an approval needs a key that a person typed, and there is none or a wrong one.
-        RateLimited: too many wrong ones were tried with this credential.
+        ApprovalKeyRequired: an approval requires a key typed by a person, and it is missing or wrong.
+        RateLimited: this credential has tried too many wrong keys.
         InvalidRequest: an approval without a `call_hash`.
-        CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionLike.approve` does.
+        CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionLike.approve`.
     """
     approval_key = ""
     if body.decision == "approve":
@@ -75,7 +75,7 @@ async def decide(
     errors=(errors.UnknownSession, errors.SessionDeleted),
 )
 async def list_questions(native: Native, exchange: Exchange) -> Answer | None:
-    """What the session's suspended run asks: approvals of calls and questions, oldest first."""
+    """List the open questions of the session's suspended run, approvals of calls included, oldest first."""
     await exchange.take_turn()
     return await give_list(exchange, "questions", await native.session(exchange).questions())
 
@@ -95,10 +95,10 @@ async def list_questions(native: Native, exchange: Exchange) -> Answer | None:
     ),
 )
 async def answer_question(native: Native, exchange: Exchange) -> Answer:
-    """Approve or deny a call, or answer a question; the run goes on once nothing of it is open any more.
+    """Approve or deny a call, or answer a question; the run continues once all its questions are answered.
 
-    An approval names the call that was shown by its `call_hash`. Where agents run programs of their own without a
-    wall, it needs an approval key that a person typed, too. The same decision may be sent again without effect.
+    An approval names the displayed call by its `call_hash`. Where agents run programs unsandboxed, it also requires
+    an approval key typed by a person. Repeating the same decision has no effect.
     """
     body = await exchange.body(_decision_body)
     question_id = exchange.path["question_id"]

@@ -21,10 +21,10 @@ TABLE = Table()
 
 
 class ScheduleBody(Body, frozen=True, kw_only=True):
-    """A schedule: the session, what to say to it, and when: ``every_s``, or ``cron`` with ``timezone``.
+    """A schedule: the session, the message, and the times: ``every_s``, or ``cron`` with ``timezone``.
 
-    Under the ``schedule_id`` of an existing one it takes that one's place. ``miss``: what becomes of ticks that were
-    missed: ``skip``, ``burst`` or ``delay``. ``overlap``: the policy of its messages.
+    An existing schedule with this ``schedule_id`` is replaced. ``miss``: how to handle missed ticks: ``skip``,
+    ``burst`` or ``delay``. ``overlap``: the policy of its messages.
     """
 
     session: Name
@@ -42,17 +42,17 @@ class ScheduleBody(Body, frozen=True, kw_only=True):
 
 
 class PauseBody(Body, frozen=True, kw_only=True):
-    """Whether it has ticks."""
+    """Whether the schedule is paused."""
 
     paused: bool
 
 
 class NowBody(Body, frozen=True, kw_only=True):
-    """Nothing to say: an empty object, or no body."""
+    """An empty object; the body may be omitted."""
 
 
 class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
-    """Schedules in the order in which they were made."""
+    """Schedules, in order of creation."""
 
     schedules: list[ScheduleView]
 
@@ -63,7 +63,7 @@ _now_body = msgspec.json.Decoder(NowBody)
 
 
 def _schedule(native: Native, exchange: Exchange) -> Schedule:
-    """The schedule that the address names, of the caller."""
+    """Return the caller's schedule that the path names."""
     return native.host.find_schedule(exchange.path["schedule_id"], principal=exchange.caller.principal)
 
 
@@ -82,9 +82,9 @@ def _schedule(native: Native, exchange: Exchange) -> Schedule:
     ),
 )
 async def put_schedule(native: Native, exchange: Exchange) -> Answer:
-    """Send a session a message by the clock, from now on.
+    """Create or replace a schedule, which sends a session a message at set times.
 
-    The same schedule under the same `schedule_id` again changes nothing.
+    Sending an identical schedule with the same `schedule_id` changes nothing.
     """
     body = await exchange.body(_schedule_body)
     schedule = await native.session_named(exchange, body.session).schedule(
@@ -94,8 +94,8 @@ async def put_schedule(native: Native, exchange: Exchange) -> Answer:
         timezone=body.timezone,
         schedule_id=body.schedule_id,
         agent=body.agent,
-        overlap=cast(Policy, body.overlap),  # any other word is refused by name
-        miss=cast(Miss, body.miss),  # so is this
+        overlap=cast(Policy, body.overlap),  # unknown policies are refused by name
+        miss=cast(Miss, body.miss),  # so are unknown values of miss
         initial_delay_s=body.initial_delay_s,
         jitter_s=body.jitter_s,
         max_runs=body.max_runs,
@@ -107,21 +107,25 @@ async def put_schedule(native: Native, exchange: Exchange) -> Answer:
     "GET",
     "/v1/schedules",
     query=(
-        Query("session", "string", "Only those of this session."),
+        Query("session", "string", "Return only schedules of this session."),
         Query(
-            "limit", "integer", f"At most this many, 100 by default, {LIST_LIMIT} at most.", least=1, most=LIST_LIMIT
+            "limit",
+            "integer",
+            f"Maximum number of items (default 100, at most {LIST_LIMIT}).",
+            least=1,
+            most=LIST_LIMIT,
         ),
         ALL,
     ),
     answers={200: ScheduleList},
 )
 async def list_schedules(native: Native, exchange: Exchange) -> Answer:
-    """Your schedules, in the order in which they were made."""
+    """List your schedules, in order of creation."""
     await exchange.take_turn()
     limit = exchange.whole("limit", least=1, most=LIST_LIMIT) or 100
     whose, session = native.whose(exchange), exchange.query("session")
     if whose is None and session is not None:
-        raise errors.InvalidRequest("a session is one principal's", hint="leave out session, or all")
+        raise errors.InvalidRequest("session and all exclude each other", hint="omit one of them")
     found = await native.host.schedules(principal=whose, session=session, limit=limit)
     return Answer(200, encode(ScheduleList(schedules=found)))
 
@@ -133,7 +137,7 @@ async def list_schedules(native: Native, exchange: Exchange) -> Answer:
     errors=(errors.UnknownSchedule, errors.InvalidKey),
 )
 async def get_schedule(native: Native, exchange: Exchange) -> Answer:
-    """A schedule as it stands: when it is next due, and what became of its ticks."""
+    """Return the schedule's current state: its next due time and the outcome of its ticks."""
     return Answer(200, encode(await _schedule(native, exchange).info()))
 
 
@@ -145,7 +149,7 @@ async def get_schedule(native: Native, exchange: Exchange) -> Answer:
     errors=(errors.UnknownSchedule, errors.ScheduleBroken, errors.InvalidKey),
 )
 async def pause_schedule(native: Native, exchange: Exchange) -> Answer:
-    """Pause a schedule, or let it go on with the first tick from now on."""
+    """Pause a schedule, or resume it with its next tick."""
     body = await exchange.body(_pause_body)
     schedule = _schedule(native, exchange)
     return Answer(200, encode(await (schedule.pause() if body.paused else schedule.resume())))
@@ -171,7 +175,7 @@ async def pause_schedule(native: Native, exchange: Exchange) -> Answer:
     ),
 )
 async def run_schedule(native: Native, exchange: Exchange) -> Answer:
-    """Send a schedule's message now; its ticks stay where they are."""
+    """Send the schedule's message now; its ticks do not change."""
     await exchange.body(_now_body, optional=True)
     schedule = _schedule(native, exchange)
     view = await schedule.info()
@@ -186,5 +190,5 @@ async def run_schedule(native: Native, exchange: Exchange) -> Answer:
     errors=(errors.UnknownSchedule, errors.InvalidKey),
 )
 async def delete_schedule(native: Native, exchange: Exchange) -> Answer:
-    """Delete a schedule; the answer is how it stood. Messages that it has sent are not withdrawn."""
+    """Delete a schedule and return its last state. Messages already sent are not withdrawn."""
     return Answer(200, encode(await _schedule(native, exchange).delete()))

@@ -28,7 +28,7 @@ __all__ = ["Streams"]
 _log = logging.getLogger("holdfast.server")
 _RETRY_MS = 1000
 LAST_FRAME_S = 0.25
-"""How long a reader whose credential has ended has to take the frame that says so."""
+"""Seconds that a client has to read the last frame after its credential has ended."""
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache, no-store"),
@@ -41,21 +41,21 @@ Write = Callable[[Batch], Awaitable[None]]
 
 
 class _Gone(Exception):
-    """The reader went away."""
+    """The client disconnected."""
 
 
 class _End(NamedTuple):
-    """How a stream ended: behind which event, and why if the server ended it."""
+    """The end of a stream: its last cursor, and the reason if the server ended it."""
 
     cursor: str
     reason: Literal["shutdown", "unauthorized"] | None
 
 
 class Streams:
-    """All open event streams of a server. Of one loop.
+    """All open event streams of a server. Use it from one event loop only.
 
     Parameters:
-        budgets: of the host; each principal has a share of streams.
+        budgets: the host's budgets; each principal has a share of streams.
     """
 
     __slots__ = ("_budgets", "_closing", "_cut", "_tasks")
@@ -68,27 +68,27 @@ class Streams:
 
     @property
     def open(self) -> int:
-        """Open streams."""
+        """Number of open streams."""
         return len(self._tasks)
 
     def closing(self) -> None:
-        """From now on, a stream that ends is told to come back; the host ends them by its ``close_streams()``."""
+        """Mark streams that end from now on as ended by the shutdown; the host ends them by ``close_streams()``."""
         self._closing = True
 
     async def all_ended(self) -> None:
-        """Wait until no stream is open."""
+        """Wait until all streams have ended."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def cut(self) -> int:
-        """End the streams whose readers do not take their last frame. Returns how many."""
+        """End the streams whose clients do not read their last frame. Return their number."""
         self._cut = True
         for task in self._tasks:
             task.cancel()
         return len(self._tasks)
 
     async def serve_sse(self, exchange: Exchange, session: Session) -> None:
-        """Answer with the session's events until they end or the reader goes."""
+        """Stream the session's events until they end or the client disconnects."""
         send = exchange.send
         async with self._opened(exchange, session) as log:
 
@@ -115,11 +115,11 @@ class Streams:
                     if end.reason == "unauthorized":
                         await exchange.all_sent()
             except TimeoutError:
-                cut_connection(exchange.scope)  # what the reader has not taken must not follow later
+                cut_connection(exchange.scope)  # unread data must not arrive later
 
     @asynccontextmanager
     async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[SessionLog]:
-        """The log behind the reader's cursor. Raises what `Session.open_log` does, and `LimitExceeded`."""
+        """Open the log after the client's cursor. Raises as `Session.open_log`, and `LimitExceeded`."""
         last_id = exchange.headers.get(b"last-event-id")
         after = last_id.decode("latin-1") if last_id else exchange.query("after")
         with self._budgets.streams.charge(exchange.principal):
@@ -128,7 +128,7 @@ class Streams:
                 yield log
 
     async def _pump(self, exchange: Exchange, log: SessionLog, write: Write) -> _End | None:
-        """Write what the source has until it ends; None when the reader went, stalled or was cut."""
+        """Write the log's events until it ends; return None if the client disconnected, stalled or was cut."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -147,9 +147,9 @@ class Streams:
         except* (_Gone, OSError):
             end = None
         except* HoldfastError as errors:
-            _log.warning("an event stream ended early: %s", errors.exceptions[0])
+            _log.warning("event stream ended early: %s", errors.exceptions[0])
         except* asyncio.CancelledError:
-            if exchange.use.ended is not None and written:  # else its reader stalls, and the connection is cut
+            if exchange.use.ended is not None and written:  # otherwise the client has stalled and is cut
                 exchange.use.absorb()
                 end = _End(log.position, "unauthorized")
             elif not self._cut:
@@ -162,7 +162,7 @@ class Streams:
 
 
 async def _watch(receive: Receive) -> None:
-    """Wait until the reader goes; what it sends until then is ignored."""
+    """Wait until the client disconnects; ignore what it sends until then."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise _Gone

@@ -16,16 +16,16 @@ from holdfast.protocol.stopping import StopReceipt
 __all__ = ["StopTicket", "Stops"]
 
 _KEPT = 1000
-"""Results of each principal."""
+"""Results kept per principal."""
 _PRINCIPALS = 10_000
-"""Principals whose results are kept: those with the newest ones."""
+"""Principals whose results are kept: those with the newest results."""
 
 StopResult = StopReceipt | SessionStop
 
 
 @dataclass(frozen=True, slots=True)
 class StopTicket:
-    """A stop that was asked for: its id, whose it is, and its result once there is one."""
+    """A requested stop: its id, its owner, and its result once available."""
 
     stop_id: str
     principal: str
@@ -34,12 +34,12 @@ class StopTicket:
 
 
 class Stops:
-    """The stops of a server. Of one loop; open from `__aenter__` to `__aexit__`, which waits for what is under way.
+    """The stops of a server. Use it from one loop, inside ``async with``; the exit waits for stops in progress.
 
-    Each principal's newest 1,000 results are kept, of the 10,000 principals that stopped something last.
+    Keeps each principal's newest 1,000 results, for the 10,000 principals with the most recent stops.
 
     Parameters:
-        budget: of stops under way.
+        budget: budget of stops in progress.
     """
 
     __slots__ = ("_budget", "_done", "_group", "_open")
@@ -60,11 +60,11 @@ class Stops:
     async def run(
         self, principal: str, key: str, stop: Callable[[], Awaitable[StopResult]], *, wait_s: float
     ) -> StopTicket:
-        """Start a stop and wait for its result, but not longer than `wait_s` seconds.
+        """Start a stop, and wait up to `wait_s` seconds for its result.
 
         Raises:
-            HoldfastError: what the stop raised within that time.
-            BudgetExceeded, HostBusy: too many stops are under way.
+            HoldfastError: the error of the stop, if it failed within that time.
+            BudgetExceeded, HostBusy: too many stops are in progress.
         """
         charge = self._budget.charge(principal)
         result: asyncio.Future[StopResult] = asyncio.get_running_loop().create_future()
@@ -79,12 +79,12 @@ class Stops:
         return ticket
 
     def find(self, principal: str, key: str, stop_id: str) -> StopTicket:
-        """A stop of that session. Raises `UnknownStop`."""
+        """Return a stop of that session. Raises `UnknownStop`."""
         ticket = self._open.get(stop_id)
         if ticket is None and principal in self._done:
             ticket = self._done[principal].get(stop_id)
         if ticket is None or (ticket.principal, ticket.key) != (principal, key):
-            raise UnknownStop(f"there is no stop {stop_id[:40]!r}")
+            raise UnknownStop(f"unknown stop {stop_id[:40]!r}")
         return ticket
 
     async def _carry(self, ticket: StopTicket, stop: Callable[[], Awaitable[StopResult]], charge: Charge) -> None:
@@ -93,7 +93,7 @@ class Stops:
             result.set_result(await stop())
         except Exception as error:
             result.set_exception(error)
-            result.exception()  # told to whoever asks for the result, if anybody does
+            result.exception()  # mark it retrieved: the result may never be requested
         finally:
             result.cancel()
             charge.release()
@@ -103,7 +103,7 @@ class Stops:
     def _keep(self, ticket: StopTicket) -> None:
         done = self._done.pop(ticket.principal, None) or OrderedDict()
         done[ticket.stop_id] = ticket
-        self._done[ticket.principal] = done  # principals whose stops ended last are at the end
+        self._done[ticket.principal] = done  # principals with the most recent stops come last
         if len(done) > _KEPT:
             done.popitem(last=False)
         if len(self._done) > _PRINCIPALS:

@@ -20,16 +20,16 @@ from holdfast.settings import Settings
 __all__ = ["ROLE_CLAIM", "TokenVerifier", "looks_signed"]
 
 ROLE_CLAIM = "holdfast_role"
-"""The claim that names a role; a name of our own, as others give ``role`` meanings of theirs."""
+"""The claim that names a role; prefixed, because identity providers give ``role`` meanings of their own."""
 
 AGENTS_CLAIM = "holdfast_agents"
-"""The claim that lists the agents which the token may name."""
+"""The claim that lists the agents that the token may name."""
 
 LOCAL_PRINCIPAL = "local"
-"""Whoever calls a server without keys; no token speaks for it."""
+"""The principal of callers of a server without keys; no token may use it."""
 
 _LATEST = 1e12
-"""A later end is no time in seconds."""
+"""Latest plausible expiry in seconds; a larger number is refused."""
 _LEEWAY_S = 10.0  # for nbf and iat; exp has none
 
 
@@ -39,14 +39,14 @@ def looks_signed(secret: bytes) -> bool:
 
 
 class TokenVerifier:
-    """Verifies tokens with the keys of the settings.
+    """Verifier of tokens with the keys of the settings.
 
     Parameters:
         settings: for ``jwt_secret`` (HS256), ``jwt_public_key`` (RS256), ``jwt_issuer`` and ``jwt_audience``.
-        clock: tells when a token has expired.
+        clock: time source for expiry.
 
     Raises:
-        ConfigurationError: a key that cannot be one.
+        ConfigurationError: a configured key is invalid.
         MissingExtra: the package ``pyjwt`` is not installed.
     """
 
@@ -69,7 +69,7 @@ class TokenVerifier:
 
     @classmethod
     def of(cls, settings: Settings, clock: Clock = system_clock) -> TokenVerifier | None:
-        """A verifier; None where the settings have no key. Raises as the class does."""
+        """Return a verifier, or None if the settings have no key. Raises as the class."""
         return cls(settings, clock) if settings.jwt_secret or settings.jwt_public_key else None
 
     def _prepared(self, algorithm: str, setting: str, key: str) -> Any:
@@ -77,29 +77,29 @@ class TokenVerifier:
             return self._jwt.get_algorithm_by_name(algorithm).prepare_key(key)
         except NotImplementedError:
             raise MissingExtra("RS256 tokens", extra="jwt") from None
-        except Exception as error:  # the crypto libraries have many, none of which has the key in its text
+        except Exception as error:  # crypto libraries raise many types; none includes the key in its text
             raise ConfigurationError(
-                f"setting {setting} has no key for {algorithm} ({type(error).__name__})",
-                hint="jwt_secret is a random text of 32 characters or more, jwt_public_key a PEM text or file",
+                f"setting {setting} is not a valid key for {algorithm} ({type(error).__name__})",
+                hint="use a random text of 32 characters or more as jwt_secret, or PEM as jwt_public_key",
             ) from None
 
     def _end_of(self, claims: dict[str, Any]) -> float:
-        """When a token expires, without any leeway: as for a stream that is open. Raises `Unauthenticated`."""
+        """Return when a token expires, without leeway, as for open streams. Raises `Unauthenticated`."""
         end = claims["exp"]
         if isinstance(end, bool) or not isinstance(end, (int, float)) or not math.isfinite(end) or end > _LATEST:
-            raise Unauthenticated("the token is not valid: its exp is no time")
+            raise Unauthenticated("invalid token: its exp is not a valid time")
         if end <= self._clock.now():
             raise Unauthenticated("the token has expired", hint="get a new one")
         return float(end)
 
     def caller(self, token: bytes) -> Caller:
-        """Whom a token is for. Raises `Unauthenticated` for one that is not valid, or not valid any more."""
+        """Return the caller that a token identifies. Raises `Unauthenticated` if it is invalid or has expired."""
         jwt = self._jwt
         try:
             algorithm = str(jwt.get_unverified_header(token).get("alg"))
             key = self._keys.get(algorithm)
             if key is None:
-                raise Unauthenticated("the token is signed in a way that is not taken here")
+                raise Unauthenticated("the token's signing algorithm is not accepted")
             claims = jwt.decode(
                 token,
                 key,
@@ -111,21 +111,21 @@ class TokenVerifier:
             )
             expires_at = self._end_of(claims)
         except (jwt.InvalidTokenError, ArithmeticError, RecursionError, TypeError, ValueError) as error:
-            reason = _REASONS.get(type(error).__name__, "it is no JWT of ours")
-            raise Unauthenticated(f"the token is not valid: {reason}") from None
+            reason = _REASONS.get(type(error).__name__, "it is not a valid JWT")
+            raise Unauthenticated(f"invalid token: {reason}") from None
         if self._audience is None and "aud" in claims:
-            raise Unauthenticated("the token is not valid: it is for another audience")
+            raise Unauthenticated("invalid token: it is for another audience")
         principal, role = claims["sub"], claims.get(ROLE_CLAIM, "user")
         if principal == LOCAL_PRINCIPAL:
-            raise Unauthenticated(f"the token's sub is {principal!r}, which is the principal of a server without keys")
+            raise Unauthenticated(f"the token's sub is {principal!r}, which is reserved for servers without keys")
         if not 1 <= len(principal) <= 200 or not principal.isprintable():
-            raise Unauthenticated("the token's sub cannot be a principal", hint="use 1 to 200 printable characters")
+            raise Unauthenticated("the token's sub is not a valid principal", hint="use 1 to 200 printable characters")
         if role not in get_args(Role):
-            raise Unauthenticated(f"the token's {ROLE_CLAIM} is no role", hint=f"use {', '.join(get_args(Role))}")
+            raise Unauthenticated(f"the token's {ROLE_CLAIM} is not a role", hint=f"use {', '.join(get_args(Role))}")
         agents = claims.get(AGENTS_CLAIM)
         if agents is not None and not (isinstance(agents, list) and all(isinstance(one, str) for one in agents)):
             raise Unauthenticated(
-                f"the token's {AGENTS_CLAIM} is no list of names", hint="leave it out, or list agents"
+                f"the token's {AGENTS_CLAIM} is not a list of names", hint="omit it, or list agent names"
             )
         return Caller(
             principal,
@@ -137,23 +137,23 @@ class TokenVerifier:
 
 
 _REASONS = {
-    "InvalidSignatureError": "its signature does not fit",
+    "InvalidSignatureError": "its signature does not match",
     "InvalidAudienceError": "it is for another audience",
     "InvalidIssuerError": "it is from another issuer",
-    "MissingRequiredClaimError": "it lacks a claim; exp and sub are needed, and aud and iss where they are set",
+    "MissingRequiredClaimError": "a required claim is missing: exp, sub, or the configured aud or iss",
     "ImmatureSignatureError": "it is not valid yet",
-    "InvalidSubjectError": "its sub is no text",
+    "InvalidSubjectError": "its sub is not a string",
 }
 
 
 def _pem(text: str) -> str:
-    """The key itself, from the text or from the file that it names. Raises `ConfigurationError`."""
+    """Return the key, from the text or from the file that it names. Raises `ConfigurationError`."""
     if text.lstrip().startswith("-----BEGIN"):
         return text
     try:
         return Path(text).read_text("ascii")
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"setting jwt_public_key is no PEM text, and the file cannot be read: {error}",
-            hint="it begins with -----BEGIN PUBLIC KEY-----, or names a file that does",
+            f"setting jwt_public_key is neither PEM text nor a readable file: {error}",
+            hint="use a text that begins with -----BEGIN PUBLIC KEY-----, or the path of such a file",
         ) from None
