@@ -209,7 +209,7 @@ def test_a_question_is_answered_on_the_page_by_whom_it_is_for() -> None:
         assert "<script" not in text and "\u202e" not in text and "\\u202e" in text
         other = {"x-holdfast-user": "mallory", "origin": server.url}
         form = {"session": "s", "question": question, "decision": "answer", "text": "blue & green ✓"}
-        assert "there is no session" in (await server.http.post("/", data=form, headers=other)).text
+        assert "unknown session" in (await server.http.post("/", data=form, headers=other)).text
         for broken in (b"", b"decision=answer", b"\xff", b"decision=perhaps&session=s&question=q"):
             refused = await server.http.post("/", content=broken, headers={"origin": server.url})
             assert refused.status_code in (200, 422), refused.text
