@@ -40,7 +40,7 @@ async def failure(agent: Any, text: str = "hi") -> str:
 
 @pytest.mark.parametrize("thing", [None, 7, "graph", lambda state: state, MessagesState])
 def test_what_is_no_graph_is_refused(thing: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is no graph") as caught:
+    with pytest.raises(ConfigurationError, match="is not a graph") as caught:
         graph_agent(thing)
     assert "StateGraph" in caught.value.hint
 
@@ -80,7 +80,7 @@ def test_a_graph_without_an_end_fails_at_its_limit_and_says_what_to_do() -> None
     async def test() -> None:
         agent = graph_agent(builder, name="endless", input="text", config={"recursion_limit": 20})
         error = await failure(agent)
-        assert "'endless' came to no end: Recursion limit of 20 reached" in error
+        assert "'endless' did not end: Recursion limit of 20 reached" in error
         assert "END" in error
 
     run(test())
@@ -91,7 +91,7 @@ def test_a_graph_without_an_end_fails_at_its_limit_and_says_what_to_do() -> None
     [
         (lambda run: None, "got no input"),
         (lambda run: {"unknown": 1}, "has no field 'unknown'"),
-        (lambda run: "text", "does not take what it was given: Expected dict, got text"),
+        (lambda run: "text", "rejected its input: Expected dict, got text"),
         (lambda run: {"text": 1}, "AttributeError"),
     ],
 )
@@ -118,7 +118,7 @@ def test_a_node_that_exits_ends_its_run_and_not_the_host() -> None:
 def test_an_update_that_does_not_fit_fails_the_run_and_says_so() -> None:
     async def test() -> None:
         error = await failure(graph_agent(graph_of(lambda state: "text"), name="g", input="text"))
-        assert "does not take what it was given" in error
+        assert "rejected its input" in error
 
     run(test())
 
@@ -147,7 +147,7 @@ def test_state_that_cannot_be_saved_fails_the_run_and_says_so() -> None:
 
     async def test() -> None:
         agent = graph_agent(graph_of(lambda state: {"thing": lambda: 1}, Thing), name="g", input="text", answer="text")
-        assert "cannot be saved" in await failure(agent)
+        assert "does not serialize" in await failure(agent)
 
     run(test())
 
@@ -190,7 +190,7 @@ def test_a_run_that_waits_for_a_graph_of_another_form_fails_and_says_so() -> Non
                 langgraph_state.FORM = form
             assert settled.state == "failed"
             assert settled.error is not None
-            assert "cannot be read" in settled.error
+            assert "is unreadable" in settled.error
 
     run(test())
 

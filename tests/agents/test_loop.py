@@ -316,7 +316,7 @@ def test_a_thousand_calls_at_once_are_too_many_or_taken_in_turns() -> None:
         return "x"
 
     async def scenario(host: Host) -> None:
-        with pytest.raises(RunInterrupted, match="asks for 1,000 more"):
+        with pytest.raises(RunInterrupted, match="requests 1,000 more"):
             await host.session("s").ask("go")
         assert made == 0
         assert await host.session("t").ask("go", agent="b") == "Done."
@@ -630,7 +630,7 @@ def test_a_call_waits_for_its_approval_while_others_go_on(decision: str) -> None
         expected = {
             "approve": ("ok", "careful with x"),
             "deny": ("error", "a person denied this call: not today"),
-            "expire": ("error", "nobody approved this call in time"),
+            "expire": ("error", "the approval of this call expired"),
         }[decision]
         assert status == expected[0]
         assert expected[1] in text

@@ -166,7 +166,7 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
         assert caught.value.__notes__ == ["in picky 2"]
         with pytest.raises(RunInterrupted, match="deadline of 9 s"):
             await run.map(picky, ["a"], timeout_s=9)
-        with pytest.raises(UnknownAgent, match=r"give the host this one too") as unknown:
+        with pytest.raises(UnknownAgent, match=r"add the agent to the host") as unknown:
             await run.map("nobody", ["a"])
         assert "--agent" not in str(unknown.value), "no message of a person names it"
         for no_function in (5, None, picky):

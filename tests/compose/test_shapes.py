@@ -458,7 +458,7 @@ def test_a_shape_of_nothing_is_told_so(make: Callable[[], object]) -> None:
 def test_agents_are_named_and_one_that_the_host_does_not_have_is_told() -> None:
     async def scenario(one: Host) -> None:
         assert await one.session("a", agent="both").ask("x") == "known(x)\n\nknown(x)"
-        with pytest.raises(RunFailed, match=r"UnknownAgent: .*'stranger' .*give the host this one too"):
+        with pytest.raises(RunFailed, match=r"UnknownAgent: .*'stranger' .*add the agent to the host"):
             await one.session("b", agent="lost").ask("x")
         assert await one.session("b", agent="known").ask("still there?") == "known(still there?)"
 

@@ -19,7 +19,7 @@ SHOWN = {
         "quickest: 'the library has two",
         "patient: 'the library",
         "strict: BranchesFailed: 0 of 3 branches completed, 3 have to: child broken failed: ConnectionError: no such",
-        "interrupted for that: library, stuck",
+        "interrupted as a result: library, stuck",
     ],
     "sequence.py": ["3: a draft with beginning, middle and end of a voyage, in three", "the answer came in 13 pieces"],
     "route.py": [

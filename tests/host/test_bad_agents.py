@@ -323,7 +323,7 @@ def test_what_is_no_agent_and_what_is_no_session_is_refused_with_a_hint() -> Non
             host.session(key)
     with pytest.raises(UnknownAgent, match="no agent 'y'") as unknown:
         host.session("s", agent="y")
-    assert "it has: x" in unknown.value.hint and "name one with a message" in unknown.value.hint
+    assert "available: x" in unknown.value.hint and "name one with the message" in unknown.value.hint
 
 
 def as_named(name: str) -> Any:

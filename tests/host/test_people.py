@@ -490,7 +490,7 @@ def test_a_parked_run_whose_agent_became_another_kind_of_agent_fails_and_keeps_w
             settlement = await session.wait(receipt.message_id)
             assert settlement.state == "failed"
             assert settlement.error is not None
-            assert ("has no model any more" if modelled_first else "has a model now") in settlement.error
+            assert ("no longer has a model" if modelled_first else "has a model now") in settlement.error
             assert [e.name for e in await session.transcript() if e.role == "tool_call"] == [
                 "careful" if modelled_first else "effect"
             ]

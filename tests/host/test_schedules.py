@@ -282,7 +282,7 @@ def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body
                 await asyncio.sleep(0.01)
             assert [await accepted(host, key) for key in ("whole", "late")] == [["tick whole"], ["tick late"]]
             told = [one.text for one in host.incidents.newest]
-            assert len(told) == 1 and "'broken' of 'local' cannot fire: damaged" in told[0]
+            assert len(told) == 1 and "'broken' of 'local' does not fire: damaged" in told[0]
             view, *others = await host.schedules(principal="local")
             assert (view.schedule_id, view.session, view.state, view.next_at) == ("broken", "broken", "broken", None)
             assert view.problem is not None and view.problem in told[0]

@@ -178,7 +178,7 @@ def test_a_rollback_names_the_calls_whose_effects_stay_and_drops_the_entries() -
             assert (new.disposition, new.run_id) == ("rolling_back", old.run_id)
             superseded = await session.wait(old.message_id)
             assert (superseded.state, superseded.run_id) == ("superseded", old.run_id)
-            with pytest.raises(RunInterrupted, match="rolled back: a newer message takes the place of this one"):
+            with pytest.raises(RunInterrupted, match="rolled back: a newer message replaced this one"):
                 answer(superseded)
             assert (await session.wait(new.message_id)).text == "new"
             events = await whole_log(host, "s")

@@ -133,7 +133,7 @@ def test_a_toolset_that_does_not_end_well_is_an_incident_and_holds_nobody_up(slo
         assert good.cleaned
         (incident,) = host.incidents.newest
         assert incident.kind == "toolset"
-        assert "Watched did not end well" in incident.text
+        assert "Watched failed to shut down" in incident.text
 
     run_virtual(scenario())
 

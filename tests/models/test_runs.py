@@ -99,7 +99,7 @@ def test_what_the_model_gets_wrong_it_is_told_and_can_mend(name: str, monkeypatc
         broken, unknown, wrong, good = results_of(server.exchanges[1])
         assert "JSON" in broken
         assert "no tool 'subtract'" in unknown
-        assert "a" in wrong and "do not fit" in wrong
+        assert "a" in wrong and "invalid arguments" in wrong
         assert "3" in good
 
     calls: list[tuple[str, dict[str, Any] | str]] = [

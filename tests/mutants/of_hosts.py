@@ -65,7 +65,7 @@ MUTANTS = (
             session = waiting.popleft()
             self._in_line.discard(session)
             if waiting:
-                self._line[principal] = waiting  # goes to the end: the others are first now
+                self._line[principal] = waiting  # moves to the end, so that other principals are next
 """,
         new="""
             waiting = self._line[principal]
@@ -124,7 +124,7 @@ MUTANTS = (
         file="host/session.py",
         old="""
         if host.draining:
-            raise Draining("this host is shutting down and takes no new messages")
+            raise Draining("this host is shutting down and accepts no new messages")
 """,
         new="",
         tests=("tests/host/test_stopping.py", "tests/server/test_shutdown.py"),

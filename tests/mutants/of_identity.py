@@ -128,12 +128,12 @@ MUTANTS = (
         file="protocol/call_hash.py",
         old="""
     raise InvalidRequest(
-        f"an approval of
+        f"the approval of
 """,
         new="""
     return ""
     raise InvalidRequest(
-        f"an approval of
+        f"the approval of
 """,
         tests=("tests/server/test_approvals.py",),
     ),

@@ -72,7 +72,7 @@ def test_what_went_wrong_is_told_first_and_in_bounded_length() -> None:
     ]
     told = told_results(results, decided=cause)
     assert told.startswith("error 0; error 1; ")
-    assert told.endswith("error 9; and 2 more; interrupted for that: stopped; not begun: idle")
+    assert told.endswith("error 9; and 2 more; interrupted as a result: stopped; not started: idle")
     many = [BranchResult(name=f"b{n}", status="not_begun") for n in range(2000)]
     assert told_results(many).endswith("b9 and 1,990 more")
 

@@ -131,11 +131,11 @@ def test_only_so_many_calls_run_at_once() -> None:
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (call("nothing"), "there is no tool 'nothing'; the tools are: plain, again, careful"),
-        (call("bad name!"), "there is no tool 'bad_name_'"),
-        (call("plain", "{broken"), "the arguments are no JSON object"),
-        (call("plain", "[1]"), "the arguments are no JSON object"),
-        (call("again", {"number": "many"}), "the arguments do not fit"),
+        (call("nothing"), "unknown tool 'nothing'; available tools: plain, again, careful"),
+        (call("bad name!"), "unknown tool 'bad_name_'"),
+        (call("plain", "{broken"), "the arguments are not a JSON object"),
+        (call("plain", "[1]"), "the arguments are not a JSON object"),
+        (call("again", {"number": "many"}), "invalid arguments"),
         (call("again", {}), "missing required field `number`"),
         (call("plain", {"other": 1}), "unknown field `other`"),
     ],
@@ -162,7 +162,7 @@ def test_a_rule_of_approval_that_raises_refuses_its_call() -> None:
 
 @pytest.mark.parametrize(
     ("decision", "text"),
-    [("denied", "a person denied this call: not now"), ("expired", "nobody approved this call in time")],
+    [("denied", "a person denied this call: not now"), ("expired", "the approval of this call expired")],
 )
 def test_a_call_that_is_not_approved_is_not_made_and_others_go_on(
     decision: Literal["denied", "expired"], text: str
@@ -206,7 +206,7 @@ def test_an_approval_of_another_call_makes_none() -> None:
         Answer(question_id=asked.question.question_id, decision="approved", call_hash=hash_call(shown))
     )
     assert isinstance(refused[0], Refuse)
-    assert "another one" in refused[0].text
+    assert "a different call" in refused[0].text
     assert not any(isinstance(effect, StartCall) for effect in refused)
 
 
@@ -222,7 +222,7 @@ def test_budgets_end_the_run_before_more_is_done() -> None:
     [exceeded] = say(many, *[call()] * 1000)
     assert isinstance(exceeded, Exceeded)
     assert "1,000 more, of" not in exceeded.text
-    assert "asks for 1,000 more" in exceeded.text
+    assert "requests 1,000 more" in exceeded.text
 
     dear = make_loop(cost_usd=0.5)
     [exceeded] = say(dear, call(), usage=Usage(cost_usd=0.6))

@@ -499,7 +499,7 @@ def test_a_source_that_raises_when_it_is_disposed_is_told_to_the_loop() -> None:
 def test_a_full_buffer_on_the_loops_own_thread_is_an_error_and_never_blocks_it() -> None:
     async def main() -> None:
         async with ReactiveBridge(buffer=10, block_s=0.2) as bridge:
-            limits: tuple[tuple[Overflow, str], ...] = (("block", "which is not blocked"), ("fail", "with 10 items"))
+            limits: tuple[tuple[Overflow, str], ...] = (("block", "which must not block"), ("fail", "with 10 items"))
             for overflow, words in limits:
                 with pytest.raises(QueueFull, match=words) as caught:
                     await bridge.collect(
@@ -544,7 +544,7 @@ def test_work_that_cannot_be_is_refused_with_a_hint() -> None:
     with pytest.raises(ConfigurationError, match="needs a run") as caught:
         bridge.each(agent(name="writer")(lambda run: "text"))
     assert "ReactiveBridge(run)" in (caught.value.hint or "")
-    with pytest.raises(ConfigurationError, match="cannot be done with an item"):
+    with pytest.raises(ConfigurationError, match="is not callable"):
         bridge.each(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="full_s is nan"):
         bridge.ask(lambda item: item, full_s=float("nan"))

@@ -202,6 +202,6 @@ def test_an_item_that_asks_a_person_lets_the_others_go_on() -> None:
 
 def test_a_bridge_of_what_is_neither_a_run_nor_a_scope_is_refused_with_a_hint() -> None:
     owner: Any = Host(shout, store="memory://")
-    with pytest.raises(ConfigurationError, match="a bridge cannot be of <") as caught:
+    with pytest.raises(ConfigurationError, match="invalid owner of a bridge: <") as caught:
         ReactiveBridge(owner)
     assert "bridge.ask" in (caught.value.hint or "")

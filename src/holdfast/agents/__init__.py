@@ -1,4 +1,4 @@
-"""Agents as Holdfast sees them, their tools, and the handle that a running one works with."""
+"""Agents, their tools, and the handle of an active run."""
 
 from holdfast.agents.agent import Agent, AgentLike, agent, as_agent
 from holdfast.agents.compose import BranchResult, Part, branch, parallel, periodic, route, sequence, supervised

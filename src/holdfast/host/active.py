@@ -1,14 +1,16 @@
 """One run on this host, from its claim to its commit.
 
 Invariants
-- All output of the run goes through one buffer into the log, in order, with one append in flight; the commit takes the
+- All output of the run goes to the log through one buffer, in order, with one append in flight; the commit takes the
   rest. Output after the scope has closed is dropped.
-- The scope's end, by itself or by a stop, is the only way to the commit; the commit is the only way to free the slot.
-- A failed write is retried unchanged until the store takes it (the slot stays held); later writes wait behind it. A
-  write that is refused because the session has another holder ends the run here without a trace.
+- The end of the scope, on its own or by a stop, is the only way to the commit; the commit is the only way to free the
+  slot.
+- A failed write is retried unchanged until the store accepts it. The slot stays held and later writes wait behind it.
+  If a write is refused because another holder has the session, the run ends here and writes nothing more.
 - Only an expired drain gives up a write (`abandon`): the store keeps the run, and the next start ends it.
-- A run that is unloaded to wait for people (`leave`) produces no output and does no work after that: when its scope has
-  closed, the store has all that a later claim needs. An interrupt before the store has released the run ends it here.
+- A run that is unloaded to wait for people (`leave`) produces no output and does no work after that: once its scope has
+  closed, the store has everything that a later claim needs. An interrupt before the store has released the run ends it
+  here.
 - Once the quota of stored bytes and the extra allowance for active runs are used up, only the failed end of the run is
   stored.
 - An ordinary run needs no task of its own: callbacks only, all on the host's loop.
@@ -59,26 +61,26 @@ __all__ = ["ActiveRun"]
 _log = logging.getLogger("holdfast.agents")
 
 _LOGGED = 10
-"""Errors of one run that are logged, of those that its parts raised together."""
+"""Maximum number of errors that are logged when several parts of a run raise together."""
 FIRST_FLUSH_S = 0.0005
 FIRST_FLUSH_TICKS = 4
-"""A run that says something first waits so long and so many rounds of the loop, so that a short one's goes with its
-commit, also when the rounds are long."""
+"""Delay of a run's first flush, in seconds, then in loop iterations: a short run's output goes with its commit, even
+when iterations take long."""
 FLUSH_EVERY_S = 0.02
-"""A run that goes on talking is stored at least so often."""
+"""A run with steady output is flushed at least this often."""
 BEAT_S = 0.005
-"""It is stored at a beat that all runs share, so that what many of them say goes to the store together."""
+"""Flushes follow a beat shared by all runs, so that their output reaches the store together."""
 SILENT_S = 0.1
-"""After so long a silence it says something first again."""
+"""Idle time after which the next event is flushed immediately."""
 BEHIND_AT = 1024
-"""Events in the buffer from which on the run waits for the log."""
+"""Number of buffered events from which the run waits for the log."""
 BEHIND_BYTES = 262_144
-"""Bytes of events in the buffer from which on it waits, too."""
+"""Bytes of buffered events from which the run waits for the log."""
 BATCH_LIMIT = 4096
 
 
 class ActiveRun:
-    """See the module. It is the run's `Recorder`."""
+    """One run on this host, and the run's `Recorder`. See the module."""
 
     __slots__ = (
         "_agent",
@@ -128,14 +130,14 @@ class ActiveRun:
         self.lost = False
         self.parked = False
         self.status: Literal["completed", "failed", "interrupted"] | None = None
-        """How it ended, once that is known."""
+        """How the run ended; None until then."""
         self.leaving = False
         self._may_park = False
         self._cut_by: Cause | None = None
         self._buffer: list[tuple[str, bytes]] = []
         self._buffered_bytes = 0
         self._exceeded: QuotaExceeded | None = None
-        self._batch: list[tuple[str, bytes]] = []  # given to the store, and not known to be stored
+        self._batch: list[tuple[str, bytes]] = []  # passed to the store, not yet confirmed
         self._nth = 0
         self._inflight: asyncio.Future[Appended] | None = None
         self._flush_timer: asyncio.TimerHandle | None = None
@@ -186,27 +188,27 @@ class ActiveRun:
 
     @property
     def ended(self) -> bool:
-        """Whether this host has done with it."""
+        """Whether the run has ended on this host."""
         return self._ended
 
     @property
     def started_seq(self) -> int:
-        """The seq of its ``run.started``: what it says stands behind it."""
+        """The seq of its ``run.started``; its output comes after this."""
         return self._claim.started_seq
 
     @property
     def lease(self) -> Lease:
-        """The right to write for it."""
+        """The lease that allows writing for the run."""
         return self._claim.lease
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start the agent. In the host's context, so that nothing of a caller's is inherited."""
+        """Start the agent, in the host's context so that it inherits nothing from a caller."""
         try:
             self.scope.open()
             self._handle = self.scope.spawn(self.run.work(), name=self._agent.name)
-        except (Interrupted, ScopeClosed) as refusal:  # the host shuts down
+        except (Interrupted, ScopeClosed) as refusal:  # the host is shutting down
             cause = refusal.cause if isinstance(refusal, Interrupted) else Cause(kind="shutdown", at=self._host.now())
             self._commit("interrupted", cause=cause)
             return
@@ -216,7 +218,7 @@ class ActiveRun:
     def stop(
         self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None
     ) -> asyncio.Future[StopReceipt]:
-        """Interrupt the run; the future gets the receipt once the slot is free."""
+        """Interrupt the run; the future resolves to the receipt once the slot is free."""
         future = self.follow()
         self.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
         if self._committing and self._retries >= len(RETRY_S):
@@ -224,20 +226,20 @@ class ActiveRun:
         return future
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
-        """Begin what `stop` does. A run that is at its commit, or that never began, ends as it is."""
+        """Request a stop without waiting. A run that is committing or never started ends as it is."""
         if self.leaving and self._cut_by is None:
             self._cut_by = cause
         if not self._committing:
             self.scope.request_stop(cause, grace_s=grace_s, kill_after_s=kill_after_s)
 
     def follow(self) -> asyncio.Future[StopReceipt]:
-        """A future of the receipt of whatever stops the run; it has it once the slot is free."""
+        """Return a future of the stop receipt, whatever stops the run; it resolves once the slot is free."""
         future: asyncio.Future[StopReceipt] = self._host.loop.create_future()
         self._receipts.append(future)
         return future
 
     def leave(self) -> bool:
-        """Let a run that waits for people only go from the memory, if a later claim can go on with it."""
+        """Unload a run that waits only for people, if a later claim can resume it. Return whether it unloads."""
         if self.leaving:
             return True
         if self._committing or self.scope.interrupt.triggered:
@@ -246,16 +248,16 @@ class ActiveRun:
             return False
         self.leaving = True
         self.run.close()
-        reason = "the run waits for an answer, and goes on when it is there"
+        reason = "the run is unloaded until its question is answered"
         self.scope.request_stop(Cause(kind="shutdown", reason=reason, origin=self.run_id, at=self._host.now()))
         return True
 
     def park(self) -> None:
-        """Let the coming stop leave the run unended, if the next start can go on with it; then it is ``parked``."""
+        """Let the coming stop leave the run unended if the next start can resume it; ``parked`` reports it."""
         self._may_park = self._agent.replayable and not self._committing and not self.scope.interrupt.triggered
 
     def abandon(self) -> None:
-        """Wait for the store no longer: nothing more of the run is written, and the next start ends it."""
+        """Stop waiting for the store: write nothing more of the run; the next start ends it."""
         if not self._ended:
             self._end(self._receipt)
 
@@ -265,7 +267,7 @@ class ActiveRun:
             self._host.run_triggered(self, cause)
 
     def _closed(self) -> None:
-        """The scope has closed: nothing of the run is left, or what is left does not count."""
+        """Handle the closed scope: nothing of the run is left, or what is left is discarded."""
         if self._ended:
             return
         assert self._handle is not None
@@ -288,9 +290,9 @@ class ActiveRun:
         elif scope.ended_by == "failure":
             self._commit("failed", error=scope.errors[0])
         elif error is None and (receipt is None or scope.ended_by == "members" or self._finished_first):
-            # Without a receipt nothing was stopped: the interrupt came after the scope had closed by itself.
+            # Without a receipt, nothing was stopped: the interrupt came after the scope had closed on its own.
             self._commit("completed", receipt=receipt)
-        elif cause is None or scope.ended_by == "members":  # it raised a cancellation of its own making
+        elif cause is None or scope.ended_by == "members":  # the agent raised its own cancellation
             self._commit("failed", error=error)
         elif self._may_park and self._journal.replayable:
             self.parked = True
@@ -301,7 +303,7 @@ class ActiveRun:
             self._commit("interrupted", cause=cause, receipt=receipt, error=errors[0] if errors else None)
 
     def _log_failures(self, error: BaseException | None) -> None:
-        """Log what the agent and its parts raised, each error once; what an interrupt brings about is left out."""
+        """Log each error of the agent and its parts once, except those caused by an interrupt."""
         if self.lost or self.leaving or (error is None and not self.scope.errors):
             return
         interrupted = self.scope.interrupt.triggered and self.scope.ended_by != "failure"
@@ -317,15 +319,15 @@ class ActiveRun:
                     run_id=self.run_id,
                 )
 
-    # ── what it says: the Recorder ───────────────────────────────────────────────────────────────────────────────
+    # ── output: the Recorder ─────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def behind(self) -> bool:
-        """Whether the log is behind. From any thread."""
+        """Whether the log is behind. Thread-safe."""
         return len(self._buffer) >= BEHIND_AT or self._buffered_bytes >= BEHIND_BYTES
 
     def write(self, event: Event) -> None:
-        """Take an event of the run."""
+        """Buffer an event of the run."""
         if self.leaving or self._exceeded is not None:
             return
         encoded = encode_event(event)
@@ -336,7 +338,7 @@ class ActiveRun:
             self._flush_timer = self._flush_later()
 
     def _flush_later(self) -> asyncio.TimerHandle:
-        """Soon if the run was silent until now; else at a beat, together with other runs."""
+        """Schedule a flush: soon if the run was idle until now, else at the shared beat."""
         host = self._host
         now = host.loop.time()
         if now - self._last_flush >= SILENT_S:
@@ -345,7 +347,7 @@ class ActiveRun:
         return host.loop.call_at(beat, self._flush, context=host.context)
 
     async def written(self) -> None:
-        """Wait until all that was taken is stored."""
+        """Wait until all events buffered so far are stored."""
         goal = self._taken
         while self._stored < goal:
             if self.lost:
@@ -364,7 +366,7 @@ class ActiveRun:
             await self._changed()
 
     def late(self) -> None:
-        """Count something that came too late to count for anything else. From any thread."""
+        """Count a result that came too late and is discarded. Thread-safe."""
         self._host.incidents.counts["late_results"] += 1
 
     @property
@@ -372,7 +374,7 @@ class ActiveRun:
         return self._committing or self.leaving or self.parked or self._ended or self._exceeded is not None
 
     def _hurry(self) -> None:
-        """Somebody waits for the log. While the store fails its own pace is kept."""
+        """Flush early for a waiter, except while the store is failing."""
         if self._inflight is None and not self._retries:
             self._flush()
 
@@ -427,7 +429,7 @@ class ActiveRun:
         elif isinstance(error, QuotaExceeded):
             self._exceed(error)
         else:
-            # It may be stored all the same: the same one goes again under its number, and has no second effect.
+            # It may be stored anyway: the retry has the same number, so it has no second effect.
             self._retry(self._flush, error, "append")
             return
         self._wake()
@@ -444,7 +446,7 @@ class ActiveRun:
         delay_s = retry_after_s(self._retries)
         self._retries += 1
         if self._committing and self._retries >= len(RETRY_S):
-            self._answer()  # whoever stopped it hears what is gone; the slot stays held until the end is stored
+            self._answer()  # the caller of the stop gets the receipt; the slot stays held until the end is stored
         self._flush_timer = self._host.loop.call_later(delay_s, again, context=self._host.context)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -497,9 +499,9 @@ class ActiveRun:
             self._shorten(self._exceeded)
 
     def _exceed(self, error: QuotaExceeded) -> None:
-        """The principal has stored what it may: the run fails, and what it has still to say is dropped.
+        """Handle an exceeded storage quota: the run fails, and its remaining output is dropped.
 
-        Nobody commits here: whoever calls goes on towards the end.
+        This does not commit; the caller continues towards the end.
         """
         self._host.incidents.kept["P14"] += 1
         self._exceeded = error
@@ -513,11 +515,11 @@ class ActiveRun:
             self.parked = False
             self._prepare_commit("failed", receipt=self._receipt, error=error)
         else:
-            with suppress(Interrupted, ScopeClosed):  # it is being stopped already
+            with suppress(Interrupted, ScopeClosed):  # the run is already being stopped
                 self.scope.spawn(_fail(error), name="quota")
 
     def _shorten(self, error: QuotaExceeded) -> None:
-        """Commit no more of a run than what it was asked and why it failed: that goes beyond any quota."""
+        """Reduce the commit to the run's input and its error, which are stored beyond any quota."""
         fields, run_id = self._commit_fields, self.run_id
         asked = [entry for entry in fields["entries"] if entry.role == "user" and entry.run_id == run_id]
         if asked:
@@ -532,7 +534,7 @@ class ActiveRun:
         }
 
     def _go_on(self) -> None:
-        """Towards the end, one write at a time: what is unsure first, then the commit, or the rest of a parked run."""
+        """Continue towards the end, one write at a time: the unconfirmed batch first, then the commit or the unload."""
         if self._inflight is not None:
             return
         if self.lost:
@@ -547,7 +549,7 @@ class ActiveRun:
             self._end(self._receipt)
 
     def _let_go(self) -> None:
-        """Nothing of a run that leaves is here any more: the store keeps it, unless it was interrupted meanwhile."""
+        """Release an unloaded run to the store, unless it was interrupted in the meantime."""
         self._flush_timer = None
         if self._cut_by is not None:
             if self._receipt is not None:
@@ -561,14 +563,14 @@ class ActiveRun:
         error = done.exception()
         if self._ended:
             return
-        if error is None or (isinstance(error, StaleFence) and self._retries):  # the answer of an earlier try was lost
+        if error is None or (isinstance(error, StaleFence) and self._retries):  # an earlier try's reply was lost
             self.parked = True
             parked, actor = self._host.dispatch.parked, self.actor
             if self._cut_by is None:
                 self._end(self._receipt)
                 parked.left(self, ready=error is not None or done.result().ready)
                 return
-            # It was interrupted while the store let it go: who asked for that hears when the store has ended it.
+            # It was interrupted while the store released it: the caller hears back once the store has ended it.
             receipts, self._receipts = self._receipts, []
             self._end(self._receipt)
             stop = parked.stop(actor.session, actor.principal, self.run_id, self._cut_by)
@@ -580,14 +582,14 @@ class ActiveRun:
             self._retry(self._let_go, error, "park")
 
     def _answer(self) -> None:
-        """Give whoever stopped the run its receipt."""
+        """Give the receipt to everyone who stopped the run."""
         for future in self._receipts:
             if not future.done():
                 future.set_result(self._receipt or nothing_to_stop(self.run_id, self._host.now()))
         self._receipts.clear()
 
     def _submit_once_released(self) -> None:
-        """An exclusive call that was given up keeps the slot until it has really ended."""
+        """Commit; an abandoned exclusive call keeps the slot until it has really ended."""
         if not self.run.held_by:
             self._submit()
             return
@@ -599,7 +601,7 @@ class ActiveRun:
             self._submit()
 
     def _submit(self) -> None:
-        """Give the commit to the store; what is left in the buffer goes with it."""
+        """Submit the commit to the store, with the rest of the buffer."""
         self._flush_timer = None
         done = self._host.store.commit_run(
             RunCommit(**self._commit_fields, events=self._buffer, next_run_id=self._host.dispatch.next_run_id())
@@ -633,7 +635,7 @@ class ActiveRun:
             self._end(self._receipt, committed)
 
     def lose(self, error: StaleFence) -> None:
-        """Another holder has the session: stop here, and write nothing more."""
+        """End the run here without further writes: another holder has the session."""
         if self._ended or self.lost:
             return
         self.lost = True
@@ -646,7 +648,7 @@ class ActiveRun:
             self.scope.request_stop(Cause(kind="lease_lost", reason=str(error), at=self._host.now()))
 
     def supersede(self) -> None:
-        """The session was claimed anew: this run counts no more."""
+        """End this run: a newer claim has the session."""
         self.lose(StaleFence(f"run {self.run_id} was superseded by a newer claim"))
 
     def _end(self, receipt: StopReceipt | None, committed: Committed | None = None) -> None:
@@ -668,7 +670,7 @@ class ActiveRun:
             self.run,
             self._handle,
             self.surroundings,
-        )  # they refer back to this; without the circle they are freed at once
+        )  # they refer back to this; breaking the cycle frees them at once
 
 
 async def _fail(error: Exception) -> None:
@@ -676,12 +678,12 @@ async def _fail(error: Exception) -> None:
 
 
 def nothing_to_stop(name: str, at: float) -> StopReceipt:
-    """The receipt of a stop that met nothing: all is gone already."""
+    """Return the receipt of a stop that found nothing to stop."""
     return StopReceipt(scope=name, cause=Cause(kind="stop", reason="nothing was running", origin=name, at=at))
 
 
 def _pass_on(receipts: Sequence[asyncio.Future[StopReceipt]], done: asyncio.Future[StopReceipt]) -> None:
-    """Give what one future has to the others."""
+    """Copy the outcome of one future to the others."""
     error = done.exception()
     for future in receipts:
         if not future.done():

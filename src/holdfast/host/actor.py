@@ -22,9 +22,9 @@ def _length(event: Stored) -> int:
 
 
 class SessionActor:
-    """One live session. There is at most one per session in a host; used on the host's loop only.
+    """One live session, at most one per session and host; used on the host's loop only.
 
-    It has no task, queue or event of its own: what arrives calls it, and what ends calls it back.
+    It has no task, queue or event of its own: it works by callbacks.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class SessionActor:
         self.idle_since = 0.0
 
     def publish(self, events: Sequence[Stored]) -> None:
-        """Show readers what is stored now."""
+        """Show newly stored events to readers."""
         if events and not self.log.closed:
             self.log.publish(shown(events), first_seq=events[0].seq)
             if events[-1].kind == "session.deleted":
@@ -64,12 +64,12 @@ class SessionActor:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing holds it in memory."""
+        """Whether nothing keeps it in memory."""
         return self.active is None and not self._background and not self.readers
 
     @property
     def background(self) -> dict[Scope, None]:
-        """Scopes of what runs of this session put in the background, oldest first."""
+        """Scopes of this session's background work, oldest first."""
         if self._background is None:
             self._background = {}
         return self._background

@@ -10,7 +10,7 @@ __all__ = ["Admission", "AdmissionStatistics"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionStatistics:
-    """A snapshot: runs that hold a place, sessions in line, principals in line, and how often a place was refused."""
+    """A snapshot: active runs, waiting sessions and their principals, and the number of refused slots."""
 
     running: int
     in_line: int
@@ -19,11 +19,11 @@ class AdmissionStatistics:
 
 
 class Admission:
-    """Places for runs. Used on the host's loop only; nothing here waits.
+    """Run slots. Used on the host's loop only; no method waits.
 
     Parameters:
-        max_runs: places in all.
-        principal_runs: places that one principal may hold.
+        max_runs: slots in total.
+        principal_runs: slots that one principal may hold.
     """
 
     def __init__(self, *, max_runs: int, principal_runs: int) -> None:
@@ -36,7 +36,7 @@ class Admission:
         self._refused = 0
 
     def reserve(self, principal: str) -> bool:
-        """Take a place, if there is one. Whoever got True gives it back by `release`."""
+        """Take a slot if one is free. After True, the caller must `release` it."""
         held = self._held.get(principal, 0)
         if self._running >= self._max_runs or held >= self._principal_runs:
             self._refused += 1
@@ -45,12 +45,12 @@ class Admission:
         return True
 
     def occupy(self, principal: str) -> None:
-        """Take a place for a run that is on already, whatever the caps say."""
+        """Take a slot for a run that is already active, beyond the limits if necessary."""
         self._running += 1
         self._held[principal] = self._held.get(principal, 0) + 1
 
     def release(self, principal: str) -> None:
-        """Give a place back."""
+        """Return a slot."""
         self._running -= 1
         held = self._held[principal] - 1
         if held:
@@ -60,17 +60,17 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Sessions in line."""
+        """Number of sessions that wait for a slot."""
         return len(self._in_line)
 
     def line_up(self, principal: str, session: int) -> None:
-        """Put a session in line for a place; once is enough."""
+        """Queue a session for a slot; a repeat has no effect."""
         if session not in self._in_line:
             self._in_line.add(session)
             self._line.setdefault(principal, deque()).append(session)
 
     def admit(self) -> tuple[str, int] | None:
-        """The next session that may start, its place reserved: principals in turn, each in its own order."""
+        """Return the next session that may start, its slot reserved: principals in turn, each first in, first out."""
         for principal in list(self._line):
             if self._running >= self._max_runs:
                 return None
@@ -80,13 +80,13 @@ class Admission:
             session = waiting.popleft()
             self._in_line.discard(session)
             if waiting:
-                self._line[principal] = waiting  # goes to the end: the others are first now
+                self._line[principal] = waiting  # moves to the end, so that other principals are next
             self.reserve(principal)
             return principal, session
         return None
 
     def statistics(self) -> AdmissionStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         return AdmissionStatistics(
             running=self._running,
             in_line=len(self._in_line),

@@ -1,4 +1,4 @@
-"""Attachments of messages: checked, limited in size, and looked up by hash."""
+"""Attachments of messages: validation, size limits, and look-up by hash."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _HASHED_TOGETHER = 1_000_000
 async def keep(
     host: Host, principal: str, body: bytes | bytearray | memoryview, *, media_type: str, name: str
 ) -> Attachment:
-    """See `SessionLike.attach`. A bytearray is not copied: leave it as it is until this returns."""
+    """See `SessionLike.attach`. A bytearray is not copied: do not change it until this returns."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
-        raise InvalidRequest("an attachment is bytes", hint="read the file with read_bytes()")
+        raise InvalidRequest("an attachment must be bytes", hint="read the file with read_bytes()")
     for text in (media_type, name):
         if not isinstance(text, str):
-            raise InvalidRequest("an attachment's media type and name are text (str)")
+            raise InvalidRequest("an attachment's media type and name must be text (str)")
     if not _MEDIA_TYPE.fullmatch(media_type):
-        raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="such as image/png")
+        raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use one such as image/png")
     if len(name) > _NAME_LENGTH or "/" in name or "\\" in name or not name.isprintable():
-        raise InvalidRequest(f"{name[:100]!r} is not a file name", hint="up to 255 characters, without folders")
+        raise InvalidRequest(f"{name[:100]!r} is not a file name", hint="use up to 255 characters, without folders")
     settings = host.settings
     size = memoryview(body).nbytes
     if size > settings.attachment_limit_bytes:
         host.incidents.kept["P9"] += 1
         raise LimitExceeded(
-            f"the attachment has {size:,} bytes, more than {settings.attachment_limit_bytes:,}",
+            f"the attachment has {size:,} bytes; the limit is {settings.attachment_limit_bytes:,}",
             hint="make it smaller, or raise the setting attachment_limit_bytes",
         )
     if isinstance(body, memoryview):
@@ -59,14 +59,14 @@ async def keep(
         host.incidents.kept["P14"] += 1
         raise
     finally:
-        del done  # its error and this frame would hold each other, and the bytes
+        del done  # breaks a cycle: its error, this frame, and the bytes
 
 
 async def about(host: Host, principal: str, digest: str) -> Attachment:
-    """The attachment without its bytes. Raises `UnknownAttachment`."""
+    """Return an attachment without its bytes. Raises `UnknownAttachment`."""
     found = await host.store.attachment_about(principal, digest)
     if found is None:
-        raise UnknownAttachment(f"there is no attachment {digest[:80]!r}")
+        raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
     return found
 
 
@@ -74,20 +74,20 @@ async def fetch(host: Host, principal: str, digest: str) -> tuple[Attachment, by
     """See `SessionLike.attachment`."""
     found = await host.store.attachment(principal, digest)
     if found is None:
-        raise UnknownAttachment(f"there is no attachment {digest[:80]!r}")
+        raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
     return found
 
 
 async def fetch_part(host: Host, principal: str, digest: str, *, start: int, size: int) -> bytes:
-    """At most `size` bytes of an attachment, from `start` on. Raises `UnknownAttachment`."""
+    """Return at most `size` bytes of an attachment, starting at `start`. Raises `UnknownAttachment`."""
     found = await host.store.attachment_part(principal, digest, start=start, size=size)
     if found is None:
-        raise UnknownAttachment(f"there is no attachment {digest[:80]!r}")
+        raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
     return found
 
 
 async def _digest(body: bytes | bytearray) -> str:
-    """The SHA-256, in pieces, so that the others on the loop do not wait for a large one."""
+    """Return the SHA-256, hashed in pieces so that a large attachment does not block the loop."""
     hashed = hashlib.sha256()
     for start in range(0, len(body), _HASHED_TOGETHER):
         if start:

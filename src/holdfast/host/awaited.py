@@ -10,7 +10,7 @@ __all__ = ["AwaitedSessions"]
 class AwaitedSessions:
     """Futures by principal and key. Used on the host's loop only.
 
-    Nothing is kept of a wait that is over, and nothing in the store tells of one.
+    A finished wait leaves no trace here, and the store knows nothing of waits.
     """
 
     __slots__ = ("_closed", "_expected")
@@ -24,11 +24,11 @@ class AwaitedSessions:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether all waits have ended."""
         return self._closed
 
     def expect(self, principal: str, key: str) -> asyncio.Future[None]:
-        """A future that is done when the session may be there: look then. Give it to `forget` when the wait ends."""
+        """Return a future that resolves when the session may exist; check then. Pass it to `forget` after the wait."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._closed:
             future.set_result(None)
@@ -37,7 +37,7 @@ class AwaitedSessions:
         return future
 
     def forget(self, principal: str, key: str, future: asyncio.Future[None]) -> None:
-        """Nobody waits on the future any more."""
+        """Drop a future whose wait has ended."""
         waiting = self._expected.get((principal, key))
         if waiting is not None and future in waiting:
             waiting.remove(future)
@@ -45,14 +45,14 @@ class AwaitedSessions:
                 del self._expected[principal, key]
 
     def made(self, principal: str, key: str) -> None:
-        """The session is in the store, or may be: wake who waits for it."""
+        """Wake all waits for a session that exists, or may exist, in the store."""
         if self._expected:
             for future in self._expected.pop((principal, key), ()):
                 if not future.done():
                     future.set_result(None)
 
     def close(self) -> None:
-        """The streams end: wake everybody. May be repeated."""
+        """End all waits, as the streams end. Idempotent."""
         self._closed = True
         for key in list(self._expected):
             self.made(*key)

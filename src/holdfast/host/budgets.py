@@ -1,10 +1,10 @@
 """Budgets of a host: memory, connections, streams, stops and loop time, each with a share for each principal.
 
-This is the only place that charges and releases them. A `Charge` is the amount of a resource that a principal holds; it
+This is the only place that charges and releases them. A `Charge` is the amount of a resource that a principal holds. It
 is a context manager and is released once. Rules:
 
 - A principal at its share is refused or waits alone: it never delays another principal.
-- While the host's limit is reached, principals wait in turn, each in its own order.
+- At the host's limit, principals wait in turn, each first in, first out.
 - Charging costs one dictionary look-up. Small amounts are not charged: up to ``FREE_BYTES`` each way belong to the
   connection, and the number of connections is limited.
 
@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 FREE_BYTES = 65_536
-"""Bytes of one body that are not charged: they are part of what a connection costs."""
+"""Bytes of one body that are not charged: they are part of the cost of a connection."""
 PAGE_BYTES = 262_144
-"""Bytes of events or entries that are read from the store at a time."""
+"""Bytes of events or entries in one read from the store."""
 UNKNOWN = ""
-"""The principal of connections that have not shown a valid key yet."""
+"""The principal of connections that have not yet presented a valid key."""
 _WAITERS = 1024
-"""Charges of one principal that may wait at the same time."""
+"""Maximum number of waiting charges of one principal."""
 _SWEEP_AT = 10_000
 
 
@@ -57,9 +57,9 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         used, limit: of the host.
-        share: what one principal may hold.
-        refused: how often a charge was refused.
-        principals: who holds how much, the largest first; for a user key its own principal only.
+        share: maximum that one principal may hold.
+        refused: number of refused charges.
+        principals: use by principal, largest first; with a user key, only the caller's own.
     """
 
     used: float
@@ -70,7 +70,7 @@ class BudgetUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Charge:
-    """What one principal holds of a resource. Release it, or use it as a context manager; made by `Budget`."""
+    """An amount of a resource held by one principal. Release it, or use it as a context manager. Made by `Budget`."""
 
     __slots__ = ("_budget", "amount", "principal")
 
@@ -88,26 +88,26 @@ class Charge:
         self.release()
 
     def grow(self, amount: int) -> None:
-        """Charge `amount` more. Raises as `Budget.charge` does; what is held stays held."""
+        """Charge `amount` more. Raises as `Budget.charge`; the amount already held stays held."""
         self._budget._take(self.principal, amount)
         self.amount += amount
 
     def shrink(self, amount: int) -> None:
-        """Give a part back, at most what is held."""
+        """Return a part, at most the amount held."""
         amount = min(amount, self.amount)
         if amount:
             self.amount -= amount
             self._budget._give(self.principal, amount)
 
     def move(self, principal: str) -> None:
-        """Charge it to `principal` instead, as when a connection has shown its key. Raises as `Budget.charge` does."""
+        """Charge `principal` instead, as when a connection presents its key. Raises as `Budget.charge`."""
         if principal != self.principal:
             if self.amount:
                 self._budget._move(self.principal, principal, self.amount)
             self.principal = principal
 
     def release(self) -> None:
-        """Give it all back. May be repeated."""
+        """Return all of it. Idempotent."""
         self.shrink(self.amount)
 
 
@@ -116,9 +116,9 @@ class Budget:
 
     Parameters:
         name: of the resource, in the plural, as in messages, metrics and ``doctor``.
-        limit: what all principals may hold together.
-        share: what one principal may hold.
-        hint: what a caller at its share can do.
+        limit: maximum for all principals together.
+        share: maximum for one principal.
+        hint: advice to a caller at its share.
     """
 
     __slots__ = ("_held", "_hint", "_lined_up", "_refused", "_used", "limit", "name", "on_refused", "share")
@@ -129,7 +129,7 @@ class Budget:
         self.share = min(share, limit)
         self._hint = hint
         self.on_refused: Callable[[str, str], None] | None = None
-        """Called with who was refused, and why."""
+        """Called with the refused principal and the reason."""
         self._held: dict[str, int] = {}
         self._used = 0
         self._refused = 0
@@ -137,21 +137,21 @@ class Budget:
 
     @property
     def used(self) -> int:
-        """What all principals hold."""
+        """Amount held by all principals."""
         return self._used
 
     def held(self, principal: str) -> int:
-        """What one principal holds."""
+        """Return the amount that one principal holds."""
         return self._held.get(principal, 0)
 
     def resize(self, *, limit: int, share: int) -> None:
-        """Set other bounds, as when the number of descriptors is known. What is held stays held."""
+        """Set new limits, as when the number of descriptors becomes known. Amounts already held stay held."""
         self.limit = limit
         self.share = min(share, limit)
         self._admit()
 
     def charge(self, principal: str, amount: int = 1) -> Charge:
-        """Charge `amount` to `principal` at once.
+        """Charge `amount` to `principal` without waiting.
 
         Raises:
             BudgetExceeded: the principal would hold more than its share.
@@ -161,15 +161,16 @@ class Budget:
         return Charge(self, principal, amount)
 
     async def wait_for(self, principal: str, amount: int, *, within_s: float | None, in_memory: bool = False) -> Charge:
-        """Charge `amount`, waiting for room, in turn with the other principals.
+        """Charge `amount`; wait for room if necessary, in turn with the other principals.
 
         Parameters:
             principal, amount: as for `charge`.
-            within_s: how long it waits at most, in seconds; None: until there is room.
-            in_memory: what is to be charged is there already: a principal's waiting ones have at most a share, too.
+            within_s: timeout, in seconds; None: wait until there is room.
+            in_memory: whether the charged object is already in memory: the waiting charges of a principal then have
+                the limit of a share, too.
 
         Raises:
-            BudgetExceeded, HostBusy: as `charge`, after that time, or at once if it can never fit.
+            BudgetExceeded, HostBusy: as `charge`, after the timeout, or at once if it can never fit.
         """
         if self._has_room(principal, amount) and not self._lined_up:
             return self.charge(principal, amount)
@@ -197,7 +198,7 @@ class Budget:
         return Charge(self, principal, amount)
 
     def usage(self, principal: str | None = None) -> BudgetUsage:
-        """A snapshot, with every principal or with the given one only."""
+        """Return a snapshot of every principal, or of the given one only."""
         if principal is None:
             held = dict(sorted(self._held.items(), key=lambda one: -one[1])[:20])
             return BudgetUsage(
@@ -214,7 +215,7 @@ class Budget:
         if held > self.share or self._used + amount > self.limit:
             self._refuse(principal, amount)
         if not held:
-            return  # nothing is held of nothing
+            return  # a zero charge to a principal that holds nothing
         self._held[principal] = held
         self._used += amount
 
@@ -248,7 +249,7 @@ class Budget:
         raise HostBusy(f"the host has {self._used:,} of {self.limit:,} {self.name} in use")
 
     def _admit(self) -> None:
-        """Let in who waits: principals in turn, each in its own order; one that has no room holds up nobody else."""
+        """Admit waiting principals in turn, each first in, first out; a principal without room delays only itself."""
         moved = True
         while moved and self._lined_up:
             moved = False
@@ -261,7 +262,7 @@ class Budget:
                     self._take(principal, amount)
                     admitted.set_result(None)
                     moved = True
-                    self._lined_up[principal] = self._lined_up.pop(principal)  # the others are first now
+                    self._lined_up[principal] = self._lined_up.pop(principal)  # moves to the end: others are next
                 if not line:
                     del self._lined_up[principal]
 
@@ -275,13 +276,13 @@ class Budget:
 
 
 class Rate:
-    """A token bucket for each principal: `rate_per_s` in the long run, twice that in a burst. Of one event loop.
+    """A token bucket per principal: `rate_per_s` on average, twice that in a burst. Belongs to one event loop.
 
     Parameters:
-        name: what is counted, in the plural.
-        rate_per_s: how many per second; 0 takes the limit away.
-        clock: where the time comes from.
-        burst: how many at once, where that is not what `rate_per_s` gives.
+        name: the unit counted, in the plural.
+        rate_per_s: maximum per second; 0 disables the limit.
+        clock: source of the time.
+        burst: maximum burst, if different from the default.
     """
 
     __slots__ = ("_buckets", "_burst", "_clock", "_name", "_rate", "_sweep_at")
@@ -295,7 +296,7 @@ class Rate:
         self._sweep_at = _SWEEP_AT
 
     def take(self, principal: str) -> None:
-        """Count one. Raises `RateLimited` with the time after which there is room again."""
+        """Count one event. Raises `RateLimited` with the time until the next is allowed."""
         if not self._rate:
             return
         now = self._clock.monotonic()
@@ -304,22 +305,22 @@ class Rate:
             self._sweep(now)
 
     def check(self, principal: str) -> None:
-        """Raise as `take` would, and count nothing."""
+        """Raise as `take` would, without counting."""
         if self._rate:
             self._room(principal, self._clock.monotonic())
 
     def _room(self, principal: str, now: float) -> float:
-        """What there is room for. Raises `RateLimited` if that is less than one."""
+        """Return the tokens available. Raises `RateLimited` if there is less than one."""
         tokens, at = self._buckets.get(principal, (self._burst, now))
         tokens = min(self._burst, tokens + (now - at) * self._rate)
         if tokens < 1.0:
-            error = RateLimited(f"more than {self._rate:g} {self._name} per second of {principal}")
+            error = RateLimited(f"more than {self._rate:g} {self._name} per second from {principal}")
             error.retry_after_s = (1.0 - tokens) / self._rate
             raise error
         return tokens
 
     def _sweep(self, now: float) -> None:
-        """Forget full buckets: they are as good as new ones."""
+        """Drop full buckets; they equal new ones."""
         self._buckets = {
             principal: (tokens, at)
             for principal, (tokens, at) in self._buckets.items()
@@ -329,14 +330,14 @@ class Rate:
 
 
 class LoopTime:
-    """Seconds of the event loop that each principal's large answers took, and their pace. Belongs to one event loop.
+    """Event loop time of each principal's large answers, and their pacing. Belongs to one event loop.
 
-    Work is cut into pieces of a few milliseconds. After a piece, its principal waits until it is within its share of
-    the time again, so that what others send gets the loop in between.
+    Work is split into pieces of a few milliseconds. After a piece, its principal waits until it is back within its
+    share, so that the requests of others get the loop in between.
 
     Parameters:
-        share: seconds per second that one principal's large answers may take in the long run.
-        clock: where the time comes from.
+        share: seconds per second that one principal's large answers may take on average.
+        clock: source of the time.
     """
 
     __slots__ = ("_clock", "_debt", "_share", "_total")
@@ -348,7 +349,7 @@ class LoopTime:
         self._total: dict[str, float] = {}
 
     def spend(self, principal: str, seconds: float) -> float:
-        """Charge a piece of work. Returns how long the principal's next piece has to wait, in seconds."""
+        """Charge a piece of work. Return the delay before the principal's next piece, in seconds."""
         now = self._clock.monotonic()
         debt, at = self._debt.get(principal, (0.0, now))
         debt = max(0.0, debt - (now - at) * self._share) + seconds
@@ -359,26 +360,26 @@ class LoopTime:
         return debt / self._share if debt > _BURST_S else 0.0
 
     async def pay(self, principal: str, seconds: float) -> None:
-        """Charge a piece of work that was done, and let the principal wait for it."""
+        """Charge a finished piece of work, and make the principal wait for it."""
         delay_s = self.spend(principal, seconds)
         if delay_s:
             await asyncio.sleep(delay_s)
 
     async def turn(self, principal: str, seconds: float) -> None:
-        """Charge a piece of work that is to come, and wait for what the principal has taken before it."""
+        """Charge an upcoming piece of work, after waiting for the principal's earlier pieces."""
         delay_s = self.spend(principal, seconds) - seconds / self._share
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 
     async def run(self, principal: str, work: Callable[[], bytes]) -> bytes:
-        """Do one piece of work on the loop, charge its time, and give the others their turn."""
+        """Run one piece of work on the loop, charge its time, and yield to others."""
         began = self._clock.monotonic()
         done = work()
         await asyncio.sleep(self.spend(principal, self._clock.monotonic() - began))
         return done
 
     def usage(self, principal: str | None = None) -> BudgetUsage:
-        """Seconds of the loop taken so far, by principal."""
+        """Return the seconds of loop time used so far, by principal."""
         if principal is not None:
             mine = self._total.get(principal, 0.0)
             return BudgetUsage(used=mine, limit=self._share, share=self._share, refused=0, principals={principal: mine})
@@ -393,10 +394,10 @@ class LoopTime:
 
 
 _BURST_S = 0.002
-"""Time of the loop that a principal may take before it has to wait."""
+"""Loop time that a principal may take before it must wait."""
 _LOOP_SHARE = 0.25
 _COPIES = 3
-"""A page is in memory as it was read, as events or entries, and encoded."""
+"""A page is in memory three times: as read, as events or entries, and encoded."""
 SMALL_MESSAGE_CHARACTERS = 8192
 """A message of at most this length is stored without a charge."""
 _WRITES_BYTES = 262_144
@@ -411,35 +412,35 @@ _PRINCIPAL_STOPS = 1_000
 
 
 class Budgets:
-    """All budgets of a host, made of its settings.
+    """All budgets of a host, created from its settings.
 
     Parameters:
         settings: the limits and shares.
-        clock: where the time comes from.
-        report: called with a line for people when a principal is refused at its share, once a minute for each.
-        memory: bytes of bodies and answers under way, in and out.
-        histories: bytes of transcripts that were read whole: by runs, until they end, and by edits. They are apart from
-            `memory`: a run may wait for requests of its principal.
-        connections: open connections, `UNKNOWN` ones included; the server sets the bounds when it has seen its
+        clock: source of the time.
+        report: called with a text for people when a principal is refused at its share; at most once a minute for each.
+        memory: bytes of request and response bodies in progress.
+        histories: bytes of complete transcripts in memory: read by runs, until they end, and by edits. Separate from
+            `memory`, since a run may wait for requests of its principal.
+        connections: open connections, `UNKNOWN` ones included; the server sets the limits once it knows its
             descriptors.
         streams: open event streams.
-        stops: stops under way.
-        writes: bytes of large messages that are given to the store just now: one principal's share is what a single
-            transaction takes without holding up the next.
-        listings: lists that are read whole, from the read until the answer is taken.
-        edits: undo, compact and branch, each of which reads a transcript whole; a model may be at work meanwhile.
-        reads: pages and parts of attachments that are read just now: how large a page is shows only then, and a
-            principal that read several at once would keep all the store's readers busy.
-        loop_time: seconds that large answers take of the loop.
-        fires: schedules that fire.
-        wrong_keys: wrong approval keys that were tried.
+        stops: stops in progress.
+        writes: bytes of large messages being written to the store. One principal's share fits a single transaction
+            that does not delay the next one.
+        listings: complete lists, from their read until the client has taken the answer.
+        edits: undo, compact and branch, each of which reads a whole transcript; a model may run meanwhile.
+        reads: pages and attachment parts being read. The size of a page is known only after its read, and parallel
+            reads of one principal would occupy all of the store's readers.
+        loop_time: loop time of large answers, in seconds.
+        fires: schedule firings.
+        wrong_keys: attempts with a wrong approval key.
     """
 
     def __init__(
         self, settings: Settings, clock: Clock = system_clock, report: Callable[[str], None] = lambda text: None
     ) -> None:
         self.memory = Budget(
-            "bytes under way",
+            "bytes in progress",
             limit=settings.memory_limit_bytes,
             share=settings.principal_memory_bytes,
             hint="read open answers, or send fewer large requests at once",
@@ -455,21 +456,21 @@ class Budgets:
             "event streams",
             limit=2**31,
             share=settings.principal_streams,
-            hint="close some, or raise HOLDFAST_PRINCIPAL_STREAMS",
+            hint="close some streams, or raise HOLDFAST_PRINCIPAL_STREAMS",
         )
-        self.stops = Budget("stops under way", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
+        self.stops = Budget("stops in progress", limit=_STOPS, share=_PRINCIPAL_STOPS, hint="wait for some of them")
         self.writes = Budget(
             "bytes of messages being stored", limit=2**31, share=_WRITES_BYTES, hint="send fewer large messages at once"
         )
-        self.listings = Budget("lists under way", limit=_LISTINGS, share=1, hint="ask for one list at a time")
+        self.listings = Budget("lists in progress", limit=_LISTINGS, share=1, hint="request one list at a time")
         self.edits = Budget(
-            "edits of histories under way", limit=_EDITS, share=_PRINCIPAL_EDITS, hint="wait for some of them"
+            "edits of histories in progress", limit=_EDITS, share=_PRINCIPAL_EDITS, hint="wait for some of them"
         )
         self.reads = Budget("pages being read", limit=2**31, share=1, hint="read one transcript or stream at a time")
         self.loop_time = LoopTime(_LOOP_SHARE, clock)
-        self.fires = Rate("fires of schedules", settings.principal_fires_per_s, clock)
+        self.fires = Rate("schedule firings", settings.principal_fires_per_s, clock)
         self.wrong_keys = Rate("wrong approval keys", _WRONG_KEYS_PER_S, clock, burst=_WRONG_KEYS)
-        self._wait_s = 2 * settings.stream_stall_s  # a reader that takes nothing holds its page for the stall time
+        self._wait_s = 2 * settings.stream_stall_s  # a stalled reader holds its page for the stall time
         self._clock = clock
         self._report = report
         self._told: dict[tuple[str, str], float] = {}
@@ -477,7 +478,7 @@ class Budgets:
             budget.on_refused = self.tell
 
     async def take_read(self, principal: str) -> Charge:
-        """Wait for the principal's turn to read something large from the store. Release the charge once it is read.
+        """Wait for the principal's turn to read something large from the store. Release the charge after the read.
 
         Raises `BudgetExceeded`, `HostBusy`: the principal's other reads took too long.
         """
@@ -486,12 +487,12 @@ class Budgets:
     async def read_page(
         self, principal: str, read: Callable[[], Awaitable[T]], weigh: Callable[[T], int]
     ) -> tuple[T, Charge]:
-        """A page of about ``PAGE_BYTES`` and the charge of its memory, made before it is read. Release the charge.
+        """Read a page of about ``PAGE_BYTES``, charging its memory first. Release the charge.
 
-        A page that turns out to weigh more, as one large event does, is read again once there is room for it.
+        A page that turns out larger, such as one large event, is read again once there is room for it.
 
         Raises:
-            BudgetExceeded, HostBusy: there is no room in time.
+            BudgetExceeded, HostBusy: timed out waiting for room.
         """
         amount = _COPIES * PAGE_BYTES
         while True:
@@ -518,18 +519,18 @@ class Budgets:
         *,
         within_s: float | None,
     ) -> tuple[Sequence[E], Charge]:
-        """A transcript as it stands at one moment, and the charge of its memory; up to ``FREE_BYTES`` none is charged.
+        """Read a consistent transcript, and charge its memory; up to ``FREE_BYTES`` are free.
 
-        Whoever waits for room holds nothing: what was read is read again once there is room for it.
+        Nothing is held while waiting for room: the transcript is read again once there is room.
 
         Parameters:
-            principal: who is charged.
-            read: gives the entries, or their size if that is more than the bytes that it gets.
-            weigh: what entries take in memory.
+            principal: the principal to charge.
+            read: returns the entries, or their size if that exceeds the given number of bytes.
+            weigh: returns the memory size of entries.
             within_s: as for `Budget.wait_for`.
 
         Raises:
-            BudgetExceeded, HostBusy: it is larger than a share, or there was no room in time.
+            BudgetExceeded, HostBusy: larger than a share, or timed out waiting for room.
         """
         found = await read(FREE_BYTES)
         if not isinstance(found, int):
@@ -539,8 +540,8 @@ class Budgets:
             share = self.histories.share
             if amount > share:
                 raise BudgetExceeded(
-                    f"the transcript takes {amount:,} bytes of memory, and {principal} may have {share:,}",
-                    hint="begin another session, undo(), or raise the setting principal_memory_bytes",
+                    f"the transcript takes {amount:,} bytes of memory; the limit for {principal} is {share:,}",
+                    hint="start another session, undo(), or raise the setting principal_memory_bytes",
                 )
             charge = await self.histories.wait_for(principal, amount, within_s=within_s)
             try:
@@ -557,7 +558,7 @@ class Budgets:
             del found
 
     def tell(self, principal: str, text: str, kind: str = "share") -> None:
-        """Report what a principal did, once a minute for each and of each kind."""
+        """Report an action of a principal, at most once a minute for each principal and kind."""
         now = self._clock.monotonic()
         who = (principal, kind)
         if now - self._told.get(who, -_TELL_EVERY_S) >= _TELL_EVERY_S:
@@ -567,7 +568,7 @@ class Budgets:
             self._report(text)
 
     def usage(self, principal: str | None = None) -> dict[str, BudgetUsage]:
-        """Every budget by its name; with the given principal's use only, or everybody's."""
+        """Return every budget by name, for all principals or the given one."""
         return {
             "memory": self.memory.usage(principal),
             "connections": self.connections.usage(principal),

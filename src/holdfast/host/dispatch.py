@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["Dispatch", "receipt_of"]
 
 LOOK_EVERY_S = 60.0
-"""So often the store is asked about a session that is due much later: the clock may be set meanwhile."""
+"""Longest wait before a session that is due later is checked again: the clock may be set in the meantime."""
 
 
 def receipt_of(key: str, result: SendResult) -> Receipt:
-    """What the sender of an accepted message gets."""
+    """Return the receipt for the sender of an accepted message."""
     return Receipt(
         session=key,
         seq=result.seq,
@@ -57,10 +57,10 @@ class Dispatch:
         self._timer: asyncio.TimerHandle | None = None
         self._unused: asyncio.Future[None] | None = None
 
-    # ── what the store decided ───────────────────────────────────────────────────────────────────────────────────
+    # ── decisions of the store ───────────────────────────────────────────────────────────────────────────────────
 
     def sent(self, request: Send, done: asyncio.Future[SendResult]) -> None:
-        """A send has its answer: show its events, and start or stop what it decided."""
+        """Handle a completed send: publish its events, and start or stop runs as decided."""
         host = self._host
         principal, reserved = request.principal, request.run_id is not None
         error = done.exception()
@@ -94,7 +94,7 @@ class Dispatch:
             self.later(result.session, principal, result.not_before)
 
     def fired(self, request: Fire, done: asyncio.Future[Fired]) -> None:
-        """A look at a schedule has its answer: what it sent goes the way of every message."""
+        """Handle a completed check of a schedule; its message is treated like any other."""
         sent: asyncio.Future[SendResult] = self._host.loop.create_future()
         error = done.exception()
         result = None if error is not None else done.result().sent
@@ -109,7 +109,7 @@ class Dispatch:
         rollback = request.policy == "rollback"
         cause = Cause(
             kind="rollback" if rollback else "message",
-            reason="a newer message takes its place" if rollback else "a newer message came",
+            reason="replaced by a newer message" if rollback else "a newer message arrived",
             origin=request.key,
             at=request.at,
             message_id=request.message_id,
@@ -121,7 +121,7 @@ class Dispatch:
             self.parked.stop(session, request.principal, run_id, cause)
 
     async def _look_after(self, request: Send) -> None:
-        """A send failed, and the store may have made it all the same: do what it decided. Gives its place back."""
+        """Handle a failed send that the store may have made anyway: carry out its decision, and return its slot."""
         host = self._host
         found: tuple[int, SessionView] | None = None
         for delay_s in RETRY_S:
@@ -160,12 +160,12 @@ class Dispatch:
         past: Past | None = None,
         steering: bool = False,
     ) -> None:
-        """Start a claimed run; its place is reserved.
+        """Start a claimed run; its slot is reserved.
 
         Parameters:
-            published: events of the same transaction that come before the claim's own.
-            past: of earlier attempts.
-            steering: a message may have been sent to steer the run, before it was known to be on.
+            published: events of the same transaction that precede the claim's own.
+            past: history of earlier attempts.
+            steering: whether a message may have been steered to the run before it was known to be active.
         """
         host = self._host
         events = published or claim.events
@@ -204,9 +204,8 @@ class Dispatch:
         error: HoldfastError | None = None,
         past: Past | None = None,
     ) -> asyncio.Future[None]:
-        """End a claimed run whose agent is not started: unknown here, or left by a crash. Its place is reserved.
-
-        The future is done when the run has ended, or when a drain gave it up for the next start.
+        """End a claimed run without starting its agent: unknown here, or abandoned by a crash. Its slot is reserved.
+        The future resolves when the run has ended, or when a drain leaves it to the next start.
         """
         host = self._host
         past = past or Past(claim)
@@ -252,11 +251,11 @@ class Dispatch:
         return ended
 
     def next_run_id(self) -> str | None:
-        """The id for a run that may follow on the same place, or None: others wait for it, or the host drains."""
+        """Return an id for a run that may follow on the same slot; None if others wait for it or the host drains."""
         return None if self._host.draining or self.admission.waiting else ids.run_id()
 
     def ended(self, run: ActiveRun, claim: Claim, committed: Committed | None) -> None:
-        """A run has ended here: pass its place on."""
+        """Pass on the slot of a run that ended here."""
         if run.actor.active is run:
             run.actor.active = None
             run.actor.idle_since = self._host.loop.time()
@@ -275,12 +274,12 @@ class Dispatch:
             self.later(claim.lease.session, claim.principal, committed.not_before)
         self.release(claim.principal)
 
-    # ── the line, and what is due later ──────────────────────────────────────────────────────────────────────────
+    # ── waiting sessions, and those due later ────────────────────────────────────────────────────────────────────
 
     def later(self, session: int, principal: str, not_before: float) -> None:
-        """The session has messages waiting: it gets in line, or is woken when they are due.
+        """Queue a session that has waiting messages, now or when they are due.
 
-        From here on the time is the loop's, which nobody sets: the store has the last word on what is due.
+        This uses the loop's clock, which cannot be set; the store has the final say on what is due.
         """
         wait_s = not_before - self._host.now()
         if wait_s > 0:
@@ -307,14 +306,14 @@ class Dispatch:
         self._arm()
 
     def release(self, principal: str) -> None:
-        """Give back a place. Who waits in line gets it before anybody else can ask for it."""
+        """Return a slot. Queued sessions get it before anyone else can ask for it."""
         self.admission.release(principal)
         self._admit()
         if self._unused is not None and not self._unused.done() and not self.admission.statistics().running:
             self._unused.set_result(None)
 
     async def unused(self) -> None:
-        """Wait until no place is taken: every claim that was on its way has its run, and every run has ended."""
+        """Wait until no slot is taken: every pending claim has its run, and every run has ended."""
         while self.admission.statistics().running:
             if self._unused is None or self._unused.done():
                 self._unused = self._host.loop.create_future()
@@ -328,7 +327,7 @@ class Dispatch:
             self._claim(principal, session, ids.run_id())
 
     def _claim(self, principal: str, session: int, run_id: str, tries: int = 0) -> None:
-        """Start the session's next run; its place is reserved."""
+        """Claim and start the session's next run; its slot is reserved."""
         done = self._host.store.claim(session, run_id=run_id, at=self._host.now())
         claimed = functools.partial(self._claimed, principal, session, run_id, tries)
         done.add_done_callback(claimed, context=self._host.context)
@@ -341,7 +340,7 @@ class Dispatch:
         if error is not None:
             host.store_failed(None, run_id, "claim", error)
             if isinstance(error, StorageError) and not host.draining:
-                # It may have been made all the same: asked again under the same id, the answer is the same run.
+                # The claim may have been made anyway: a repeat with the same id returns the same run.
                 again = functools.partial(self._claim, principal, session, run_id, tries + 1)
                 host.loop.call_later(retry_after_s(tries), again, context=host.context)
             else:
@@ -358,7 +357,7 @@ class Dispatch:
                 self.release(principal)
 
     def close(self) -> None:
-        """Start nothing any more."""
+        """Start no more runs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

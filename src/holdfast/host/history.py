@@ -45,20 +45,20 @@ __all__ = [
 
 
 def shown(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries as readers see them: without what agents keep for themselves."""
+    """Return the entries as readers see them: without agent state."""
     return [msgspec.structs.replace(entry, kept=None) if entry.kept is not None else entry for entry in entries]
 
 
 async def read(
     host: Host, principal: str, session: int, *, within_s: float | None = None
 ) -> tuple[Sequence[Entry], Charge]:
-    """Read a transcript whole, with the charge of its memory; a small one is not charged. Release the charge.
+    """Read a whole transcript, with the charge of its memory; a small one is free. Release the charge.
 
     Parameters:
-        within_s: how long it waits for room; None: until there is some.
+        within_s: timeout for waiting for room; None: no timeout.
 
     Raises:
-        BudgetExceeded, HostBusy: it is larger than a principal's share, or there was no room in time.
+        BudgetExceeded, HostBusy: larger than a principal's share, or timed out waiting for room.
     """
 
     def within(limit_bytes: int) -> Awaitable[Sequence[Entry] | int]:
@@ -69,7 +69,7 @@ async def read(
 
 @asynccontextmanager
 async def charged(host: Host, principal: str, session: int) -> AsyncIterator[tuple[Sequence[Entry], Charge]]:
-    """A transcript for an edit, charged meanwhile. Raises as `read`."""
+    """Yield a transcript for an edit, charged in the meantime. Raises as `read`."""
     entries, charge = await read(host, principal, session, within_s=host.settings.stream_stall_s)
     with charge:
         yield entries, charge
@@ -85,7 +85,7 @@ async def edit(
     expected_n: int | None = None,
     agent: str = "",
 ) -> Edited:
-    """Have the store change the transcript, and show readers that it did. Raises as `Store.edit_history` does."""
+    """Have the store edit the transcript, and publish the edit. Raises as `Store.edit_history`."""
     done = host.store.edit_history(
         EditHistory(
             principal=principal,
@@ -101,7 +101,7 @@ async def edit(
     )
 
     def edited(done: asyncio.Future[Edited]) -> None:
-        host.awaited.made(principal, key)  # also if the answer was lost: it may be there
+        host.awaited.made(principal, key)  # even if the reply was lost: the session may exist
         error = done.exception()
         if isinstance(error, LimitExceeded):
             host.incidents.kept["P9"] += 1
@@ -114,11 +114,11 @@ async def edit(
     try:
         return await asyncio.shield(done)
     finally:
-        del done  # its error and this frame would hold each other, and the entries
+        del done  # breaks a cycle: its error, this frame, and the entries
 
 
 class LastRun(NamedTuple):
-    """What the run that ended last was asked."""
+    """The request of the most recent run."""
 
     run_id: str
     content: str
@@ -126,16 +126,16 @@ class LastRun(NamedTuple):
 
 
 async def last_run(host: Host, principal: str, session: int) -> LastRun:
-    """Raises `SessionBusy` while a run is on, and `NothingToUndo` when the last one left nothing."""
+    """Return the last run's request. Raises `SessionBusy` during a run, `NothingToUndo` if it left no entries."""
     runs = await host.store.runs(session, limit=1)
     if runs and runs[0].state not in TERMINAL_RUN_STATES:
-        raise SessionBusy("the session has a run", hint="retry when it has ended, or interrupt it")
+        raise SessionBusy("a run is already active", hint="retry after it has ended, or interrupt it")
     asked: list[Entry] = []
     if runs:
         async with charged(host, principal, session) as (entries, _):
             asked = [entry for entry in entries if entry.run_id == runs[0].run_id and entry.role == "user"]
     if not asked:
-        raise NothingToUndo("the last run left nothing in the transcript that could be asked again")
+        raise NothingToUndo("the last run left no request in the transcript to retry")
     return LastRun(
         run_id=runs[0].run_id,
         content="\n".join(entry.content for entry in asked),
@@ -144,9 +144,9 @@ async def last_run(host: Host, principal: str, session: int) -> LastRun:
 
 
 def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
-    """The entries up to `through_n`, with the results of all calls that are among them.
+    """Return the entries up to `through_n`, plus the results of all calls among them.
 
-    A run that is cut within, and did not complete, is still marked so.
+    A run that is cut in the middle and did not complete keeps its mark.
     """
     if through_n is None:
         return list(entries)
@@ -163,7 +163,7 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
 
 
 async def with_states(host: Host, session: int, entries: Sequence[Entry], charge: Charge) -> list[Entry]:
-    """These entries of a session with all that is kept with them, for another session; `charge` grows by that."""
+    """Return the entries of a session with their agent state, for another session; `charge` grows accordingly."""
     whole = []
     for entry in entries:
         if entry.kept is not None:
@@ -176,15 +176,15 @@ async def with_states(host: Host, session: int, entries: Sequence[Entry], charge
 
 
 async def compact(host: Host, session: Session, keep: int) -> None:
-    """See `SessionLike.compact`. A transcript that is short already is left as it is."""
+    """See `SessionLike.compact`. A transcript that is already short stays unchanged."""
     view = await session.info()
     if view.run_id is not None or view.waiting:
-        raise SessionBusy("the session has a run, or messages that wait", hint="compact it when it is idle")
+        raise SessionBusy("the session has an active run or waiting messages", hint="compact it when it is idle")
     agent = host.find_agent(view.agent)
     if agent.model is None:
         raise NotSupported(
-            f"agent {agent.name!r} has no model that could sum up its transcript",
-            hint="give the agent a model, or keep its history short by undo() and branch()",
+            f"agent {agent.name!r} has no model to summarize its transcript with",
+            hint="give the agent a model, or keep its history short with undo() and branch()",
         )
     async with charged(host, session.principal, await session._row()) as (entries, _):
         cut = _cut(entries, keep)
@@ -195,14 +195,14 @@ async def compact(host: Host, session: Session, keep: int) -> None:
                 text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
         except Interrupted as stopped:
             if stopped.cause.kind == "deadline":
-                raise ModelFailed(f"the model gave no summary within {host.settings.step_s:g} s") from None
-            raise Draining("this host is shutting down; the transcript is as it was") from None
+                raise ModelFailed(f"the model returned no summary within {host.settings.step_s:g} s") from None
+            raise Draining("this host is shutting down; the transcript is unchanged") from None
         summary = Entry(role="summary", content=text, kept=last_kept(entries[:cut]))
         await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
 
 
 def _cut(entries: Sequence[Entry], keep: int) -> int:
-    """How many entries are summed up: those before the last `keep` messages, at a place where no call is open."""
+    """Return the number of entries to summarize: those before the last `keep` messages, cut where no call is open."""
     if keep == 0:
         return len(entries)
     places: list[int] = []
@@ -217,32 +217,32 @@ def _cut(entries: Sequence[Entry], keep: int) -> int:
     return places[-keep] if keep <= len(places) else 0
 
 
-_UNCHANGED = "give what export() gave, without changes by hand"
+_UNCHANGED = "pass the result of export() unmodified"
 
 
 def check_import(export: SessionExport) -> list[Entry]:
-    """The entries of an export, as they may be stored. Raises `InvalidRequest` for a history that is not whole."""
+    """Return the entries of an export for storage. Raises `InvalidRequest` for an incomplete history."""
     if not isinstance(export, SessionExport):
-        raise InvalidRequest("an import takes a SessionExport", hint="give what export() gave")
+        raise InvalidRequest("an import takes a SessionExport", hint="pass the result of export()")
     open_calls: set[str] = set()
     seen: set[str] = set()
     try:
         entries = msgspec.convert(msgspec.to_builtins(export.entries), tuple[Entry, ...])
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidRequest(f"the entries are not as export() gives them: {error}", hint=_UNCHANGED) from None
+        raise InvalidRequest(f"malformed entries: {error}", hint=_UNCHANGED) from None
     for number, entry in enumerate(entries, 1):
         if entry.role == "tool_call":
             if not entry.call_id or entry.call_id in seen:
-                raise InvalidRequest(f"entry {number} is a call without an id of its own", hint=_UNCHANGED)
+                raise InvalidRequest(f"entry {number} is a call without a unique id", hint=_UNCHANGED)
             seen.add(entry.call_id)
             open_calls.add(entry.call_id)
         elif entry.role == "tool_result":
             if entry.call_id not in open_calls:
-                raise InvalidRequest(f"entry {number} is a result without its call before it", hint=_UNCHANGED)
+                raise InvalidRequest(f"entry {number} is a result without a preceding call", hint=_UNCHANGED)
             open_calls.discard(entry.call_id)
     if open_calls:
         raise InvalidRequest(f"{len(open_calls)} calls have no result", hint=_UNCHANGED)
     named = {attachment.digest for entry in entries for attachment in entry.attachments}
     if missing := named - export.attachments.keys():
         raise InvalidRequest(f"the export lacks the bytes of attachment {min(missing)[:80]!r}", hint=_UNCHANGED)
-    return [msgspec.structs.replace(entry, n=0, kept=None) for entry in entries]  # what agents keep is never taken in
+    return [msgspec.structs.replace(entry, n=0, kept=None) for entry in entries]  # agent state is never imported

@@ -56,13 +56,13 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.host")
 
 RUN_EXCESS_BYTES = 4_000_000
-"""Bytes that the runs of a principal may write above its quota together, so that what was accepted can end."""
+"""Bytes that a principal's active runs may write above its quota together, so that accepted work can end."""
 
 STORE_S = 5.0
-"""How long a drain waits for the store to take the ends of runs, beyond the time of their stops."""
+"""Seconds that a drain waits for the store to commit runs, beyond the time of their stops."""
 
 RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
-"""Kinds of interrupt that are durable, or deliberately not, before the run's scope sees them."""
+"""Kinds of interrupt that are durable, or deliberately not, before the run's scope gets them."""
 
 
 class Host:
@@ -70,15 +70,15 @@ class Host:
 
     Parameters:
         agent: the default agent.
-        agents: further agents, by name or as a sequence; without `agent` the first one is the default.
-        store: a URL (``sqlite:///file``, ``memory://``) or a store that is not open yet.
-        settings: every limit and time; `store` in them is used when none is given here.
-        clock: wall-clock time.
+        agents: further agents, by name or as a sequence; without `agent`, the first one is the default.
+        store: a URL (``sqlite:///file``, ``memory://``) or a store that is not yet open.
+        settings: all limits and timeouts; their `store` is used if none is given here.
+        clock: source of wall-clock time.
 
-    All methods are called on the loop that started it. A host is started once.
+    Call all methods on the loop that started it. A host starts once.
 
     Raises:
-        ConfigurationError: no agent, or two of one name.
+        ConfigurationError: no agent, or a duplicate agent name.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Host:
         self.stored_limit = stored_limit(self.settings, in_memory=isinstance(self.store, MemoryStore))
         """Bytes that a principal may have stored."""
         self.run_stored_limit = self.stored_limit + RUN_EXCESS_BYTES
-        """Bytes that a principal may have stored once its runs have written what they began."""
+        """Bytes that a principal may have stored, including the allowance for its active runs."""
         self.node_id = ids.node_id()
         self.run_limits = RunLimits(call_s=self.settings.tool_s, step_s=self.settings.step_s)
         self.incidents = Incidents()
@@ -135,37 +135,37 @@ class Host:
         self._watch: LoopWatch | None = None
         self._server_exit: ServerExit | None = None
         self.on_streams_close: list[Callable[[], object]] = []
-        """Called before the streams are ended: what serves them tells its readers that they may come back."""
+        """Called before the streams end, so that their servers can ask readers to reconnect."""
         self._streams_closed = False
 
     def _store_of_settings(self) -> str:
-        """The URL of the store that the settings name, or of the one that an older version made in this folder."""
+        """Return the URL of the configured store, or of one that an older version created in this folder."""
         if self.settings.store != DEFAULT_STORE:
             return self.settings.store
         found = default_store(environ={})
         if found != DEFAULT_STORE:
-            _log.warning("the store is still %s: move it with 'holdfast store move'", found)
+            _log.warning("the store is still at %s; move it with 'holdfast store move'", found)
         return found
 
     def session_id(self, number: int) -> str:
-        """Return what tells the session of this number apart from all others of its store, also after a restart.
+        """Return an id that distinguishes this session from all others of its store, even after a restart.
 
-        A store without a file begins to count anew with each host.
+        A store without a file restarts its numbers with each host.
         """
         return f"{number}-{self.node_id}" if isinstance(self.store, MemoryStore) else str(number)
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Open the store, take up what a crash left, and begin.
+        """Open the store, recover runs after a crash, and accept work.
 
         Raises:
             StoreLocked, StoreCorrupt, StoreReadOnly: see their hints.
-            StorageError: what was left cannot be read or written; nothing is open then.
-            ConfigurationError: it was started before, or a toolset did not start.
+            StorageError: recovery failed to read or write; nothing stays open.
+            ConfigurationError: started before, or a toolset did not start.
         """
         if self._started:
-            raise ConfigurationError("this host was started before", hint="a host is started once: make a new one")
+            raise ConfigurationError("this host was started before", hint="a host starts only once; create a new one")
         self.loop = asyncio.get_running_loop()
         with detached():
             self.context = contextvars.copy_context()
@@ -203,9 +203,9 @@ class Host:
         await self.close()
 
     async def drain(self, *, deadline_s: float | None = None) -> DrainReport:
-        """Take no new work, let runs finish until the deadline, then park or interrupt the rest. Repeated: the same.
+        """Accept no new work, let runs finish until the deadline, then unload or interrupt the rest. Idempotent.
 
-        Runs that wait for people are not waited for: they are parked, or interrupted, at once.
+        Runs that wait for people are unloaded, or interrupted, at once.
 
         Parameters:
             deadline_s: default: the setting ``drain_s``.
@@ -216,9 +216,9 @@ class Host:
         return await asyncio.shield(self._drain)
 
     async def close(self) -> None:
-        """Drain, end every stream and wait, and close the store. Repeated: waits for the same.
+        """Drain, end all streams and waits, and close the store. A repeat waits for the first call.
 
-        A caller that is cancelled meanwhile has it done without delay, and is cancelled once it is done.
+        If the caller is cancelled, the drain ends at once; the cancellation is raised after the close.
         """
         if not self._started:
             return
@@ -238,7 +238,7 @@ class Host:
         self._closing.result()
 
     def _is_around_caller(self) -> bool:
-        """Whether a run of this host calls: nothing of it can wait for the end of everything."""
+        """Return whether a run of this host is the caller: it must not wait for its own end."""
         scope = current_scope()
         while scope is not None and scope is not self.scope:
             scope = scope.parent
@@ -256,7 +256,7 @@ class Host:
                 self._watch.close()
             if self._server_exit is not None:
                 self._server_exit.close()
-            await self.scope.stop("the host closes", kind="shutdown")
+            await self.scope.stop("the host is closing", kind="shutdown")
             await kill_everything()
             self._adoption.restore()
             for pool in self._pools.values():
@@ -265,7 +265,7 @@ class Host:
             await self.store.close()
 
     def _server_exits(self) -> None:
-        """The web server around this host shuts down: it closes this host only after the streams have ended."""
+        """Handle the exit of the surrounding web server, which closes this host only after the streams have ended."""
 
         async def end() -> None:
             await self.drain()
@@ -274,7 +274,7 @@ class Host:
         self.start_task(end(), "end the streams")
 
     def close_streams(self) -> None:
-        """End all event streams, after what they have still to read; new ones end at the end of their log."""
+        """End all event streams after their pending events; new ones end at the end of their log."""
         self._streams_closed = True
         for tell in self.on_streams_close:
             tell()
@@ -301,13 +301,13 @@ class Host:
             for scope in list(actor.background):
                 stops.append(self.start_task(scope.stop(cause=self._shutdown()), "stop background"))
         await self._until_unused(self.settings.grace_s + self.settings.kill_after_s + STORE_S)
-        unwritten = tuple(f"the end of run {run_id}, which the store did not take" for run_id in self.live)
+        unwritten = tuple(f"run {run_id}: the store did not accept its end" for run_id in self.live)
         for run in list(self.live.values()):
             run.abandon()
-        receipts = [await stop for stop in (*self._cut.values(), *stops)]  # each is bounded by its grace
+        receipts = [await stop for stop in (*self._cut.values(), *stops)]  # each is bounded by its grace period
         orphans = (*(name for receipt in receipts for name in _left(receipt)), *unwritten)
         parked = tuple(run.run_id for run in self._cut if run.parked)
-        ended_by_itself = [run for run in self._cut if run.status in ("completed", "failed")]  # it was quicker
+        ended_by_itself = [run for run in self._cut if run.status in ("completed", "failed")]  # it finished first
         interrupted = tuple(run.run_id for run in self._cut if not run.parked and run not in ended_by_itself)
         finished += len(ended_by_itself)
         self._cut.clear()
@@ -323,22 +323,22 @@ class Host:
         )
 
     async def _until_unused(self, deadline_s: float) -> None:
-        """Wait until every run has ended, those included that a send or claim on its way is about to start."""
+        """Wait until every run has ended, including runs that a pending send or claim is about to start."""
         try:
             async with asyncio.timeout(deadline_s) as self._patience:
                 await self.dispatch.unused()
         except TimeoutError:
-            pass  # the drain goes on with what is left
+            pass  # the drain continues with the remaining runs
         finally:
             self._patience = None
 
     def _hasten(self) -> None:
-        """Somebody who waits for the end was cancelled: the drain's deadline is now."""
+        """End the drain's deadline now: a caller that waits for the close was cancelled."""
         if not self._time_is_over and self._patience is not None:
             self._patience.reschedule(self.loop.time())
 
     def _shutdown(self) -> Cause:
-        return Cause(kind="shutdown", reason="the host shuts down", origin=self.node_id, at=self.now())
+        return Cause(kind="shutdown", reason="the host is shutting down", origin=self.node_id, at=self.now())
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -350,13 +350,13 @@ class Host:
         agent: str | None = None,
         agents: frozenset[str] | None = None,
     ) -> Session:
-        """A session of a principal; no I/O, it need not exist yet.
+        """Return a handle to a principal's session; no I/O, the session need not exist yet.
 
         Parameters:
             key: 1 to 200 printable characters without a slash.
-            principal: whose session.
-            agent: the agent for messages that name none.
-            agents: those that this caller may use; any other one is unknown to it. None: all of them.
+            principal: the session's owner.
+            agent: the agent for messages that do not name one.
+            agents: the agents that this caller may use; it sees no others. None: all of them.
 
         Raises:
             InvalidKey, UnknownAgent.
@@ -366,11 +366,11 @@ class Host:
         return Session(self, principal, key, agent, agents)
 
     async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
-        """The sessions that changed last; of all principals for None."""
+        """Return the most recently changed sessions, of one principal or of all (None)."""
         return list(await self.store.sessions(principal=principal, limit=limit))
 
     async def open_questions(self, *, limit: int = 1000) -> list[DueQuestion]:
-        """The questions of all sessions that wait for an answer, the one that expires first at the front."""
+        """Return the open questions of all sessions, the earliest to expire first."""
         return list(await self.store.due_questions(before=math.inf, limit=limit))
 
     async def schedule(
@@ -390,7 +390,7 @@ class Host:
         jitter_s: float = 0.0,
         max_runs: int | None = None,
     ) -> Schedule:
-        """Send a session a message by the clock; see `SessionLike.schedule`, which this is for the session `key`."""
+        """Send a session a message on a schedule; same as `SessionLike.schedule` of the session `key`."""
         return await self.session(key, principal=principal).schedule(
             text,
             every_s=every_s,
@@ -406,28 +406,28 @@ class Host:
         )
 
     def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:
-        """A schedule of a principal; no I/O, it need not exist. Raises `InvalidKey`."""
+        """Return a handle to a principal's schedule; no I/O, it need not exist. Raises `InvalidKey`."""
         return Schedule(self, principal, schedule_id)
 
     async def schedules(
         self, *, principal: str | None = None, session: str | None = None, limit: int = 100
     ) -> list[ScheduleView]:
-        """Schedules in the order in which they were made: of all principals for None, or of one, or of its session."""
+        """Return schedules in order of creation: of all principals (None), of one, or of one session."""
         return list(await self.store.schedules(principal=principal, session=session, limit=limit))
 
     def find_agent(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
-        """The agent of that name, if it is among those. Raises `UnknownAgent`, which tells of no other ones."""
+        """Return the agent of that name, if in `among`. Raises `UnknownAgent`, which lists only agents in `among`."""
         agent = self.agents.get(name) if among is None or name in among else None
         if agent is None:
             there = ", ".join(sorted(self.agents if among is None else among & self.agents.keys())) or "none for you"
             raise UnknownAgent(
-                f"this host has no agent {name!r}",
-                hint=f"it has: {there}; name one with a message (agent=, --agent): its session goes on with it",
+                f"unknown agent {name!r}",
+                hint=f"available: {there}; name one with the message (agent=, --agent) to switch the session to it",
             )
         return agent
 
     def statistics(self) -> HostStatistics:
-        """A snapshot of the host."""
+        """Return a snapshot of the host."""
         return HostStatistics(
             node_id=self.node_id,
             pid=os.getpid(),
@@ -442,9 +442,9 @@ class Host:
         )
 
     def tree(self, *, principal: str | None = None) -> TreeNode:
-        """What is alive: sessions, runs and all that is below them; of one principal, or of all.
+        """Return all live sessions and runs, and everything below them; of one principal, or of all (None).
 
-        What a stop gave up is there until it has ended, in the state ``abandoned``.
+        Abandoned tasks and threads stay until they have ended, in the state ``abandoned``.
         """
         shown = {
             actor.session: actor.key
@@ -457,7 +457,7 @@ class Host:
         return TreeNode(kind="host", name=self.node_id, state=state, children=children)
 
     def session_tree(self, session: int, key: str) -> TreeNode:
-        """What is alive for one session."""
+        """Return the live tasks, threads and processes of one session."""
         now = self.loop.time()
         left = self._left_behind.nodes(session, now)
         actor = self.actors.get(session)
@@ -467,10 +467,10 @@ class Host:
         nodes = (*scope_nodes([*scopes, *actor.background], now), *left)
         return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
 
-    # ── for the parts of the host ────────────────────────────────────────────────────────────────────────────────
+    # ── used by the parts of the host ────────────────────────────────────────────────────────────────────────────
 
     def actor(self, *, session: int, number: int, principal: str, key: str, seq: int) -> SessionActor:
-        """The live session; if it is not in memory yet it comes there by this, at `seq`."""
+        """Return the live session, loading it at `seq` if it is not in memory."""
         actor = self.actors.get(session)
         if actor is None:
             actor = SessionActor(session=session, number=number, principal=principal, key=key, seq=seq)
@@ -481,7 +481,7 @@ class Host:
         return actor
 
     def threads(self, principal: str) -> ThreadPool:
-        """The principal's own threads, so that it cannot use up another's."""
+        """Return the principal's own thread pool, so that it cannot exhaust another's."""
         pool = self._pools.get(principal)
         if pool is None:
             pool = self._pools[principal] = ThreadPool(
@@ -492,7 +492,7 @@ class Host:
         return pool
 
     def forget_threads(self) -> None:
-        """Let go of the threads of principals of whom nothing is in memory; abandoned ones stay counted."""
+        """Close the thread pools of principals with nothing in memory; abandoned threads stay counted."""
         if len(self._pools) > len(self.live):
             here = {actor.principal for actor in self.actors.values()}
             for principal in [name for name in self._pools if name not in here]:
@@ -502,12 +502,12 @@ class Host:
     def committed(
         self, claim: Claim, status: str, committed: Committed, steered: Sequence[str] = (), *, sure: bool = True
     ) -> None:
-        """A run's end is durable: show it, and wake who waits for it.
+        """Publish the durable end of a run, and wake those who wait for it.
 
         Parameters:
-            status: what it was committed as; one that is rolled back ends ``interrupted``.
+            status: the committed status; a run that is rolled back ends ``interrupted``.
             steered: ids of the messages that it took after its claim.
-            sure: whether that is all of them.
+            sure: whether `steered` is complete.
         """
         counts, kept, broken = self.incidents.counts, self.incidents.kept, self.incidents.broken
         settled = [settlement.message_id for settlement in committed.settled]
@@ -533,7 +533,7 @@ class Host:
         self.incidents.report(Incident(at=self.now(), kind="budget", text=text))
 
     async def catch_up(self, actor: SessionActor) -> None:
-        """Show readers what was written while the store's answers were lost. Raises `StorageError`."""
+        """Publish events that were written while the store's replies were lost. Raises `StorageError`."""
 
         def read() -> Awaitable[Sequence[Stored]]:
             return self.store.read_events(
@@ -546,19 +546,19 @@ class Host:
                 break
 
     def run_started(self, run: ActiveRun) -> None:
-        """A run is live. Where the time of a drain is over it is parked or stopped at once."""
+        """Handle a started run: after a drain's deadline, unload or stop it at once."""
         if self._time_is_over:
             self._cut_short(run)
 
     def run_rests(self, run: ActiveRun) -> None:
-        """A run waits for people only: it leaves the memory if it can. A drain does not wait for those that cannot."""
+        """Handle a run that waits only for people: unload it if possible. A drain does not wait for it otherwise."""
         if self.draining:
             self._cut_short(run)
         else:
             run.leave()
 
     def _cut_short(self, run: ActiveRun) -> None:
-        """The host shuts down: park or stop a run."""
+        """Unload or stop a run for shutdown."""
         if run in self._cut:
             return
         if run.leaving or (run.surroundings.resting and run.leave()):
@@ -568,12 +568,12 @@ class Host:
             self._cut[run] = run.stop(self._shutdown())
 
     def run_ended(self, run: ActiveRun) -> None:
-        """A run is no longer live."""
+        """Handle a run that is no longer live."""
         if run not in self._cut and not run.parked:
             self._ended += 1
 
     def run_triggered(self, run: ActiveRun, cause: Cause) -> None:
-        """A run is being interrupted: make it durable where it did not come that way."""
+        """Record the interrupt of a run, unless it is already durable."""
         self.incidents.counts[f"interrupts_{cause.kind}"] += 1
         if cause.kind == "parent" and not self.scope.interrupt.triggered:
             self.incidents.broken["P2"] += 1
@@ -595,7 +595,7 @@ class Host:
             self.store_failed(actor.key, run.run_id, "interrupt", error)
 
     def receipt_made(self, run: ActiveRun, receipt: StopReceipt) -> None:
-        """A run was stopped: count it, and report what is left."""
+        """Count a stopped run, and report what is left."""
         incidents = self.incidents
         incidents.counts[f"stops_{receipt.outcome}"] += 1
         incidents.kept["P3"] += 1
@@ -608,29 +608,29 @@ class Host:
         for left in receipt.abandoned:
             incidents.counts["abandoned"] += 1
             text = (
-                f"{left.kind} {left.name!r} did not stop and is quarantined: give it timeouts, or run it in a process"
+                f"{left.kind} {left.name!r} did not stop and is quarantined; give it timeouts, or run it in a process"
             )
             self._report("quarantined", text, run, left.stack)
         if receipt.survivors:
             pids = ", ".join(map(str, receipt.survivors))
-            self._report("survivors", f"processes {pids} could not be proven dead: look at them with ps", run)
+            self._report("survivors", f"processes {pids} may still be running; check them with ps", run)
 
     def scope_closed(self, scope: Scope) -> None:
-        """A run's scope has closed: nothing may be in it any more."""
+        """Check that nothing is left in the closed scope of a run."""
         if scope.members():
             self.incidents.broken["P8"] += 1
         else:
             self.incidents.kept["P8"] += 1
 
     def transcript_made(self, entries: Sequence[Entry]) -> None:
-        """A run's entries go into the transcript: each call must have exactly one result."""
+        """Check that each call among a run's new entries has exactly one result."""
         calls = [entry.call_id for entry in entries if entry.role == "tool_call"]
         results = {entry.call_id for entry in entries if entry.role == "tool_result"}
         valid = len(calls) == len(results) and results.issuperset(calls)
         (self.incidents.kept if valid else self.incidents.broken)["P6"] += 1
 
     def run_lost(self, run: ActiveRun, error: HoldfastError) -> None:
-        """The store says that another holder has the session."""
+        """Report that another holder has the session."""
         self.incidents.broken["P11"] += 1
         self._report("lease_lost", error.message, run)
 
@@ -640,20 +640,20 @@ class Host:
         )
 
     def _loop_blocked(self, seconds: float, stack: tuple[str, ...]) -> None:
-        """On the watching thread."""
+        """Report a blocked event loop. Runs on the watching thread."""
         text = (
-            f"the event loop did not answer for {seconds:g} s, and everybody waits: something on it blocks. "
+            f"the event loop did not respond for {seconds:g} s, which delays everyone: something on it blocks. "
             "Make it async, or a sync function, which gets a thread"
         )
         self.incidents.report(Incident(at=self.now(), kind="loop_blocked", text=text, stack=stack))
 
     def store_failed(self, key: str | None, run_id: str | None, what: str, error: BaseException) -> None:
-        """A write did not go through; it is tried again where something depends on it."""
+        """Report a failed write; it is retried if anything depends on it."""
         text = f"{what}: {one_line(error)}"
         self.incidents.report(Incident(at=self.now(), kind="store", text=text, session=key, run_id=run_id))
 
     def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
-        """Messages were withdrawn."""
+        """Handle withdrawn messages."""
         actor = self.actors.get(session)
         if actor is not None:
             actor.publish(events)
@@ -670,16 +670,16 @@ class Host:
         *,
         background: bool,
     ) -> asyncio.Task[tuple[StopReceipt, tuple[Message, ...]]]:
-        """Carry out an interrupt or stop that the store is recording; goes on whatever becomes of the caller.
+        """Carry out an interrupt or stop that the store is recording. It continues even if the caller is cancelled.
 
         Parameters:
-            background: stop the session's background work too.
+            background: whether to stop the session's background work too.
         """
         stops: list[asyncio.Future[StopReceipt]] = []
         acted: asyncio.Future[None] = self.loop.create_future()
 
         def decided(done: asyncio.Future[Any]) -> None:
-            """In the callback, so that nothing comes between the record and the act."""
+            """Act in the callback, so that nothing comes between the record and the act."""
             try:
                 act(done)
             finally:
@@ -687,7 +687,7 @@ class Host:
 
         def act(done: asyncio.Future[Any]) -> None:
             error = done.exception()
-            if isinstance(error, StorageError):  # a full disk must not keep a run going
+            if isinstance(error, StorageError):  # even a full disk must not keep a run alive
                 stops.extend(
                     self.start_task(run.scope.stop(cause=cause, grace_s=grace_s), "stop")
                     for run in self.live.values()
@@ -714,11 +714,11 @@ class Host:
 
         async def carry_out() -> tuple[StopReceipt, tuple[Message, ...]]:
             withdrawn: tuple[Message, ...] = ()
-            await acted  # not `done`: whoever looks between its result and its callbacks finds no stop yet
+            await acted  # not `done`: between its result and its callbacks, the stop has not happened yet
             try:
                 result: InterruptDone | StopDone = done.result()
             except StorageError:
-                if background or not stops:  # what waits was not withdrawn: the caller has to ask again
+                if background or not stops:  # waiting messages were not withdrawn: the caller must retry
                     raise
             else:
                 if isinstance(result, StopDone):
@@ -731,11 +731,11 @@ class Host:
         return self.start_task(carry_out(), "stopping")
 
     def start_background(self, actor: SessionActor, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work of a session that outlives its run; what it returns comes back as a message.
+        """Start background work of a session that outlives its run; its result comes back as a message.
 
         Raises:
-            Draining: the host shuts down.
-            LimitExceeded: the principal has too much in the background.
+            Draining: the host is shutting down.
+            LimitExceeded: the principal has too much background work.
         """
         if self.draining:
             raise Draining("this host is shutting down and starts no background work")
@@ -743,7 +743,7 @@ class Host:
         if self._in_background[actor.principal] >= limit:
             self.incidents.kept["P9"] += 1
             raise LimitExceeded(
-                f"{actor.principal!r} has {limit} pieces of work in the background, which is the limit",
+                f"{actor.principal!r} already has {limit} background tasks, which is the limit",
                 hint="wait until some have ended, or stop their sessions",
             )
         scope = Scope(name, parent=self.scope, threads=self.threads(actor.principal), owner=actor.principal)
@@ -762,11 +762,11 @@ class Host:
                 told(f"{name}: {one_line(error)}")
                 text = f"[{name}] failed: {one_line(error)}"
             if text is None or scope.interrupt.triggered:
-                return  # what was stopped has nothing more to say
+                return  # stopped work reports nothing
             try:
                 await self.session(actor.key, principal=actor.principal).send(text)
             except HoldfastError as error:
-                told(f"what {name} came to could not be sent to its session: {one_line(error)}")
+                told(f"the result of {name} could not be sent to its session: {one_line(error)}")
 
         def ended() -> None:
             self._left_behind.note(actor, scope)
@@ -783,7 +783,7 @@ class Host:
         self.context.copy().run(begin)
 
     def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-        """A task of the host's own: outside every run, and held until it is done."""
+        """Start a task owned by the host: outside every run, and referenced until it is done."""
         task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.context.copy())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -799,7 +799,7 @@ def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable
     else:
         found += [as_agent(thing) for thing in others]
     if not found:
-        raise ConfigurationError("a host needs at least one agent", hint="Host(agent) or Host(agents=[…])")
+        raise ConfigurationError("a host needs at least one agent", hint="use Host(agent) or Host(agents=[…])")
     by_name: dict[str, Agent] = {}
     for one in found:
         if one.name in by_name:
@@ -809,6 +809,6 @@ def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable
 
 
 def _left(receipt: StopReceipt) -> list[str]:
-    """What a receipt names as left alive."""
+    """Return the names of the survivors in a receipt."""
     threads = [f"{left.kind} {left.name} of {receipt.scope}" for left in receipt.abandoned]
     return threads + [f"process {pid} of {receipt.scope}" for pid in receipt.survivors]

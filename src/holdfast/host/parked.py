@@ -1,7 +1,7 @@
 """Suspended runs out of memory: resume them when they are answered, end them when they are interrupted.
 
 Invariants
-- Only a claim takes hold of a run again; every claim that the store returns is resumed or ended here, for any claimant.
+- Only a claim takes up a run again. Every claim that the store returns is resumed or ended here, for any claimant.
 - From the claim until the run is live or has ended, it is in `_taken_up`: an interrupt in that time is recorded there
   and ends it. Before that, the interrupt's own claim ends the run; after it, the live run gets the interrupt.
 - A claim is reported in its callback, before any later result of the store. A claim that is returned twice is therefore
@@ -39,7 +39,7 @@ class _TakenUp:
 
 
 class ParkedRuns:
-    """Made by `Dispatch`; on the host's loop only."""
+    """Resumes and ends unloaded runs. Made by `Dispatch`; on the host's loop only."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -48,7 +48,7 @@ class ParkedRuns:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def answered(self, principal: str, key: str, question_id: str, done: asyncio.Future[Answered]) -> None:
-        """A question has its answer: tell the live run, or line the session up once nothing is open."""
+        """Handle an answered question: pass it to the live run, or queue the session once no question is open."""
         host, error = self._host, done.exception()
         if error is not None:
             if isinstance(error, StorageError) and not host.draining:
@@ -68,7 +68,7 @@ class ParkedRuns:
             host.dispatch.later(result.session, principal, 0.0)
 
     async def _look_after(self, principal: str, key: str, question_id: str) -> None:
-        """An answer failed, and the store may have it all the same: then the run gets it."""
+        """Handle a failed answer that the store may have anyway: pass it to the run."""
         host = self._host
         try:
             found = await patiently(host, "read", lambda: host.store.find_session(principal, key))
@@ -85,19 +85,19 @@ class ParkedRuns:
                     run.surroundings.take_answer(event.answer)
             await host.catch_up(run.actor)
         except StorageError:
-            pass  # whoever answered was told that it failed, and answers again
+            pass  # the answer was reported as failed, and its sender retries it
 
     def left(self, run: ActiveRun, *, ready: bool) -> None:
-        """A run has left the memory; `ready`: it waits for nothing any more."""
+        """Handle an unloaded run; queue its session if `ready`: all its questions are answered."""
         if ready:
             self._host.dispatch.later(run.actor.session, run.actor.principal, 0.0)
 
-    # ── taking up ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take_up(self, claim: Claim) -> None:
-        """A parked run was claimed: bring it on, or end it. Its place is reserved.
+        """Resume or end a claimed unloaded run. Its slot is reserved.
 
-        Two may claim it at the same time, to resume and to end it, and both get the same claim: the first counts.
+        A resume and an interrupt may claim it at the same time and get the same claim: the first counts.
         """
         if claim.lease.run_id in self._taken_up or claim.lease.run_id in self._host.live:
             self._host.dispatch.release(claim.principal)
@@ -122,7 +122,7 @@ class ParkedRuns:
                 if isinstance(error, (StaleFence, StoreCorrupt)):
                     obstacle = error
                     break
-                if host.draining:  # the next start finds the run and goes on with it
+                if host.draining:  # the next start finds the run and resumes it
                     host.dispatch.release(claim.principal)
                     self._done(run_id, taken)
                     return
@@ -131,7 +131,7 @@ class ParkedRuns:
             except HoldfastError as error:
                 obstacle = error
                 break
-        # From here on without an await: an interrupt meets the live run, or was noted above.
+        # No await from here on: an interrupt reaches the live run, or was noted above.
         if obstacle is None and taken.cause is None:
             host.dispatch.start(claim, past=past)
         else:
@@ -144,22 +144,22 @@ class ParkedRuns:
         taken.ended.set_result(None)
 
     def _check(self, past: Past) -> None:
-        """Raise `UnknownAgent` or `NotSupported` if this host cannot go on with the run."""
+        """Raise `UnknownAgent` or `NotSupported` if this host is unable to resume the run."""
         agent = self._host.find_agent(past.claim.agent)
         if not agent.replayable:
             raise NotSupported(
-                f"the run waited for an answer, and its agent {agent.name!r} is not declared replayable any more",
-                hint="ask again",
+                f"the run waited for an answer, and its agent {agent.name!r} is no longer declared replayable",
+                hint="send the request again",
             )
         if not past.was_begun_by(agent):
             raise NotSupported(
                 f"the run waited for an answer, and its agent {agent.name!r} "
-                + ("has no model any more" if agent.model is None else "has a model now, and was a function then"),
-                hint="ask again",
+                + ("no longer has a model" if agent.model is None else "has a model now, but was a function then"),
+                hint="send the request again",
             )
 
     async def _restart(self, past: Past) -> None:
-        """Have readers drop what the run says once more."""
+        """Have readers drop the output that the run repeats."""
         host, claim = self._host, past.claim
         if not past.says_again:
             return
@@ -180,7 +180,7 @@ class ParkedRuns:
     # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
-        """End a run whose interrupt is recorded and which is not live. The task answers once its slot is free."""
+        """End a run that is not live and whose interrupt is recorded. The task returns once its slot is free."""
         taken = self._taken_up.get(run_id)
         if taken is not None and taken.cause is None:
             taken.cause = cause
@@ -193,7 +193,7 @@ class ParkedRuns:
         def claimed(done: asyncio.Future[Claim | NotReady]) -> None:
             if done.exception() is None and isinstance(claim := done.result(), Claim) and claim.resumed:
                 host.dispatch.admission.occupy(principal)
-                self.take_up(claim)  # any other is a run of this host that was never parked
+                self.take_up(claim)  # any other claim is a run of this host that was never unloaded
 
         done = host.store.claim(session, run_id=run_id, at=host.now())
         done.add_done_callback(claimed, context=host.context)

@@ -32,10 +32,10 @@ __all__ = ["Past", "read_past"]
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A run so far.
+    """The history of a run so far.
 
     Parameters:
-        claim: the claim that it goes on with.
+        claim: the claim that it resumes with.
         events: its events, in order.
     """
 
@@ -43,18 +43,18 @@ class Past:
     events: Sequence[Event] = ()
 
     def journal(self) -> Journal:
-        """The journal for its next attempt."""
+        """Return the journal for the next attempt."""
         return Journal(self.events)
 
     def transcript(self) -> RunTranscript:
-        """Its transcript so far."""
+        """Return the transcript so far."""
         transcript = RunTranscript(self.claim.lease.run_id, self.claim.messages)
         for event in self.events:
             transcript.feed(event)
         return transcript
 
     def was_begun_by(self, agent: Agent) -> bool:
-        """Whether such an agent began it: one with a model goes on from its steps, a function from its calls."""
+        """Return whether such an agent started the run: a model resumes from its steps, a function from its calls."""
         run_id = self.claim.lease.run_id
         in_steps = any(isinstance(e, StepFinished) and e.run_id == run_id for e in self.events)
         if agent.model is None:
@@ -63,17 +63,17 @@ class Past:
 
     @property
     def says_again(self) -> bool:
-        """Whether its next attempt says something that readers have seen."""
+        """Whether the next attempt repeats output that readers have seen."""
         run_id = self.claim.lease.run_id
         start = self.journal().discard_from or self.claim.started_seq
         return any(isinstance(e, TextDelta) and e.run_id == run_id and e.seq >= start for e in self.events)
 
 
 async def read_past(host: Host, claim: Claim) -> Past:
-    """Read it from the log. Raises `StorageError`; `StoreCorrupt` for a log that cannot be understood."""
+    """Read a run's history from the log. Raises `StorageError`; `StoreCorrupt` for a log that does not decode."""
     lease = claim.lease
     stored = await patiently(host, "read", lambda: host.store.run_events(lease.session, lease.run_id))
     try:
         return Past(claim, [decode_event(event) for event in stored])
     except msgspec.MsgspecError as error:
-        raise StoreCorrupt(f"the log of run {lease.run_id} cannot be read: {error}") from error
+        raise StoreCorrupt(f"the log of run {lease.run_id} is unreadable: {error}") from error

@@ -19,15 +19,15 @@ RETRY_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 def retry_after_s(tries: int) -> float:
-    """The time before the next try, after so many that failed before this one."""
+    """Return the delay before the next try, after `tries` failures."""
     return RETRY_S[min(tries, len(RETRY_S) - 1)]
 
 
 async def patiently(host: Host, what: str, verb: Callable[[], Awaitable[T]]) -> T:
-    """What the store answers; an error is borne for some seconds.
+    """Call the store and return its result, retrying for some seconds on errors.
 
     Parameters:
-        what: names the verb in the incidents.
+        what: name of the call in incident reports.
     """
     for delay_s in RETRY_S:
         try:

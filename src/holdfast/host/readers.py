@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["AwaitedLog", "LogReader", "SessionLog", "events_bytes", "open_log"]
 
 PAGE = 1024
-"""Events that are taken at a time."""
+"""Maximum number of events in one read."""
 
 
 class _Settled(msgspec.Struct):
-    """What a reader that follows a message looks for in ``message.settled``."""
+    """The part of ``message.settled`` that a reader following a message needs."""
 
     message_id: str
 
@@ -40,14 +40,14 @@ _settled = msgspec.json.Decoder(_Settled)
 
 
 class LogReader:
-    """A place in a session's log. Made by `open_log`, used by one task, and to be closed.
+    """A position in a session's log. Made by `open_log`, used by one task, and must be closed.
 
-    Iterating gives batches of events in order, `Gap` frames, and None after each `keepalive_s` without an event. It
+    Iterating yields batches of events in order, `Gap` frames, and None after each `keepalive_s` without an event. It
     ends after ``session.deleted``, after the event that settles `follow`, and when the host closes its streams.
 
     Parameters:
         number: the session's public number.
-        cursor: the seq up to which events were given out.
+        cursor: the seq of the last event returned.
     """
 
     __slots__ = (
@@ -103,7 +103,7 @@ class LogReader:
         self._release()
         while not self._done:
             if self.cursor < self._actor.deleted_seq - 1 and self.cursor < self._stored:
-                # What was not read before the session was deleted is not shown any more.
+                # Events that were unread when the session was deleted are no longer shown.
                 batch = Gap(after=self.cursor, until=self._actor.deleted_seq - 1, reason="pruned")
                 self._stored = self._actor.deleted_seq
             elif self.cursor < self._stored:
@@ -140,16 +140,16 @@ class LogReader:
         raise StopAsyncIteration
 
     async def look(self, principal: str, key: str) -> None:
-        """Find out what was stored before this reader was shown anything. Raises `InvalidCursor`, `UnknownMessage`."""
+        """Look up what was stored before this reader was attached. Raises `InvalidCursor`, `UnknownMessage`."""
         session, view = await _found(self._host, principal, key)
         if self.cursor > max(view.seq, self._actor.log.next_seq - 1):
             raise InvalidCursor(f"seq {self.cursor} is ahead of the session, which is at {view.seq}")
         self._stored = view.seq
         if self._follow is not None and await _is_settled(self._host, session, key, self._follow):
-            self._ended = True  # it may be settled before the cursor
+            self._ended = True  # it may have settled before the cursor
 
     async def aclose(self) -> None:
-        """Give the place up. May be called twice."""
+        """Close the reader. Idempotent."""
         if not self._closed:
             self._closed = self._done = True
             self._release()
@@ -159,7 +159,7 @@ class LogReader:
             self._actor.idle_since = self._host.loop.time()
 
     async def _from_store(self, cursor: int, until: int) -> Sequence[Stored] | Gap:
-        """The next page; its memory is charged until the one after it is asked for."""
+        """Return the next page; its memory is charged until the next call."""
         self._release()
         host, session = self._host, self._actor.session
 
@@ -179,15 +179,15 @@ class LogReader:
 
 
 def events_bytes(page: Sequence[Stored]) -> int:
-    """Return how many bytes events have."""
+    """Return the size of events, in bytes."""
     return sum(len(event.body) for event in page)
 
 
 class AwaitedLog:
-    """The log of a session that does not exist yet: it waits for the session, and is then read as by a `LogReader`.
+    """The log of a session that does not exist yet: waits for the session, then reads it as a `LogReader`.
 
-    Made by `open_log`, used by one task, and to be closed. It begins with the first event. While it waits, iterating
-    gives None after each `keepalive_s`, and ends when the host closes its streams; nothing is stored for it.
+    Made by `open_log`, used by one task, and must be closed. It begins with the first event. While it waits, iterating
+    yields None after each `keepalive_s`, and ends when the host closes its streams; the store keeps nothing for it.
     """
 
     __slots__ = ("_closed", "_host", "_keepalive_s", "_key", "_log", "_made", "_principal")
@@ -224,15 +224,15 @@ class AwaitedLog:
                 return None
             try:
                 there = await self.look()
-            except SessionDeleted:  # it came and went meanwhile
+            except SessionDeleted:  # it was created and deleted in the meantime
                 raise StopAsyncIteration from None
             if not there and self._host.awaited.closed:
                 raise StopAsyncIteration
         return await anext(self._log)
 
     async def look(self) -> bool:
-        """Begin to read if the session is there now; whether it is. Raises `SessionDeleted`, `StorageError`."""
-        if self._made.done():  # expect anew, and look after that: nothing is missed between
+        """Start reading if the session exists; return whether it does. Raises `SessionDeleted`, `StorageError`."""
+        if self._made.done():  # expect again before looking, so that nothing is missed in between
             self._made = self._host.awaited.expect(self._principal, self._key)
         with suppress(UnknownSession):
             self._log = await _open(
@@ -242,7 +242,7 @@ class AwaitedLog:
         return self._log is not None
 
     async def aclose(self) -> None:
-        """Give the place up. May be called twice."""
+        """Close the reader. Idempotent."""
         if not self._closed:
             self._closed = True
             if self._log is None:
@@ -262,10 +262,10 @@ SessionLog = LogReader | AwaitedLog
 async def open_log(
     host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
 ) -> SessionLog:
-    """A reader behind the cursor `after`; None begins with the first event, and waits for it if there is no session.
+    """Return a reader after cursor `after`; None starts at the first event, waiting for the session if necessary.
 
     Raises:
-        UnknownSession: there is none, and it cannot be waited for: a cursor or a message of it was named.
+        UnknownSession: the session does not exist, and a cursor or a message of it was given.
         SessionDeleted, UnknownMessage, InvalidCursor.
     """
     try:
@@ -290,7 +290,7 @@ async def _open(
     actor = host.actor(session=session, number=view.number, principal=principal, key=key, seq=view.seq)
     reader = LogReader(host, actor, number=view.number, cursor=cursor, follow=follow, keepalive_s=keepalive_s)
     try:
-        # From now on what is stored is shown to this reader too: whatever was stored before is what `look` finds.
+        # New events reach this reader from now on; `look` finds everything stored before.
         await reader.look(principal, key)
     except BaseException:
         await reader.aclose()
@@ -301,21 +301,21 @@ async def _open(
 async def _found(host: Host, principal: str, key: str) -> tuple[int, SessionView]:
     found = await host.store.find_session(principal, key)
     if found is None:
-        raise UnknownSession(f"there is no session {key!r}")
+        raise UnknownSession(f"no such session: {key!r}")
     if found[1].state == "deleted":
-        raise SessionDeleted(f"the session {key!r} was deleted")
+        raise SessionDeleted(f"session {key!r} was deleted")
     return found
 
 
 async def _is_settled(host: Host, session: int, key: str, message_id: str) -> bool:
     settlement = await host.store.settlement(session, message_id)
     if settlement is None:
-        raise UnknownMessage(f"there is no message {message_id!r} in session {key!r}")
+        raise UnknownMessage(f"no such message: {message_id!r} in session {key!r}")
     return settlement.state in TERMINAL_MESSAGE_STATES
 
 
 def _ending(batch: Sequence[Stored], follow: str | None) -> int | None:
-    """The index of the event that ends the stream."""
+    """Return the index of the event that ends the stream."""
     for index, event in enumerate(batch):
         if event.kind == "session.deleted":
             return index

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["recover", "take_up_more"]
 
 READY_LIMIT = 100_000
-"""Sessions with waiting messages that are taken up at a time; the longest waiting come first."""
+"""Maximum number of waiting sessions queued at a time; the longest waiting come first."""
 
 
 async def recover(host: Host) -> Recovery:
-    """Rescue every run that another epoch left behind, and line up every session that has messages waiting."""
+    """Rescue every run of an earlier epoch, and queue every session that has waiting messages."""
     restarted: list[str] = []
     interrupted: list[str] = []
     starts: list[tuple[Past, Sequence[Stored]]] = []
@@ -53,18 +53,18 @@ async def recover(host: Host) -> Recovery:
             interrupted.append(lease.run_id)
     ready = await patiently(host, "ready", lambda: host.store.ready(limit=READY_LIMIT))
     if ends:
-        await asyncio.wait(ends, timeout=sum(RETRY_S))  # what the store cannot take by then is tried on
-    # All at once, and after the others: whatever these runs do to another session meets its run, or its end.
+        await asyncio.wait(ends, timeout=sum(RETRY_S))  # later ones are still retried
+    # Start all runs together, after the others: what they do to another session meets its run, or its end.
     for past, written in starts:
         host.dispatch.start(past.claim, published=written, past=past)
-    for session in ready:  # also those that are due later: the clock may have been set since they were accepted
+    for session in ready:  # including those that are due later: the clock may have been set since they were accepted
         host.dispatch.later(session.session, session.principal, 0.0)
     host.upkeep.more_wait = len(ready) == READY_LIMIT
     return Recovery(restarted=tuple(restarted), interrupted=tuple(interrupted), waiting=len(ready))
 
 
 async def take_up_more(host: Host) -> None:
-    """Line up further sessions of those that a start found waiting."""
+    """Queue more of the sessions that were found waiting at startup."""
     try:
         ready = await host.store.ready(limit=READY_LIMIT)
     except StorageError as error:
@@ -76,7 +76,7 @@ async def take_up_more(host: Host) -> None:
 
 
 def _obstacle(host: Host, past: Past) -> str | None:
-    """Why the run cannot go on, or None if it can."""
+    """Return why the run does not resume, or None if it does."""
     claim, journal = past.claim, past.journal()
     if claim.interrupt is not None:
         return "it was being interrupted"
@@ -87,16 +87,16 @@ def _obstacle(host: Host, past: Past) -> str | None:
     if not agent.replayable:
         return "its agent is not declared replayable"
     if not past.was_begun_by(agent):
-        return "its agent has " + ("no model any more" if agent.model is None else "a model now, and was a function")
+        return "its agent " + ("no longer has a model" if agent.model is None else "has a model, but was a function")
     if not journal.replayable:
-        return "a call was started that has no result and is not idempotent"
+        return "a call that is not idempotent started and has no result"
     if journal.restarts_in_vain >= host.settings.restart_limit:
         host.incidents.report(
             Incident(
                 at=host.now(),
                 kind="restart_loop",
-                text=f"run {claim.lease.run_id} was given up after {host.settings.restart_limit} restarts: "
-                "look at what it does before each crash",
+                text=f"run {claim.lease.run_id} was given up after {host.settings.restart_limit} restarts; "
+                "check what it does before each crash",
                 session=claim.key,
                 run_id=claim.lease.run_id,
             )
@@ -110,8 +110,8 @@ def _report_unanswered(host: Host, claim: Claim, obstacle: str) -> None:
         Incident(
             at=host.now(),
             kind="unanswered",
-            text=f"run {claim.lease.run_id} waited for an answer when the host ended, and {obstacle}: it was "
-            "interrupted, and what it asked cannot be answered any more. Runs of replayable agents go on",
+            text=f"run {claim.lease.run_id} was interrupted while it waited for an answer: {obstacle}; "
+            "its question is closed. Runs of replayable agents resume",
             session=claim.key,
             run_id=claim.lease.run_id,
         )
@@ -124,6 +124,6 @@ async def _restart(host: Host, past: Past) -> Appended:
 
 def _end(host: Host, past: Past, obstacle: str) -> asyncio.Future[None]:
     cause = past.claim.interrupt or Cause(
-        kind="crash", reason=f"the host ended during the run, and {obstacle}", origin=host.node_id, at=host.now()
+        kind="crash", reason=f"the host stopped during the run; {obstacle}", origin=host.node_id, at=host.now()
     )
     return host.dispatch.finish_unstarted(past.claim, "interrupted", cause=cause, past=past)

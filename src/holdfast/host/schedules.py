@@ -7,8 +7,8 @@ Invariants:
 - Due schedules fire in batches in which principals take turns; a batch without progress is not repeated at once.
 - Wall-clock time decides what is due. It is checked at least every `LOOK_EVERY_S`, so that clock jumps are noticed,
   forwards and back.
-- A schedule that cannot be read, or whose tick is refused, does not block any other.
-- A draining host fires nothing more; the ticks are due, or missed, at the next start.
+- A schedule that is unreadable, or whose tick is refused, does not block any other.
+- A draining host fires nothing more; its ticks are due, or missed, at the next start.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ __all__ = ["Schedule", "Schedules"]
 _log = logging.getLogger("holdfast.host")
 
 LOOK_EVERY_S = 30.0
-"""So often the clock is compared with the loop's, which does not jump."""
+"""Interval for comparing the wall clock with the loop's clock, which does not jump."""
 AGAIN_S = 1.0
-"""After this time a look is repeated that the store refused, or that moved nothing."""
+"""Delay before a check is repeated after a store error or without progress."""
 BACK_S = 1.0
-"""A wall clock that goes back by more than this against the monotonic one was set back."""
+"""A wall clock that falls behind the monotonic clock by more than this was set back."""
 BATCH = 256
-"""Schedules that are fired together."""
+"""Maximum number of schedules fired together."""
 TRIES = 3
-"""Times that a run by hand is tried while others change the schedule."""
+"""Attempts at a manual run while others change the schedule."""
 ID_LENGTH = 200
 TEXT_LENGTH = 100_000
-"""Of a schedule's message: many are in memory together."""
+"""Limit for a schedule's message: many are in memory together."""
 
 
 class Schedules:
-    """The clockwork of a host. Made by the `Host`; on its loop only."""
+    """Fires the schedules of a host. Made by the `Host`; on its loop only."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -71,15 +71,15 @@ class Schedules:
         self._looking = False
         self._ahead_s = math.inf
         self._broken: set[int] = set()
-        """Rows of schedules that cannot be read, and were told."""
+        """Rows of unreadable schedules that were already reported."""
 
     def start(self) -> None:
-        """Begin; looks for the first time at once."""
+        """Start, with a first check at once."""
         self._ahead_s = self._host.now() - self._host.clock.monotonic()
         self._begin()
 
     def close(self) -> None:
-        """Fire nothing any more."""
+        """Fire nothing more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -87,7 +87,7 @@ class Schedules:
     # ── the timer ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _due(self, at: float) -> None:
-        """A schedule is due then."""
+        """Arm the timer for a schedule that is due at `at`."""
         if at < self._next_at:
             self._next_at = at
             if not self._looking:
@@ -114,10 +114,10 @@ class Schedules:
             self._host.start_task(self._look(), "schedules")
 
     async def _look(self) -> None:
-        """Fire all that is due, then wait for the next."""
+        """Fire everything that is due, then wait for the next."""
         host = self._host
         again_at = host.now() + AGAIN_S
-        self._next_at = math.inf  # what is put from here on makes it earlier
+        self._next_at = math.inf  # schedules put from here on make it earlier
         try:
             while not host.draining and (batch := await host.store.due_schedules(now=host.now(), limit=BATCH)):
                 if not await self._fire_all(batch):
@@ -135,7 +135,7 @@ class Schedules:
     # ── firing ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
-        """Fire these; whether all of them were answered and one of them moved on."""
+        """Fire a batch; return whether the store answered for all of it and at least one schedule moved on."""
         firing = [self._fire(due) for due in batch if not self._host.draining and self._may_fire(due.principal)]
         if firing:
             await asyncio.wait(firing)
@@ -144,7 +144,7 @@ class Schedules:
         )
 
     def _may_fire(self, principal: str) -> bool:
-        """Whether the principal is within its rate; what is not fired now is due still."""
+        """Return whether the principal is within its rate; a schedule not fired now stays due."""
         try:
             self._host.budgets.fires.take(principal)
         except RateLimited:
@@ -210,19 +210,19 @@ class Schedules:
         else:
             self._broken.discard(due.schedule)
         if fired.problem is not None and not (told and fired.outcome == "broken"):
-            text = f"schedule {due.schedule_id!r} of {due.principal!r} cannot fire: {fired.problem}"
+            text = f"schedule {due.schedule_id!r} of {due.principal!r} does not fire: {fired.problem}"
             _log.warning("%s", visible(redact(text)))
             host.incidents.report(Incident(at=host.now(), kind="schedule", text=text, session=due.spec.session))
 
-    # ── for its owners ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── for owners ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put(self, principal: str, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
-        """Make or replace a schedule. Raises as `SessionLike.schedule` does."""
+        """Create or replace a schedule. Raises as `SessionLike.schedule`."""
         host = self._host
         schedule_id = ids.schedule_id() if schedule_id is None else checked_id(schedule_id)
         self._check(spec)
         if host.draining:
-            raise Draining("this host is shutting down and takes no new schedules")
+            raise Draining("this host is shutting down and accepts no new schedules")
         done = host.store.put_schedule(
             PutSchedule(
                 principal=principal,
@@ -240,16 +240,16 @@ class Schedules:
     def _check(self, spec: ScheduleSpec) -> None:
         text: object = spec.text
         if not isinstance(text, str):
-            raise InvalidRequest("what a schedule says is text (str)")
+            raise InvalidRequest("the text of a schedule must be text (str)")
         check_text(text)
         if len(text) > TEXT_LENGTH:
             raise InvalidRequest(
-                f"the text of a schedule has at most {TEXT_LENGTH:,} characters", hint="name a file in it, or send less"
+                f"schedule text too long; the limit is {TEXT_LENGTH:,} characters", hint="refer to a file, or send less"
             )
         if "\0" in text:
-            raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the text")
+            raise InvalidRequest("the text contains a NUL character", hint="remove it from the text")
         if not any(policy == spec.overlap for _, policy in DECISIONS):
-            raise UnknownPolicy(f"there is no policy {spec.overlap!r}")
+            raise UnknownPolicy(f"unknown policy {spec.overlap!r}")
         if spec.agent is not None:
             self._host.find_agent(spec.agent)
         check_cadence(spec, now=self._host.now())
@@ -266,10 +266,10 @@ class Schedules:
         return await asyncio.shield(done)
 
     async def find(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView]:
-        """The schedule as it stands. Raises `UnknownSchedule`."""
+        """Return the schedule's row and its current state. Raises `UnknownSchedule`."""
         found = await self._host.store.schedule(principal, schedule_id)
         if found is None:
-            raise UnknownSchedule(f"there is no schedule {schedule_id!r}")
+            raise UnknownSchedule(f"no such schedule: {schedule_id!r}")
         return found
 
     async def run_now(self, principal: str, schedule_id: str) -> Receipt:
@@ -277,7 +277,7 @@ class Schedules:
         for tries in range(1, TRIES + 1):
             due, _ = await self.find(principal, schedule_id)
             if self._host.draining:
-                raise Draining("this host is shutting down and takes no new messages")
+                raise Draining("this host is shutting down and accepts no new messages")
             try:
                 fired = await asyncio.shield(self._fire(due, by_hand=True))
             except ScheduleChanged:
@@ -290,9 +290,9 @@ class Schedules:
 
 
 class Schedule:
-    """A schedule of a host. Made by `Session.schedule`, `Host.schedule` and `Host.find_schedule`.
+    """A handle to a schedule of a host. Made by `Session.schedule`, `Host.schedule` and `Host.find_schedule`.
 
-    All methods are called on the host's loop. A caller that is cancelled gives up its wait, never the change.
+    Call all methods on the host's loop. A caller that is cancelled gives up its wait, never the change.
     """
 
     __slots__ = ("_host", "principal", "schedule_id")
@@ -327,8 +327,8 @@ class Schedule:
 
 
 def checked_id(schedule_id: str) -> str:
-    """A schedule's id. Raises `InvalidKey` for what cannot be one."""
+    """Return the schedule id. Raises `InvalidKey` if it is invalid."""
     given: object = schedule_id
     if not isinstance(given, str) or not 0 < len(given) <= ID_LENGTH or not given.isprintable() or "/" in given:
-        raise InvalidKey(f"{given!r:.200} is not a schedule's id")
+        raise InvalidKey(f"{given!r:.200} is not a schedule id")
     return given

@@ -1,8 +1,8 @@
 """Detect the shutdown of a web server around a host, so that event streams end and the server can exit.
 
-A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown, and an event stream is
-a connection that stays open: neither would ever end. uvicorn's signal handler is a method of its server object, which
-sets ``should_exit`` when the shutdown begins. That flag is polled; the server itself is not changed.
+A server such as uvicorn waits for its open connections before it runs the lifespan's shutdown, but an event stream is
+a connection that stays open: the server would never exit. uvicorn's signal handler is a method of its server object,
+which sets ``should_exit`` when the shutdown begins. That flag is polled; the server itself is not changed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _LOOK_EVERY_S = 0.2
 
 
 class ServerExit:
-    """Calls `on_exit` once the web server whose signal handlers this process has shuts down. Of one loop.
+    """Calls `on_exit` once the web server that owns this process's signal handlers shuts down. For one loop.
 
     Parameters:
-        loop: the host's.
+        loop: the host's loop.
         on_exit: called on the loop, at most once.
     """
 
@@ -35,7 +35,7 @@ class ServerExit:
         self._timer = loop.call_later(_LOOK_EVERY_S, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""A session as its owner uses it in-process: `holdfast.protocol.interface.SessionLike` on a `Host`."""
+"""A session handle for its owner, in-process: `holdfast.protocol.interface.SessionLike` on a `Host`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ KEY_LENGTH = 200
 
 
 class Answerer(NamedTuple):
-    """Who gives an answer: the owner of a credential, what it came with, and the approval key if one was needed."""
+    """The author of an answer: the credential's owner, the credential, and the approval key if one was required."""
 
     principal: str
     via: str
@@ -73,9 +73,9 @@ class Answerer(NamedTuple):
 
 
 class Session:
-    """A session of a host. Made by `Host.session`; any number may stand for the same session.
+    """A handle to a session of a host. Made by `Host.session`; any number may refer to the same session.
 
-    All methods are called on the host's loop. A caller that is cancelled gives up its wait, never the work.
+    Call all methods on the host's loop. A caller that is cancelled gives up its wait, never the work.
     """
 
     __slots__ = ("_agent", "_agents", "_host", "key", "principal")
@@ -84,7 +84,7 @@ class Session:
         self, host: Host, principal: str, key: str, agent: str | None, agents: frozenset[str] | None = None
     ) -> None:
         if not isinstance(key, str):
-            raise InvalidKey(f"a session key is text (str), not {key!r}")
+            raise InvalidKey(f"a session key must be text (str), not {key!r}")
         if not 0 < len(key) <= KEY_LENGTH or not key.isprintable() or "/" in key:
             raise InvalidKey(f"{key[:KEY_LENGTH]!r} is not a session key")
         self._host = host
@@ -128,27 +128,27 @@ class Session:
     ) -> Receipt:
         host = self._host
         if not isinstance(content, str):
-            raise InvalidRequest("a message's content is text (str)")
+            raise InvalidRequest("a message's content must be text (str)")
         if not isinstance(idempotency_key, (str, type(None))):
-            raise InvalidRequest("an idempotency key is text (str)")
+            raise InvalidRequest("an idempotency key must be text (str)")
         if "\0" in content or "\0" in (idempotency_key or ""):
-            raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the content and the key")
+            raise InvalidRequest("the message contains a NUL character", hint="remove it from the content and the key")
         for attachment in attachments:
             if not isinstance(attachment, Attachment):
-                raise InvalidRequest("a message's attachments are what attach() gave")
+                raise InvalidRequest("attachments must be values returned by attach()")
         check_text(content + (idempotency_key or ""))
         check_seconds(quiet_s=quiet_s, max_wait_s=max_wait_s)
         body_hash = b""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:
-                raise InvalidRequest(f"an idempotency key has 1 to {KEY_LENGTH} characters")
+                raise InvalidRequest(f"an idempotency key must have 1 to {KEY_LENGTH} characters")
             said = "\0".join((policy, agent or "", content, *(attachment.digest for attachment in attachments)))
             body_hash = hashlib.blake2b(said.encode(), digest_size=16).digest()
         agent = agent or self._agent
         if agent is not None:
             host.find_agent(agent, among=self._agents)
         if host.draining:
-            raise Draining("this host is shutting down and takes no new messages")
+            raise Draining("this host is shutting down and accepts no new messages")
         settings = host.settings
         reserved = host.dispatch.admission.reserve(self.principal)
         if not reserved:
@@ -180,7 +180,7 @@ class Session:
         try:
             result = await asyncio.shield(done)
         finally:
-            del done  # its error would hold this frame, and this frame the error: the message would stay in memory
+            del done  # breaks a cycle of its error and this frame, which would keep the message in memory
         return receipt_of(self.key, result)
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
@@ -195,7 +195,7 @@ class Session:
         return await self._settled(future, timeout_s)
 
     def _refuse_to_wait_for_itself(self) -> None:
-        """A run that waits for the next run of its own session would wait until its deadline."""
+        """Raise `WaitsForItself` in a run of this session, which would wait for its successor until its deadline."""
         scope = current_scope()
         while scope is not None:
             run = self._host.live.get(scope.name)
@@ -204,10 +204,10 @@ class Session:
             scope = scope.parent
 
     async def expect(self, message_id: str) -> asyncio.Future[Settlement]:
-        """A future of what becomes of a message. Cancel it when nobody waits any more. Raises `UnknownMessage`."""
+        """Return a future of a message's settlement. Cancel it to stop waiting. Raises `UnknownMessage`."""
         future = self._expect(message_id)
         try:
-            settlement = await self.message(message_id)  # after `_expect`, so nothing is missed between
+            settlement = await self.message(message_id)  # after `_expect`, so that nothing is missed in between
         except BaseException:
             future.cancel()
             raise
@@ -266,7 +266,7 @@ class Session:
         max_wait_s: float | None = None,
         attachments: Sequence[Attachment] = (),
     ) -> tuple[Receipt, asyncio.Future[Settlement]]:
-        """Send, and get a future of what becomes of the message too. Cancel it when nobody waits any more."""
+        """Send, and also return a future of the message's settlement. Cancel it to stop waiting."""
         message_id = ids.message_id()
         future = self._expect(message_id)
         try:
@@ -276,7 +276,7 @@ class Session:
         except BaseException:
             future.cancel()
             raise
-        if receipt.message_id != message_id:  # a duplicate: the first one may be settled already
+        if receipt.message_id != message_id:  # a duplicate: the first one may already be settled
             future.cancel()
             future = await self.expect(receipt.message_id)
         return receipt, future
@@ -298,7 +298,7 @@ class Session:
         """See `SessionLike.message`."""
         settlement = await self._host.store.settlement(await self._row(), message_id)
         if settlement is None:
-            raise UnknownMessage(f"there is no message {message_id!r} in session {self.key!r}")
+            raise UnknownMessage(f"no such message: {message_id!r} in session {self.key!r}")
         return settlement
 
     # ── stopping ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -329,7 +329,7 @@ class Session:
 
     async def delete(self) -> SessionStop:
         """See `SessionLike.delete`."""
-        cause = Cause(kind="stop", reason="the session is deleted", origin=self.key, at=self._host.now())
+        cause = Cause(kind="stop", reason="the session was deleted", origin=self.key, at=self._host.now())
         done = self._host.store.delete_session(self.principal, self.key, at=cause.at, cause=cause)
         stopping = self._host.stopping(self.principal, self.key, done, cause, None, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)
@@ -362,17 +362,17 @@ class Session:
         call_hash: str = "",
         answerer: Answerer | None = None,
     ) -> Answer:
-        """Give an answer in somebody's name, for servers; None: in that of the session's owner, in this process.
+        """Give an answer on behalf of `answerer`, for servers; None: the session's owner, in this process.
 
-        Raises as `SessionLike.answer` and `approve` do.
+        Raises as `SessionLike.answer` and `approve`.
         """
         host = self._host
         for given_text in (question_id, text, call_hash):
             if not isinstance(given_text, str):
-                raise InvalidRequest("a question's id and its answer are text (str)")
+                raise InvalidRequest("a question's id and its answer must be text (str)")
         check_text(question_id + text + call_hash)
         if "\0" in text:
-            raise InvalidRequest("a NUL character cannot be stored", hint="leave it out of the answer")
+            raise InvalidRequest("the answer contains a NUL character", hint="remove it from the answer")
         who = Answerer(self.principal, "host") if answerer is None else answerer
         given = Answer(
             question_id=question_id,
@@ -390,7 +390,7 @@ class Session:
         done.add_done_callback(told, context=host.context)
         return (await asyncio.shield(done)).answer
 
-    # ── the clock ────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def schedule(
         self,
@@ -427,10 +427,10 @@ class Session:
         )
         return await self._host.timetable.put(self.principal, schedule_id, spec)
 
-    # ── the transcript by hand ───────────────────────────────────────────────────────────────────────────────────
+    # ── transcript edits ─────────────────────────────────────────────────────────────────────────────────────────
 
     async def check_agent(self, agent: str | None) -> None:
-        """Raise `UnknownAgent` if this caller may not use an agent; None: the one that the session has."""
+        """Raise `UnknownAgent` if this caller may not use the agent; None: the session's own."""
         if self._agents is None:
             return
         if agent is None:
@@ -452,19 +452,19 @@ class Session:
     async def compact(self, *, keep: int = 4) -> list[Entry]:
         """See `SessionLike.compact`."""
         if keep < 0:
-            raise InvalidRequest(f"keep is {keep!r}; it is a number of messages, 0 or more")
+            raise InvalidRequest(f"keep is {keep!r}; it must be a number of messages, 0 or more")
         await self.compact_history(keep)
         return await self.transcript()
 
     async def compact_history(self, keep: int) -> None:
-        """As `compact`, for callers that read the new transcript page by page."""
+        """Same as `compact`, for callers that read the new transcript page by page."""
         await self.check_agent(None)
         await history.compact(self._host, self, keep)
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
         """See `SessionLike.branch`."""
         if through_n is not None and through_n < 0:
-            raise InvalidRequest(f"through_n is {through_n!r}; it is the number of an entry, or 0 for none")
+            raise InvalidRequest(f"through_n is {through_n!r}; it must be the number of an entry, or 0 for none")
         other = Session(self._host, self.principal, key, self._agent)
         row = await self._row()
         async with history.charged(self._host, self.principal, row) as (whole, charge):
@@ -494,10 +494,10 @@ class Session:
         for digest, body in export.attachments.items():
             attachment = known.get(digest)
             if attachment is None:
-                continue  # nothing names it
+                continue  # unused
             kept = await self.attach(body, media_type=attachment.media_type, name=attachment.name)
             if kept.digest != digest:
-                raise InvalidRequest(f"the bytes of attachment {digest[:16]}… are not those of its digest")
+                raise InvalidRequest(f"the bytes of attachment {digest[:16]}… do not match its digest")
         allowed = self._host.agents.keys() if self._agents is None else self._agents & self._host.agents.keys()
         agent = export.agent if export.agent in allowed else self._agent or self._host.default_agent
         await self.check_agent(agent)
@@ -509,7 +509,7 @@ class Session:
         return await attaching.keep(self._host, self.principal, body, media_type=media_type, name=name)
 
     async def attachment_about(self, digest: str) -> Attachment:
-        """An attachment without its bytes. Raises `UnknownAttachment`."""
+        """Return an attachment without its bytes. Raises `UnknownAttachment`."""
         return await attaching.about(self._host, self.principal, digest)
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
@@ -517,7 +517,7 @@ class Session:
         return await attaching.fetch(self._host, self.principal, digest)
 
     async def attachment_part(self, digest: str, *, start: int, size: int) -> bytes:
-        """At most `size` bytes of an attachment, from `start` on. Raises `UnknownAttachment`."""
+        """Return at most `size` bytes of an attachment, starting at `start`. Raises `UnknownAttachment`."""
         return await attaching.fetch_part(self._host, self.principal, digest, start=start, size=size)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -525,9 +525,9 @@ class Session:
     async def open_log(
         self, *, after: str | None = None, follow: str | None = None, keepalive_s: float | None = None
     ) -> SessionLog:
-        """The log in batches of stored rows, for servers; None after each `keepalive_s` seconds without an event.
+        """Return the log in batches of stored rows, for servers; None after `keepalive_s` seconds without an event.
 
-        Raises what `events` raises, before the first batch. The reader must be closed.
+        Raises as `events`, before the first batch. The caller must close the reader.
         """
         seconds = self._host.settings.keepalive_s if keepalive_s is None else keepalive_s
         return await open_log(self._host, self.principal, self.key, after=after, follow=follow, keepalive_s=seconds)
@@ -550,28 +550,28 @@ class Session:
         """See `SessionLike.transcript`."""
         entries = await self._host.store.transcript(await self._row())
         if not entries:
-            await self._row()  # deleted meanwhile, perhaps
+            await self._row()  # raises if deleted in the meantime
         return history.shown(entries)
 
     async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
-        """Some entries with n > `after`, in order, at most `limit`; none: that is all. Release the charge for them.
+        """Return up to `limit` entries with n > `after`, in order; empty after the last. Release their charge.
 
         Raises:
             UnknownSession: see there.
-            BudgetExceeded, HostBusy: there is no memory for them in time.
+            BudgetExceeded, HostBusy: timed out waiting for memory.
         """
         row = await self._row()
 
         async def read() -> list[Entry]:
             found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
             if not found:
-                await self._row()  # deleted meanwhile, perhaps
+                await self._row()  # raises if deleted in the meantime
             return history.shown(found)
 
         return await self._host.budgets.read_page(self.principal, read, memory_bytes)
 
     async def has_entry(self, n: int) -> bool:
-        """Return whether the transcript has the entry of that number; it is in memory for a moment only."""
+        """Return whether the transcript has an entry of that number; the entry is in memory only briefly."""
         row = await self._row()
         budgets, within_s = self._host.budgets, self._host.settings.stream_stall_s
         with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
@@ -590,7 +590,7 @@ class Session:
         """See `SessionLike.run`."""
         view = await self._host.store.run(await self._row(), run_id)
         if view is None:
-            raise UnknownRun(f"there is no run {run_id!r} in session {self.key!r}")
+            raise UnknownRun(f"no such run: {run_id!r} in session {self.key!r}")
         return view
 
     async def runs(self) -> list[RunView]:
@@ -600,9 +600,9 @@ class Session:
     async def _found(self) -> tuple[int, SessionView]:
         found = await self._host.store.find_session(self.principal, self.key)
         if found is None:
-            raise UnknownSession(f"there is no session {self.key!r}")
+            raise UnknownSession(f"no such session: {self.key!r}")
         if found[1].state == "deleted":
-            raise SessionDeleted(f"the session {self.key!r} was deleted")
+            raise SessionDeleted(f"session {self.key!r} was deleted")
         return found
 
     async def _row(self) -> int:
@@ -610,7 +610,7 @@ class Session:
 
 
 def _with_hash(question: Question) -> Question:
-    """A question that an older version stored has no hash yet."""
+    """Add the hash to a question stored by an older version."""
     if question.kind == "question" or question.call_hash:
         return question
     return msgspec.structs.replace(question, call_hash=hash_call(question))
@@ -618,6 +618,6 @@ def _with_hash(question: Question) -> Question:
 
 def _check_stop(reason: str, grace_s: float | None) -> None:
     if not isinstance(reason, str):
-        raise InvalidRequest("the reason of a stop is text (str)")
+        raise InvalidRequest("the reason of a stop must be text (str)")
     check_text(reason)
     check_seconds(grace_s=grace_s)

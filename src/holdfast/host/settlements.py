@@ -22,15 +22,15 @@ class Settlements:
         return len(self._expected)
 
     def expect(self, message_id: str) -> asyncio.Future[Settlement]:
-        """A future for the message's settlement; give it to `forget` when the wait ends. Raises `Draining`."""
+        """Return a future of the message's settlement; pass it to `forget` after the wait. Raises `Draining`."""
         if self._closed:
-            raise Draining("the host closes and waits for nothing any more; the message is not lost")
+            raise Draining("the host is closing; the message is stored and will be processed after the next start")
         future: asyncio.Future[Settlement] = asyncio.get_running_loop().create_future()
         self._expected.setdefault(message_id, []).append(future)
         return future
 
     def forget(self, message_id: str, future: asyncio.Future[Settlement]) -> None:
-        """Nobody waits on the future any more."""
+        """Drop a future whose wait has ended."""
         waiting = self._expected.get(message_id)
         if waiting is not None and future in waiting:
             waiting.remove(future)
@@ -38,14 +38,14 @@ class Settlements:
                 del self._expected[message_id]
 
     def settle(self, settlements: Iterable[Settlement]) -> None:
-        """Wake who waits for these messages."""
+        """Wake the tasks that wait for these messages."""
         for settlement in settlements:
             for future in self._expected.pop(settlement.message_id, ()):
                 if not future.done():
                     future.set_result(settlement)
 
     def close(self) -> None:
-        """The host closes: what is not settled now is settled after the next start."""
+        """End all waits, as the host closes: open messages settle after the next start."""
         self._closed = True
         for waiting in self._expected.values():
             for future in waiting:

@@ -29,46 +29,46 @@ PROMISES: dict[str, tuple[str, str, str]] = {
     "P2": ("isolation", "runs interrupted by a cause of their own", "runs interrupted by another run's cause"),
     "P3": ("stopped means stopped", "receipts", "processes that outlived their receipt"),
     "P4": ("one run per session", "claims", "claims that met a run of the same session in this host"),
-    "P5": ("no message lost", "messages settled", "runs that settled other messages than they took"),
-    "P6": ("valid transcript", "transcripts committed", "transcripts with a call that has not one result"),
+    "P5": ("no message lost", "messages settled", "runs that settled messages other than those they took"),
+    "P6": ("valid transcript", "transcripts committed", "transcripts with a call that lacks exactly one result"),
     "P7": ("honest streams", "events given to readers", "events given out of order"),
-    "P8": ("no leaks", "runs that ended with an empty scope", "runs that left members which no receipt names"),
-    "P9": ("bounded", "refusals at a bound", "mailboxes over their bound"),
+    "P8": ("no leaks", "runs that ended with an empty scope", "runs that left members missing from their receipt"),
+    "P9": ("bounded", "refusals at a limit", "mailboxes over their limit"),
     "P10": ("atomic state", "state changes", "ends refused as an illegal change"),
     "P11": ("crash-safe", "runs rescued after a crash", "runs that lost their session while the host ran"),
     "P12": ("clean shutdown", "runs finished or parked by a drain", "orphans of a drain"),
     "P13": ("fair", "sessions admitted in turn", "not counted here: the storm judges it"),
-    "P14": ("private", "refusals at a principal's own caps", "not counted here: the storm judges it"),
+    "P14": ("private", "refusals at a principal's own limits", "not counted here: the storm judges it"),
 }
-"""For each promise that this host can give: its name, what counts as kept, and what counts as broken."""
+"""For each promise that this host can check: its name, and the meaning of its counts of kept and broken."""
 
 
 COUNTS: dict[str, str] = {
-    "sends_<disposition>": "messages accepted, by what was decided",
+    "sends_<disposition>": "messages accepted, by disposition",
     "runs_started": "runs started, resumed ones included",
-    "runs_<status>": "runs ended, by their status",
-    "interrupts_<cause>": "runs interrupted, by the kind of the cause",
-    "stops_<outcome>": "receipts, by their outcome",
-    "steered": "messages given to a run while it was on",
-    "rolled_back": "runs taken back",
+    "runs_<status>": "runs ended, by status",
+    "interrupts_<cause>": "runs interrupted, by kind of cause",
+    "stops_<outcome>": "stop receipts, by outcome",
+    "steered": "messages delivered to an active run",
+    "rolled_back": "runs rolled back",
     "suspended": "questions asked of people",
-    "resumed": "runs that got the last answer they waited for",
-    "questions_expired": "questions that nobody answered in time",
+    "resumed": "suspended runs that got their last answer",
+    "questions_expired": "questions that expired without an answer",
     "abandoned": "tasks and threads that did not stop and were quarantined",
-    "late_results": "outputs and results that came after the end of their run or call, and were refused",
-    "gaps": "gaps shown to readers",
-    "rows_pruned": "rows of the store that were dropped or changed by retention",
-    "ticks_fired": "ticks of schedules whose message was accepted",
-    "ticks_missed": "ticks of schedules that were left out by their miss policy",
-    "ticks_refused": "ticks of schedules whose message was refused",
+    "late_results": "outputs and results that came after the end of their run or call, and were discarded",
+    "gaps": "gaps reported to readers",
+    "rows_pruned": "rows of the store that retention dropped or changed",
+    "ticks_fired": "schedule ticks whose message was accepted",
+    "ticks_missed": "schedule ticks dropped by the miss policy",
+    "ticks_refused": "schedule ticks whose message was refused",
     "connections_<reason>": "connections that the server closed: `no_room`, `refused` beyond a share, or `too_slow`",
-    "incidents_<kind>": "incidents, by their kind",
+    "incidents_<kind>": "incidents, by kind",
 }
-"""Everything that a host counts beside the promises; a name with ``<…>`` stands for one counter for each of those."""
+"""All counters of a host besides the promises; a name with ``<…>`` stands for one counter per value."""
 
 
 class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a promise was kept and broken in this process."""
+    """Counts of a promise kept and broken in this process."""
 
     name: str
     kept: int
@@ -76,14 +76,14 @@ class PromiseCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a person should know.
+    """A condition that people should know about.
 
     Parameters:
         at: seconds since the epoch.
         kind: its class.
-        text: what happened and what to do.
-        session, run_id: whose, where known.
-        stack: where, for a blocked loop or an abandoned thread.
+        text: what happened, and what to do.
+        session, run_id: the session and run concerned, if known.
+        stack: the stack of a blocked loop or an abandoned thread.
     """
 
     at: float
@@ -95,7 +95,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a start found left by a crash: runs that go on, runs that were interrupted, messages that wait."""
+    """The result of recovery: resumed runs, interrupted runs, and the number of sessions with waiting messages."""
 
     restarted: tuple[str, ...] = ()
     interrupted: tuple[str, ...] = ()
@@ -103,15 +103,15 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrainReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a drain did.
+    """The result of a drain.
 
     Parameters:
         finished: runs that ended by themselves.
-        parked: replayable runs that go on at the next start.
+        parked: replayable runs that resume at the next start.
         interrupted: runs that were interrupted at the deadline.
-        waiting: sessions with messages that stay in their mailboxes, as far as this host knows.
-        orphans: what is left alive, named. Expected to be empty.
-        elapsed_s: how long it took.
+        waiting: sessions whose messages stay in their mailboxes, as far as this host knows.
+        orphans: names of everything still alive. Expected to be empty.
+        elapsed_s: duration of the drain.
     """
 
     finished: int = 0
@@ -126,13 +126,13 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a host.
 
     Parameters:
-        node_id, pid, started_at: which process.
-        draining: whether it takes no new work.
+        node_id, pid, started_at: of the process.
+        draining: whether it refuses new work.
         sessions_live: sessions in memory.
-        running, in_line: runs that hold a place; sessions that wait for one.
+        running, in_line: active runs; sessions that wait for a slot.
         readers: open event streams.
-        counts: everything that is counted, by name.
-        promises: the counter behind each promise, by its number.
+        counts: all counters, by name.
+        promises: the counts of each promise, by its number.
     """
 
     node_id: str
@@ -148,10 +148,10 @@ class HostStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Incidents:
-    """The newest incidents and all counters of a host. `report` and `count` may be called from any thread.
+    """The newest incidents and all counters of a host. `report` and `count` are thread-safe.
 
     Parameters:
-        limit: incidents that are kept.
+        limit: maximum number of incidents kept.
     """
 
     def __init__(self, *, limit: int = 200) -> None:
@@ -161,12 +161,12 @@ class Incidents:
         self.broken: Counter[str] = Counter()
 
     def report(self, incident: Incident) -> None:
-        """Keep an incident."""
+        """Record an incident."""
         self.newest.append(incident)
         self.counts[f"incidents_{incident.kind}"] += 1
 
     def promises(self) -> dict[str, PromiseCount]:
-        """The counter behind each promise."""
+        """Return the counts of each promise."""
         return {
             number: PromiseCount(name=name, kept=self.kept[number], broken=self.broken[number])
             for number, (name, _, _) in PROMISES.items()

@@ -1,11 +1,11 @@
-"""The host as one run sees it: its history, its steering messages, and the people that it waits for.
+"""The host, as seen by one run: its history, its steering messages, and its questions to people.
 
 Invariants
 - A person's decision is delivered to the run once, or kept until the run asks; it is in the log before either.
-- A run is at rest while every part of it waits for people, all its questions are durable, and no answer is present or
-  on its way to any part. Only then is its deadline paused, and only then may it be unloaded.
-- The result of a store call for the run is recorded when the store answers, even if the caller is gone: a steered
-  message belongs to the run that took it, also if the run was interrupted meanwhile.
+- A run is at rest while every part of it waits for people, all its questions are durable, and every answer has been
+  delivered. Only then is its deadline paused, and only then may it be unloaded.
+- The result of a store call for the run is recorded when the store answers, even if the caller has ended: a steered
+  message belongs to the run that took it, even if the run was interrupted in the meantime.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RunSurroundings:
         self._host = host
         self._run = run
         self._answers: dict[str, Answer] | None = None
-        self._asked: set[str] = set()  # by lines that have still to wait for the answer
+        self._asked: set[str] = set()  # by parts of the run that do not wait for the answer yet
         self._told = False
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0
@@ -82,19 +82,19 @@ class RunSurroundings:
         self.resting = False
         self.steering = steering
         self.steered: tuple[str, ...] = ()
-        """Ids of the messages that the run took while it was on, in order."""
+        """Ids of the messages that the active run took after its claim, in order."""
         self.unsure = False
-        """Whether the store failed to say which it took."""
+        """Whether a store error left it unknown which messages the run took."""
 
     async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run; a large one is charged until the run ends, and read once.
+        """Return the transcript before this run; a large one is read once, and charged until the run ends.
 
         Raises:
-            BudgetExceeded: it takes more memory than the principal may have.
+            BudgetExceeded: larger than the principal's share of memory.
         """
         if self._reading is None:
             self._reading = asyncio.Lock()
-        async with self._reading:  # whoever reads it a second time would wait for the first charge of the same run
+        async with self._reading:  # a second reader would wait for the first charge of the same run
             if self._history is not None:
                 return self._history
             actor = self._run.actor
@@ -106,32 +106,32 @@ class RunSurroundings:
             return entries
 
     def release(self) -> None:
-        """Give back what the run's history is charged; the run has ended."""
+        """Release the charge for the history of the ended run."""
         if self._charge is not None:
             self._charge.release()
             self._charge = None
 
     async def kept(self, n: int) -> str:
-        """What an agent kept with the transcript's entry `n`."""
+        """Return the agent state kept with the transcript's entry `n`."""
         return await self._host.store.kept(self._run.actor.session, n)
 
     def find_agent(self, name: str) -> Agent:
-        """The host's agent of that name. Raises `UnknownAgent`."""
+        """Return the host's agent of that name. Raises `UnknownAgent`."""
         try:
             return self._host.find_agent(name)
         except UnknownAgent as error:
             there = ", ".join(sorted(self._host.agents))
             raise UnknownAgent(
                 error.message,
-                hint=f"it has: {there}; give the host this one too, or correct the name of the branch or child",
+                hint=f"available: {there}; add the agent to the host, or correct the name of the branch or child",
             ) from None
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work in the session's activation."""
+        """Start background work of the session."""
         self._host.start_background(self._run.actor, work, name=name)
 
     async def attachment(self, digest: str) -> bytes:
-        """The bytes of an attachment of the session's principal. Raises `UnknownAttachment`."""
+        """Return the bytes of an attachment of the session's principal. Raises `UnknownAttachment`."""
         found = await self._host.store.attachment(self._run.actor.principal, digest)
         if found is None:
             raise UnknownAttachment(f"{self._run.actor.principal!r} has no attachment {digest[:80]!r}")
@@ -140,11 +140,11 @@ class RunSurroundings:
     # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take the messages that wait for this run; it is durable that it took them before this step."""
+        """Take the messages steered to this run. That it took them before this step is durable on return."""
         if not self.steering:
             return ()
-        self.steering = False  # before the store looks: what comes later says so again
-        await self._run.written()  # in the log they stand behind what the run said before
+        self.steering = False  # before the store looks: a later message sets it again
+        await self._run.written()  # so that they follow the run's earlier output in the log
         host, run = self._host, self._run
         steered = await self._insist(
             "steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered
@@ -153,12 +153,12 @@ class RunSurroundings:
 
     def _note_steered(self, done: Steered) -> None:
         self.steered += tuple(message.message_id for message in done.messages)
-        self._run.run.transcript.know(done.messages)  # they are in it whatever becomes of who asked
+        self._run.run.transcript.know(done.messages)  # they are in the transcript even if the caller has ended
         self._host.incidents.counts["steered"] += len(done.messages)
         self._run.actor.publish(done.events)
 
     async def _steered_at(self, step: int) -> Sequence[Message]:
-        """What the run took before a step, from the log: the store took it, and its answer was lost."""
+        """Return the messages that the run took before a step, from the log, as the store's reply was lost."""
         store, actor = self._host.store, self._run.actor
         accepted: dict[str, MessageAccepted] = {}
         taken: list[Message] = []
@@ -189,7 +189,7 @@ class RunSurroundings:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def suspend(self, question: Question) -> None:
-        """Ask a person; the question is durable when this returns."""
+        """Ask a person; the question is durable on return."""
         host, run = self._host, self._run
         run.scope.interrupt.check()
         now = host.now()
@@ -205,7 +205,7 @@ class RunSurroundings:
                 functools.partial(self._note_asked, question),
             )
         except IllegalTransition:
-            # An interrupt of the run is recorded, and on its way here.
+            # An interrupt of the run is recorded, and about to arrive.
             self._asked.discard(question.question_id)
             raise Interrupted(await run.scope.interrupt.wait()) from None
         except BaseException:
@@ -213,13 +213,13 @@ class RunSurroundings:
             raise
 
     def _note_asked(self, question: Question, done: Appended) -> None:
-        if done.events:  # else it was asked before
+        if done.events:  # else it was already asked
             self._host.incidents.counts["suspended"] += 1
         self._run.actor.publish(done.events)
         self._host.upkeep.question_due(question.due_at)
 
     async def answered(self, question_id: str) -> Answer:
-        """Wait for what a person decided."""
+        """Wait for a person's decision."""
         self._asked.discard(question_id)
         if self._answers is not None and question_id in self._answers:
             return self._answers[question_id]
@@ -245,7 +245,7 @@ class RunSurroundings:
                 del self._expected[question_id]
 
     def take_answer(self, answer: Answer) -> None:
-        """A person decided. A run that is leaving the memory gets it when it comes back."""
+        """Deliver a person's decision. A run that is being unloaded gets it when it resumes."""
         if self._answers is None:
             self._answers = {}
         if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.leaving:
@@ -256,12 +256,12 @@ class RunSurroundings:
                 future.set_result(answer)
 
     def at_rest(self, resting: bool) -> None:
-        """The whole run waits for people only, or no longer."""
+        """Note whether all parts of the run wait for people."""
         self._told = resting
         self._look()
 
     def _look(self) -> None:
-        """See whether it rests: all that it asked is durable and waited for, and no answer is on its way."""
+        """Update `resting`: all questions are durable and awaited, and every answer has been delivered."""
         resting = self._told and bool(self._expected) and not self._asked and not self._on_the_way
         if resting == self.resting:
             return
@@ -274,7 +274,7 @@ class RunSurroundings:
             self._host.run_rests(self._run)
 
     def end_rest(self) -> None:
-        """The run's deadline runs on."""
+        """Resume the run's deadline."""
         self.resting = False
         still, self._still = self._still, None
         if still is not None:
@@ -283,7 +283,7 @@ class RunSurroundings:
     async def _insist(
         self, what: str, verb: Callable[[], asyncio.Future[Done]], note: Callable[[Done], object]
     ) -> Done:
-        """What the store answers; asked again while it fails. `note` gets the answer in the order of the log."""
+        """Call the store until it answers. `note` gets the result in the order of the log."""
 
         def answered(done: asyncio.Future[Done]) -> None:
             error = done.exception()
@@ -310,5 +310,5 @@ class RunSurroundings:
                 tries += 1
             else:
                 if tries:
-                    await self._host.catch_up(self._run.actor)  # the answer that was lost had events
+                    await self._host.catch_up(self._run.actor)  # the lost reply had events
                 return result

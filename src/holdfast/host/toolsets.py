@@ -1,7 +1,7 @@
 """Enter the lifespans of the agents' toolsets when the host starts, and exit them when it closes.
 
-Each lifespan has its own task and scope, outside any run: it is entered and exited in the same task, as task groups
-require, and everything that it starts (servers, browsers) ends with it, whatever it does.
+Each lifespan has its own task and scope, outside any run. It is entered and exited in the same task, as task groups
+require. Everything that it starts (servers, browsers) ends with it.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["HostHome", "Toolsets"]
 _log = logging.getLogger("holdfast.host")
 
 ENTER_S = 60.0
-"""How long a toolset may take to start."""
+"""Seconds that a toolset may take to start."""
 LEAVE_S = 10.0
-"""How long a toolset may take to end, before it is stopped as a run is."""
+"""Seconds that a toolset may take to end, before it is stopped like a run."""
 
 
 class HostHome:
-    """What the host offers to its toolsets: `holdfast.agents.tool.Home`.
+    """The services of the host for its toolsets: `holdfast.agents.tool.Home`.
 
     Parameters:
         path: the store's file; None if it has none.
@@ -47,12 +47,12 @@ class HostHome:
 
     @property
     def clock(self) -> Clock:
-        """The host's time."""
+        """The host's clock."""
         return self._host.clock
 
     @property
     def data_dir(self) -> Path | None:
-        """The folder beside the store's file, made when it is asked for; None if the store has no file."""
+        """The folder beside the store's file, created on first use; None if the store has no file."""
         if self._path is None:
             return None
         folder = Path(f"{self._path}.d")
@@ -60,7 +60,7 @@ class HostHome:
         return folder
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
-        """Send a message to that session, to be run when it is free. Raises as `Session.send` does."""
+        """Send a message to that session; it runs when the session is free. Raises as `Session.send`."""
         await self._host.session(session_key, principal=principal).send(text)
 
 
@@ -82,7 +82,7 @@ class _Lifespan:
         )
 
     async def enter(self) -> None:
-        """Raises `ConfigurationError`; nothing of the toolset is left then."""
+        """Enter the lifespan. Raises `ConfigurationError`, with nothing of the toolset left."""
         self._scope.open()
         _ = self._scope.spawn(self._live(), name=self.name)
         problem: BaseException | None = None
@@ -90,7 +90,7 @@ class _Lifespan:
             async with asyncio.timeout(ENTER_S):
                 await asyncio.shield(self._entered)
         except TimeoutError:
-            problem = TimeoutError(f"it was not ready after {ENTER_S:g} s")
+            problem = TimeoutError(f"not ready after {ENTER_S:g} s")
         except asyncio.CancelledError:
             await self._scope.stop("the host's start was cancelled", kind="shutdown")
             raise
@@ -98,10 +98,10 @@ class _Lifespan:
             problem = error
         if problem is not None:
             await self._scope.stop("it did not start", kind="shutdown")
-            log_failure(_log, f"the toolset {self.name} did not start", problem)
+            log_failure(_log, f"toolset {self.name} did not start", problem)
             raise ConfigurationError(
-                f"the toolset {self.name} did not start: {one_line(problem)}",
-                hint="correct it, or take it from the agent's tools",
+                f"toolset {self.name} did not start: {one_line(problem)}",
+                hint="correct it, or remove it from the agent's tools",
             ) from problem
 
     async def _live(self) -> None:
@@ -116,7 +116,7 @@ class _Lifespan:
             self._entered.set_exception(error if isinstance(error, Exception) else InterruptedError("it was stopped"))
 
     async def leave(self) -> str | None:
-        """End it. What went wrong, if something did."""
+        """Exit the lifespan. Return what went wrong, if anything."""
         if not self._leave.done():
             self._leave.set_result(None)
         problem: str | None = None
@@ -126,9 +126,9 @@ class _Lifespan:
         except TimeoutError:
             problem = f"it did not end within {LEAVE_S:g} s and was stopped"
         except (Exception, Interrupted) as error:
-            log_failure(_log, f"the toolset {self.name} did not end well", error)
+            log_failure(_log, f"toolset {self.name} failed to shut down", error)
             problem = one_line(error)
-        receipt = await self._scope.stop("the host closes", kind="shutdown")
+        receipt = await self._scope.stop("the host is closing", kind="shutdown")
         if receipt.outcome != "gone":
             left = [*(left.name for left in receipt.abandoned), *(f"process {pid}" for pid in receipt.survivors)]
             problem = f"{problem or 'it ended'}, but left: {', '.join(left)}"
@@ -136,7 +136,7 @@ class _Lifespan:
 
 
 class Toolsets:
-    """Made by the `Host`; on its loop only."""
+    """Enters and exits the toolsets of a host. Made by the `Host`; on its loop only."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -144,9 +144,9 @@ class Toolsets:
         self._kept_private = contextlib.ExitStack()
 
     async def enter(self) -> None:
-        """Enter every toolset of the host's agents, each once; from then on no workspace leads to the store.
+        """Enter every toolset of the host's agents once; from then on, workspaces are kept out of the store.
 
-        Raises `ConfigurationError` for one that fails, or whose workspace contains something of the host's.
+        Raises `ConfigurationError` for a toolset that fails, or whose workspace contains files of the host.
         """
         host = self._host
         toolsets: list[Toolset] = []
@@ -168,11 +168,11 @@ class Toolsets:
             self._entered.append(lifespan)
 
     async def leave(self) -> None:
-        """Leave them, the last one first; what goes wrong is an incident."""
+        """Exit all toolsets, in reverse order; report failures as incidents."""
         while self._entered:
             lifespan = self._entered.pop()
             problem = await lifespan.leave()
             if problem is not None:
-                text = f"the toolset {lifespan.name} did not end well: {problem}"
+                text = f"toolset {lifespan.name} failed to shut down: {problem}"
                 self._host.incidents.report(Incident(at=self._host.now(), kind="toolset", text=text))
         self._kept_private.close()

@@ -16,13 +16,13 @@ __all__ = ["LeftBehind", "scope_nodes"]
 
 
 class LeftBehind:
-    """What the stops of a host gave up and lives on, by session; the tree shows it until it has ended."""
+    """Abandoned tasks and threads that are still alive, by session; the tree shows them until they end."""
 
     def __init__(self) -> None:
         self._of: dict[int, tuple[str, str, list[Leftover]]] = {}
 
     def note(self, actor: SessionActor, scope: Scope) -> None:
-        """A scope of that session has closed."""
+        """Record the leftovers of a session's closed scope."""
         leftovers = scope.leftovers()
         if leftovers:
             self._forget()
@@ -30,18 +30,18 @@ class LeftBehind:
             known.extend(leftovers)
 
     def sessions(self, principal: str | None) -> dict[int, str]:
-        """Number and key of the sessions of which something is left; of one principal, or of all."""
+        """Return number and key of the sessions with leftovers; of one principal, or of all (None)."""
         self._forget()
         return {number: key for number, (owner, key, _) in self._of.items() if principal in (None, owner)}
 
     def nodes(self, session: int, now: float) -> tuple[TreeNode, ...]:
-        """What is left of one session. `now` as in `scope_nodes`."""
+        """Return the leftovers of one session. `now` as in `scope_nodes`."""
         self._forget()
         _, _, leftovers = self._of.get(session, ("", "", []))
         return tuple(_member_node(leftover.member(), now) for leftover in leftovers)
 
     def _forget(self) -> None:
-        """Let go of what has ended."""
+        """Drop leftovers that have ended."""
         for number, (_, _, leftovers) in list(self._of.items()):
             leftovers[:] = [leftover for leftover in leftovers if leftover.lives]
             if not leftovers:
@@ -49,10 +49,10 @@ class LeftBehind:
 
 
 def scope_nodes(scopes: Iterable[Scope], now: float) -> tuple[TreeNode, ...]:
-    """A node for each scope, with its members and its child scopes below it.
+    """Return a node for each scope, with its members and child scopes below it.
 
     Parameters:
-        now: the loop's time, from which ages are counted.
+        now: the loop's time, for computing ages.
     """
     return tuple(
         TreeNode(

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["Upkeep"]
 
 LOOK_EVERY_S = 3600.0
-"""So often the store is asked for questions that are due, whatever is known of them: clocks are set, stores fail."""
+"""Maximum interval for checking for due questions: clocks may be set, and stores may fail."""
 JUST_AFTER_S = 0.001
 EXPIRE_LIMIT = 1000
-"""Questions that expire at a time."""
+"""Maximum number of questions that expire together."""
 
 
 class Upkeep:
-    """Made by the `Host`; on its loop only."""
+    """Periodic maintenance of a host. Made by the `Host`; on its loop only."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -34,28 +34,28 @@ class Upkeep:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._next_due_at = math.inf
         self.more_wait = False
-        """Whether the store has more sessions with waiting messages than were lined up."""
+        """Whether the store has more sessions with waiting messages than were queued."""
 
     def start(self) -> None:
-        """Begin; prunes, and looks for questions that are due, for the first time at once."""
+        """Start; prune, and expire due questions, at once and then periodically."""
         self._evict()
         self._prune()
         self._expire()
 
     def close(self) -> None:
-        """Do nothing more."""
+        """Stop all maintenance."""
         for timer in self._timers.values():
             timer.cancel()
 
     def follow(self, actor: SessionActor) -> None:
-        """A session became live: forget it when it has been idle for long enough."""
+        """Evict a live session once it has been idle long enough."""
         actor.idle_since = self._host.loop.time()
         self._idle.append(actor)
 
     def evict(self, *, idle_for_s: float) -> None:
-        """Forget every session that has been idle for so long; the store keeps it.
+        """Drop every session idle for at least this long from memory; the store keeps it.
 
-        Each live session is in the line once; those in front were idle, or were looked at, before the others.
+        Each live session is queued once; those at the front were idle, or were checked, before the others.
         """
         host = self._host
         before = host.loop.time() - idle_for_s
@@ -70,7 +70,7 @@ class Upkeep:
             else:
                 self.follow(actor)
         if len(host.actors) < at_first / 2:
-            host.actors = dict(host.actors)  # a dict that was large keeps its table
+            host.actors = dict(host.actors)  # copies the dict, since a dict never shrinks
         host.forget_threads()
 
     def _evict(self) -> None:
@@ -107,7 +107,7 @@ class Upkeep:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def question_due(self, due_at: float) -> None:
-        """A question was asked that is due then."""
+        """Arm the timer for a question that is due at `due_at`."""
         if due_at < self._next_due_at and not self._host.draining:
             self._next_due_at = due_at
             self._look_in(due_at + JUST_AFTER_S - self._host.now())
@@ -126,7 +126,7 @@ class Upkeep:
             self._host.start_task(self._expire_due(), "expire")
 
     async def _expire_due(self) -> None:
-        """Answer what is due with ``expired``, then wait for the next."""
+        """Answer due questions with ``expired``, then wait for the next."""
         host = self._host
         again_s = LOOK_EVERY_S
         try:
@@ -140,7 +140,7 @@ class Upkeep:
                 except StorageError:
                     raise
                 except HoldfastError:
-                    pass  # somebody answered it, or its run ended, meanwhile
+                    pass  # it was answered, or its run ended, in the meantime
             for due in await host.store.due_questions(before=math.inf, limit=1):
                 left_s = due.question.due_at - host.now()
                 again_s = min(again_s, left_s if left_s >= 0 else 1.0)

@@ -1,4 +1,4 @@
-"""Detect agent code that blocks the host's event loop, and report where: all other users wait meanwhile."""
+"""Detect agent code that blocks the host's event loop, delaying all other users, and report where."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STACK_DEPTH = 12
 
 
 class LoopWatch:
-    """Asks the loop for an answer again and again, from a thread of its own.
+    """Pings the loop periodically, from a thread of its own.
 
     Parameters:
-        loop: the loop to watch; `start` must be called on it.
-        limit_s: how long it may take to answer.
-        report: called on the watching thread, once for each time that it did not: the seconds so far, the stack.
+        loop: the loop to watch; call `start` on it.
+        limit_s: maximum time to answer.
+        report: called on the watching thread, once for each missed answer, with the seconds so far and the stack.
     """
 
     def __init__(
@@ -35,13 +35,13 @@ class LoopWatch:
         self._loop_thread = 0
 
     def start(self) -> None:
-        """Begin."""
+        """Start watching."""
         self._loop_thread = threading.get_ident()
         threading.Thread(target=self._watch, name="holdfast loop watch", daemon=True).start()
 
     def close(self) -> None:
-        """End; the thread ends by itself."""
-        self._end.trigger("the host closes", kind="shutdown")
+        """Stop watching; the thread ends by itself."""
+        self._end.trigger("the host is closing", kind="shutdown")
 
     def _watch(self) -> None:
         asked = 0

@@ -1,4 +1,4 @@
-"""What the branches of a shape came to, how many of them must complete, and how often one may be started again.
+"""Results of a composite agent's branches, the quorum that must complete, and the limit on restarts.
 
 Values and decisions only; `holdfast.agents.compose` acts on them.
 """
@@ -23,14 +23,14 @@ _TOLD = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchResult:
-    """What one branch came to.
+    """The result of one branch.
 
     Parameters:
         name: the branch's name.
-        status: ``not_begun`` for one whose turn never came.
-        text: its answer; what it had said, where it did not complete.
+        status: ``not_begun`` for a branch that never got its turn.
+        text: the branch's answer; partial if it did not complete.
         error: why it did not complete.
-        cause: what interrupted it, where something did.
+        cause: the cause of its interrupt, if it was interrupted.
     """
 
     name: str
@@ -41,25 +41,25 @@ class BranchResult:
 
     @property
     def completed(self) -> bool:
-        """Whether it has an answer."""
+        """Whether the branch has an answer."""
         return self.status == "completed"
 
 
 def is_seconds(value: object) -> TypeGuard[float]:
-    """Whether it is a length of time: a number of seconds, 0 or more; infinity is one, nan is none."""
+    """Return whether `value` is a duration in seconds: a number, 0 or more. Infinity counts, NaN does not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
 class Quorum:
-    """Decides when enough branches have completed, and when that cannot be any more.
+    """Decides when enough branches have completed, and when the quorum is out of reach.
 
     Parameters:
-        need: ``all``; ``first``: one; a number: so many, and the rest is not waited for; ``some``: all are waited for,
-            and one must complete.
-        total: how many branches there are.
+        need: ``all``; ``first``: one; a number: that many, without waiting for the rest; ``some``: wait for all, and at
+            least one must complete.
+        total: number of branches.
 
     Raises:
-        ConfigurationError: no branches, or more needed than there are.
+        ConfigurationError: no branches, or `need` exceeds `total`.
     """
 
     __slots__ = ("required", "total", "waits")
@@ -67,21 +67,21 @@ class Quorum:
     def __init__(self, need: Need, total: int) -> None:
         required = total if need == "all" else 1 if need in ("first", "some") else need
         if isinstance(required, (bool, str)) or not isinstance(required, int):
-            raise ConfigurationError(f"need={need!r} is not known", hint='use "all", "first", "some" or a number')
+            raise ConfigurationError(f"need={need!r} is invalid", hint='use "all", "first", "some" or a number')
         if total < 1:
-            raise ConfigurationError("there are no branches", hint="give it at least one agent")
+            raise ConfigurationError("no branches given", hint="give it at least one agent")
         if not 1 <= required <= total:
-            raise ConfigurationError(f"{required} branches are needed, and there are {total}")
+            raise ConfigurationError(f"{required} branches are required, but the number of branches is {total}")
         self.required = required
         self.total = total
         self.waits = need == "some"
 
     def verdict(self, completed: int, ended: int) -> Verdict:
-        """Whether it is decided.
+        """Return whether the quorum is met, lost or still open.
 
         Parameters:
             completed: branches that have an answer.
-            ended: branches that have ended, these included.
+            ended: branches that have ended, including the completed ones.
         """
         if completed >= self.required and (not self.waits or ended == self.total):
             return "met"
@@ -89,11 +89,11 @@ class Quorum:
 
 
 class Intensity:
-    """How often something was started again lately; as a supervisor of OTP counts it.
+    """Restart intensity: a limit on restarts within a sliding window, as an OTP supervisor has it.
 
     Parameters:
-        limit: so many restarts are allowed …
-        within_s: … in so many seconds.
+        limit: maximum number of restarts …
+        within_s: … in this window, in seconds.
     """
 
     __slots__ = ("_times", "limit", "within_s")
@@ -102,17 +102,17 @@ class Intensity:
         whole: object = limit
         if not isinstance(whole, int) or whole < 0 or not is_seconds(within_s) or within_s == 0:
             raise ConfigurationError(
-                f"restarts={limit!r}, within_s={within_s!r}: it takes a whole number from 0, in more than 0 s"
+                f"invalid restarts={limit!r}, within_s={within_s!r}; use a whole number from 0, and more than 0 s"
             )
         self.limit = limit
         self.within_s = within_s
         self._times: deque[float] = deque()
 
     def restart(self, at: float) -> bool:
-        """Count a restart; False if that is one too many.
+        """Count a restart; return False if it exceeds the limit.
 
         Parameters:
-            at: when, in seconds since the epoch. A clock that went back makes no room.
+            at: when, in seconds since the epoch. A clock set back does not free any restarts.
         """
         times = self._times
         times.append(max(at, times[-1]) if times else at)
@@ -122,10 +122,12 @@ class Intensity:
 
 
 def told_results(results: Sequence[BranchResult], *, decided: Cause | None = None) -> str:
-    """Those that did not complete, for people: what went wrong first, then who was stopped for it or had no turn.
+    """Summarize for people the branches that did not complete.
+
+    The first failures come first, then the branches that were stopped for them or never got their turn.
 
     Parameters:
-        decided: with it those were stopped that were left when the end was decided.
+        decided: the cause with which the remaining branches were stopped once the outcome was decided.
     """
     stopped = [result for result in results if result.cause is not None and result.cause == decided]
     waiting = [result for result in results if result.status == "not_begun"]
@@ -134,9 +136,9 @@ def told_results(results: Sequence[BranchResult], *, decided: Cause | None = Non
     if len(wrong) > _TOLD:
         told.append(f"and {len(wrong) - _TOLD:,} more")
     if stopped:
-        told.append(f"interrupted for that: {_names(stopped)}")
+        told.append(f"interrupted as a result: {_names(stopped)}")
     if waiting:
-        told.append(f"not begun: {_names(waiting)}")
+        told.append(f"not started: {_names(waiting)}")
     return "; ".join(told)
 
 

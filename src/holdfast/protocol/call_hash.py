@@ -12,13 +12,13 @@ from holdfast.protocol.messages import Answer, Question
 
 __all__ = ["hash_call", "hash_of", "is_for_another_call", "question_id_of"]
 
-_BYTES = 16  # 128 bits: an agent that makes up both calls needs 2**64 tries for two of one hash
+_BYTES = 16  # 128 bits: an agent that forges both calls needs about 2**64 tries for a collision
 
 
 def hash_call(question: Question) -> str:
-    """Return the hash of what an approval asks for: its id, its tool, its arguments and its words. 32 hex digits.
+    """Return the hash that identifies an approval's call: its id, tool, arguments and text. 32 hex digits.
 
-    It is the same before and after the question was stored, whatever the order of the arguments.
+    It is the same before and after the question is stored, in whatever order the arguments come.
     """
     asked = [question.question_id, question.tool, question.text, question.arguments]
     stored = msgspec.json.decode(encode_json(asked))
@@ -26,26 +26,26 @@ def hash_call(question: Question) -> str:
 
 
 def is_for_another_call(answer: Answer, question: Question) -> bool:
-    """Return whether an approval was given for another call than the one that is about to be made."""
+    """Return whether the approval was given for a different call than `question` describes."""
     return answer.decision == "approved" and answer.call_hash not in ("", hash_call(question))
 
 
 def question_id_of(question: Question | str) -> str:
-    """Return the id of a question that is given as such or by its id."""
+    """Return the id of a question, given as an object or as its id."""
     return question.question_id if isinstance(question, Question) else question
 
 
 def hash_of(question: Question | str, call_hash: str | None) -> str:
-    """Return the hash that an approval is bound to: of the question as it was shown, or the one that was named.
+    """Return the hash that binds an approval: `call_hash` if given, else the hash of the question.
 
     Raises:
-        InvalidRequest: an id came without a hash: nothing says which call was shown.
+        InvalidRequest: an id came without a hash, so the approved call is unknown.
     """
     if call_hash:
         return call_hash
     if isinstance(question, Question):
         return hash_call(question)
     raise InvalidRequest(
-        f"an approval of {question[:80]!r} does not say which call was shown",
-        hint="give the question itself, or its call_hash",
+        f"the approval of {question[:80]!r} has no call_hash, so it is not bound to a call",
+        hint="pass the question itself, or its call_hash",
     )

@@ -1,11 +1,11 @@
-"""What a session does with a message that arrives, and which messages the next run takes.
+"""Mailbox decisions: what a session does with an arriving message, and which messages the next run takes.
 
-Stores call these functions inside the transaction that writes, so that between the check and the act there is nothing.
+Stores call these functions inside the writing transaction, so nothing comes between the check and the act.
 
 Messages that one run takes together share a ``batch`` (the seq of its first message). ``queue`` opens a batch for
-each message, ``collect`` joins the newest batch if that is a waiting ``collect`` batch, and ``interrupt`` and
-``rollback`` set the session's ``sweep``: the next run takes everything that waits up to that seq. A ``steer`` message
-waits as in ``queue`` until the run that it is aimed at takes it.
+each message. ``collect`` joins the newest batch if that is a waiting ``collect`` batch. ``interrupt`` and ``rollback``
+set the session's ``sweep``: the next run takes everything that waits up to that seq. A ``steer`` message waits as in
+``queue`` until its target run takes it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from holdfast.protocol.messages import Disposition, Policy
 __all__ = ["DECISIONS", "Decision", "Occupancy", "Taken", "Waiting", "collect_due_at", "decide", "occupancy", "take"]
 
 Occupancy = Literal["idle", "waiting", "busy"]
-"""``idle``: no run, nothing waits that must go first, room in the host. ``waiting``: no run yet, but no claim now.
+"""``idle``: the next run may start now. ``waiting``: no run is active, but earlier messages wait or the host is full.
 ``busy``: a run holds the slot."""
 
 
 class Decision(NamedTuple):
-    """The answer of the table.
+    """One row of the decision table.
 
-    ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot (and, for ``rollback``,
-    take it back). ``sweep``: the next run takes everything that waits. ``join``: join an adjacent waiting ``collect``
+    ``start``: claim in the same transaction. ``interrupt``: stop the run that holds the slot (for ``rollback``, also
+    undo it). ``sweep``: the next run takes all waiting messages. ``join``: join an adjacent waiting ``collect``
     batch.
     """
 
@@ -63,11 +63,11 @@ DECISIONS: Mapping[tuple[Occupancy, Policy], Decision | Refusal] = {
 
 
 def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -> Occupancy:
-    """How the session stands for a message of `policy`.
+    """Return the session's occupancy for a message of `policy`.
 
     Parameters:
         run_id: the run that holds the slot.
-        waiting: messages in the mailbox.
+        waiting: number of messages in the mailbox.
         room: whether the host may start a run for this principal now.
     """
     if run_id is not None:
@@ -78,11 +78,11 @@ def occupancy(*, run_id: str | None, waiting: int, room: bool, policy: Policy) -
 
 
 def decide(state: Occupancy, policy: str) -> Decision:
-    """The row of the table.
+    """Return the decision for a message.
 
     Raises:
         SessionBusy: ``reject`` met a run or waiting messages.
-        UnknownPolicy: any other word.
+        UnknownPolicy: the policy is unknown.
     """
     row = DECISIONS.get((state, cast(Policy, policy)))
     match row:
@@ -90,19 +90,19 @@ def decide(state: Occupancy, policy: str) -> Decision:
             return row
         case "busy":
             raise SessionBusy(
-                "the session has a run" if state == "busy" else "the session has messages waiting, or the host no room"
+                "a run is already active" if state == "busy" else "messages are waiting, or the host is full"
             )
         case _:
-            raise UnknownPolicy(f"there is no policy {policy!r}")
+            raise UnknownPolicy(f"unknown policy {policy!r}")
 
 
 def collect_due_at(*, at: float, quiet_s: float, first_at: float, max_wait_s: float) -> float:
-    """When a ``collect`` batch is due after a message at `at`: quiet for `quiet_s`, or `max_wait_s` after the first."""
+    """Return when a ``collect`` batch is due: `quiet_s` after `at`, at most `max_wait_s` after the first message."""
     return min(at + quiet_s, first_at + max_wait_s)
 
 
 class Waiting(NamedTuple):
-    """A message that waits, as far as the choice needs it. ``due_at`` is 0 for what may be taken at once."""
+    """A waiting message, with the fields that `take` needs. ``due_at`` is 0 for a message that may be taken at once."""
 
     seq: int
     batch: int
@@ -110,17 +110,17 @@ class Waiting(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The seqs that the next run takes, in order; or none, and the time before which nothing is due."""
+    """The seqs that the next run takes, in order; if empty, the time at which something is due."""
 
     seqs: tuple[int, ...]
     not_before: float = 0.0
 
 
 def take(waiting: Sequence[Waiting], *, sweep: int, now: float) -> Taken:
-    """Which messages the next run takes.
+    """Return the messages that the next run takes.
 
     Parameters:
-        waiting: what waits, in order of seq.
+        waiting: the waiting messages, in order of seq.
         sweep: take everything up to this seq, due or not.
         now: seconds since the epoch.
     """

@@ -54,7 +54,7 @@ __all__ = [
 
 
 class EventBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", gc=False):
-    """What all events have: ``at`` (seconds since the epoch), and ``seq`` once they are stored."""
+    """Base of all events: ``at`` (seconds since the epoch), and ``seq`` once stored."""
 
     seq: int = 0
     at: float = 0.0
@@ -68,7 +68,7 @@ class EventBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class MessageAccepted(EventBase, frozen=True, kw_only=True, tag="message.accepted"):
-    """A message is durable in the mailbox."""
+    """A message was stored durably in the mailbox."""
 
     message_id: str
     content: str
@@ -85,7 +85,7 @@ class MessageSteered(EventBase, frozen=True, kw_only=True, tag="message.steered"
 
 
 class MessageSettled(EventBase, frozen=True, kw_only=True, tag="message.settled"):
-    """A message reached its final state, exactly once."""
+    """A message reached its final state. Written exactly once."""
 
     message_id: str
     state: SettledAs
@@ -101,9 +101,9 @@ class RunStarted(EventBase, frozen=True, kw_only=True, tag="run.started"):
 
 
 class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
-    """A run goes on after a crash; readers drop the text it said since ``discard_from`` (a seq, inclusive).
+    """A run resumes after a crash; readers drop its text from ``discard_from`` on (a seq, inclusive).
 
-    An agent with a model goes on after its last whole step, any other says everything again.
+    An agent with a model resumes after its last complete step; any other repeats its output.
     """
 
     run_id: str
@@ -112,14 +112,14 @@ class RunRestarted(EventBase, frozen=True, kw_only=True, tag="run.restarted"):
 
 
 class RunSuspended(EventBase, frozen=True, kw_only=True, tag="run.suspended"):
-    """A run asked a person something, and waits; one event for each question."""
+    """A run asked a person a question and is suspended; one event for each question."""
 
     run_id: str
     question: Question
 
 
 class RunResumed(EventBase, frozen=True, kw_only=True, tag="run.resumed"):
-    """A question was answered; the run goes on once ``waiting``, the number of its open questions, is 0."""
+    """A question was answered; the run resumes once ``waiting``, the number of its open questions, is 0."""
 
     run_id: str
     answer: Answer
@@ -127,7 +127,7 @@ class RunResumed(EventBase, frozen=True, kw_only=True, tag="run.resumed"):
 
 
 class RunStopping(EventBase, frozen=True, kw_only=True, tag="run.stopping"):
-    """An interrupt of the run is durable."""
+    """An interrupt of the run was stored durably."""
 
     run_id: str
     cause: Cause
@@ -146,7 +146,7 @@ class RunFinished(EventBase, frozen=True, kw_only=True, tag="run.finished"):
 
 
 class RunRolledBack(EventBase, frozen=True, kw_only=True, tag="run.rolled_back"):
-    """A run's entries were taken out of the transcript; ``not_undone`` lists outside effects."""
+    """A run's entries were removed from the transcript; ``not_undone`` lists external effects that remain."""
 
     run_id: str
     not_undone: tuple[str, ...] = ()
@@ -161,18 +161,18 @@ class StepStarted(EventBase, frozen=True, kw_only=True, tag="step.started"):
 
 
 class StepFinished(EventBase, frozen=True, kw_only=True, tag="step.finished"):
-    """What the model answered in a step, whole; the calls it asks for begin after this is durable.
+    """The model's complete answer in a step; its calls start after this event is durable.
 
     Parameters:
         run_id: the run, or the child, whose step it is.
-        step: its number in that run, from 1. A number below 1 is no step, but a summary of what was said before the
-            run (0) or before the step of that number, for the model only.
-        text: what it said; readers have it already, in pieces.
-        calls: the calls it asks for, with our ids.
-        usage: of this request.
-        model: the model's own name for itself.
-        state: what the run needs back in a later step or attempt, such as a model's signatures. Opaque, and not shown
-            to readers.
+        step: its number in that run, from 1. A number below 1 marks a summary for the model only: of the history
+            before the run (0), or before the step of that number.
+        text: the text of the answer; readers already have it, in pieces.
+        calls: the calls that the model asks for, with our ids.
+        usage: usage of this request.
+        model: the name that the model reports for itself.
+        state: data that a later step or attempt needs back, such as a model's signatures. Opaque, and hidden from
+            readers.
     """
 
     run_id: str
@@ -199,7 +199,7 @@ class ReasoningDelta(EventBase, frozen=True, kw_only=True, tag="reasoning.delta"
 
 
 class ToolStarted(EventBase, frozen=True, kw_only=True, tag="tool.started"):
-    """The intent of a call, durable before its effect. ``call_id`` is the key to give to outside services."""
+    """The intent of a call, durable before its effect. Give ``call_id`` to outside services as idempotency key."""
 
     run_id: str
     call_id: str
@@ -217,7 +217,7 @@ class ToolOutput(EventBase, frozen=True, kw_only=True, tag="tool.output"):
 
 
 class ToolFinished(EventBase, frozen=True, kw_only=True, tag="tool.finished"):
-    """The result of a call. ``status`` ``interrupted`` stands for a call that has no result of its own."""
+    """The result of a call. ``status`` ``interrupted`` marks a call without a result of its own."""
 
     run_id: str
     call_id: str
@@ -227,7 +227,7 @@ class ToolFinished(EventBase, frozen=True, kw_only=True, tag="tool.finished"):
 
 
 class ChildStarted(EventBase, frozen=True, kw_only=True, tag="child.started"):
-    """A run started a child. ``name`` is what the branch is called, where it has a name of its own."""
+    """A run started a child. ``name`` is the name of its branch, if it has one."""
 
     run_id: str
     child_id: str
@@ -237,7 +237,7 @@ class ChildStarted(EventBase, frozen=True, kw_only=True, tag="child.started"):
 
 
 class ChildFinished(EventBase, frozen=True, kw_only=True, tag="child.finished"):
-    """A child ended. ``cause`` says why, where it was interrupted and its parent was not."""
+    """A child ended. ``cause`` is set if the child was interrupted and its parent was not."""
 
     run_id: str
     child_id: str
@@ -248,9 +248,9 @@ class ChildFinished(EventBase, frozen=True, kw_only=True, tag="child.finished"):
 
 
 class HistoryEdited(EventBase, frozen=True, kw_only=True, tag="history.edited"):
-    """The transcript was changed by hand: entries with n ≥ ``from_n`` are gone, ``added`` new ones are there.
+    """The transcript was edited by hand: entries with n ≥ ``from_n`` were removed, then ``added`` entries appended.
 
-    ``from_n`` is 0 when nothing was taken away.
+    ``from_n`` is 0 if nothing was removed.
     """
 
     edit: HistoryEdit
@@ -298,12 +298,12 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="gap"
 
     @property
     def kind(self) -> str:
-        """``gap``, so that readers can ask every frame for its kind."""
+        """``gap``, so that every frame has a kind."""
         return "gap"
 
 
 class Stored(NamedTuple):
-    """An event as the log holds it: its number, its kind, and its JSON without the number."""
+    """An event as stored in the log: its number, its kind, and its JSON without the number."""
 
     seq: int
     kind: str
@@ -320,7 +320,7 @@ _STEP_FINISHED = _kinds[StepFinished]
 
 
 def plain(text: str) -> str:
-    """The text with lone surrogates, which no JSON can carry, written out as escapes."""
+    """Return the text with lone surrogates, which JSON cannot carry, written as escapes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -329,7 +329,7 @@ def plain(text: str) -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """The JSON of a value, one line; its text is made `plain` where it has to be."""
+    """Return a value as one line of JSON; text is made `plain` if necessary."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -337,7 +337,7 @@ def encode_json(value: object) -> bytes:
 
 
 def encode_event(event: Event) -> tuple[str, bytes]:
-    """The kind and the JSON of an event that has no number yet."""
+    """Return the kind and the JSON of an event that has no number yet."""
     return _kinds[type(event)], encode_json(event)
 
 
@@ -354,12 +354,12 @@ def _all_plain(value: Any) -> Any:
 
 
 def wire(stored: Stored) -> bytes:
-    """The JSON of a stored event, number included, as it stands behind ``data:``."""
+    """Return the JSON of a stored event, number included, as sent after ``data:``."""
     return b'{"seq":%d,%b' % (stored.seq, stored.body[1:])
 
 
 def shown(events: Sequence[Stored]) -> list[Stored]:
-    """The events as readers get them: without what a run writes down for itself alone, `StepFinished.state`."""
+    """Return the events as readers get them: without `StepFinished.state`, which is private to the run."""
     return [_without_state(event) if event.kind == _STEP_FINISHED else event for event in events]
 
 
@@ -371,21 +371,21 @@ def _without_state(stored: Stored) -> Stored:
 
 
 def decode_event(stored: Stored) -> Event:
-    """The event of a stored row. Raises `msgspec.ValidationError` on rows that are not ours."""
+    """Return the event of a stored row. Raises `msgspec.ValidationError` for a malformed row."""
     return _decoder.decode(wire(stored))
 
 
 START = "0"
-"""The cursor before the first event of any session, also of one that has no number yet."""
+"""The cursor before the first event of any session, even one that has no number yet."""
 
 
 def format_cursor(seq: int, number: int) -> str:
-    """The reader's position after ``seq`` in the session with that number."""
+    """Return the cursor after ``seq`` in the session with that number."""
     return f"{seq}-{number}"
 
 
 def parse_cursor(cursor: str, number: int) -> int:
-    """The seq of a cursor of the session ``number``. Raises `InvalidCursor` for any other."""
+    """Return the seq of a cursor of session ``number``. Raises `InvalidCursor` for any other."""
     if cursor == START:
         return 0
     seq, dash, owner = cursor.partition("-")

@@ -1,4 +1,4 @@
-"""The interface of a session, the same on a `Host` in this process and through a `Client` over HTTP."""
+"""The session interface, identical on a `Host` in this process and through a `Client` over HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["ScheduleLike", "SessionLike", "answer"]
 
 
 class ScheduleLike(Protocol):
-    """A schedule: getting one does no I/O, and any number may be in use for the same one at the same time.
+    """A handle to a schedule. Creating one does no I/O; any number may refer to the same schedule at a time.
 
     Every method may raise `UnknownSchedule`, `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and
     `RateLimited`.
@@ -37,35 +37,35 @@ class ScheduleLike(Protocol):
 
     @property
     def schedule_id(self) -> str:
-        """Its id, among those of its principal."""
+        """The schedule's id, unique for its principal."""
         ...
 
     async def info(self) -> ScheduleView:
-        """The schedule as it stands: when it is next due, how many ticks were fired, missed and refused."""
+        """Return the schedule's current state: its next due time, and its counts of fired, missed and refused ticks."""
         ...
 
     async def pause(self) -> ScheduleView:
-        """Have no more ticks until it is resumed; they are not made up for. Repeated: no second effect."""
+        """Pause the schedule; its ticks are dropped until it is resumed. Idempotent."""
         ...
 
     async def resume(self) -> ScheduleView:
-        """Go on with the first tick from now on. Repeated: no second effect."""
+        """Resume with the first tick from now on. Idempotent."""
         ...
 
     async def run_now(self) -> Receipt:
-        """Send its message now; its ticks stay where they are. It counts for ``max_runs``.
+        """Send its message now, without moving its ticks. Counts towards ``max_runs``.
 
-        Raises what `SessionLike.send` raises with the schedule's policy, and `ScheduleFinished`.
+        Raises the errors of `SessionLike.send` with the schedule's policy, and `ScheduleFinished`.
         """
         ...
 
     async def delete(self) -> ScheduleView:
-        """Delete it, and return how it stood. Messages that it has sent are not withdrawn."""
+        """Delete the schedule and return its last state. Messages that it already sent stay."""
         ...
 
 
 class SessionLike(Protocol):
-    """A session: getting one does no I/O, and any number may be in use for the same key at the same time.
+    """A handle to a session. Creating one does no I/O; any number may refer to the same key at a time.
 
     Every method may raise `AccessDenied`, `StorageError` and, over HTTP, `ServerUnreachable` and `RateLimited`.
     """
@@ -86,15 +86,15 @@ class SessionLike(Protocol):
         max_wait_s: float | None = None,
         attachments: Sequence[Attachment] = (),
     ) -> Receipt:
-        """Put a message into the mailbox; when this returns it is durable.
+        """Put a message into the mailbox; it is durable on return.
 
         Parameters:
             content: the text.
-            policy: what to do if a run is on.
-            idempotency_key: the same key is accepted once; a repeat gets the first one's receipt.
+            policy: what to do if a run is already active.
+            idempotency_key: accepted once; a repeat returns the receipt of the first send.
             agent: the agent of a new session, or a change for runs that start later.
             quiet_s, max_wait_s: for ``collect``, in seconds.
-            attachments: what `attach` gave.
+            attachments: attachments returned by `attach`.
 
         Raises:
             SessionBusy, MailboxFull, IdempotencyMismatch, SessionDeleted, UnknownAgent, UnknownPolicy,
@@ -106,8 +106,8 @@ class SessionLike(Protocol):
         """Wait until a message is settled.
 
         Raises:
-            WaitExpired: it is not settled after `timeout_s` seconds; the work goes on.
-            UnknownMessage, UnknownSession: there is none.
+            WaitExpired: not settled after `timeout_s` seconds; the run continues.
+            UnknownMessage, UnknownSession: not found.
         """
         ...
 
@@ -125,105 +125,105 @@ class SessionLike(Protocol):
     ) -> str:
         """Send, wait, and return the answer.
 
-        A caller that is cancelled (`asyncio.timeout`, `Task.cancel`) or whose `timeout_s` is over gives up its wait,
+        A caller that is cancelled (`asyncio.timeout`, `Task.cancel`) or whose `timeout_s` expires gives up its wait,
         not the work: the message is durable, others may wait for it, and a client's connection may break at any time.
         To end the work, interrupt the session; to bound it, set the host's ``run_s`` or the agent's limits.
 
         Raises:
-            RunFailed, RunInterrupted, MessageWithdrawn: what became of the message instead.
-            WaitExpired: no settlement after `timeout_s` seconds.
+            RunFailed, RunInterrupted, MessageWithdrawn: the message settled without an answer.
+            WaitExpired: not settled after `timeout_s` seconds.
             WaitsForItself: called in a run of this session.
         """
         ...
 
     def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncIterator[Event | Gap]:
-        """The session's events in order, each once, or a `Gap` for what was missed.
+        """Yield the session's events in order, each once, or a `Gap` for missed events.
 
         Parameters:
-            after: a cursor, such as a receipt's; None or ``"0"`` starts at the beginning, and waits for it if the
-                session does not exist yet.
+            after: a cursor, such as a receipt's; None or ``"0"`` starts at the beginning, and waits for the session to
+                be created if it does not exist yet.
             follow: a message id: the stream ends after the event that settles it.
 
         Raises:
             InvalidCursor: not a cursor of this session.
-            UnknownSession: there is none, and `after` or `follow` name something in it.
-            UnknownMessage: there is none.
-            SessionDeleted: it was deleted.
+            UnknownSession: the session does not exist, and `after` or `follow` refers to it.
+            UnknownMessage: the message of `follow` does not exist.
+            SessionDeleted: the session was deleted.
         """
         ...
 
     async def interrupt(
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
-        """End the run that is on, or exactly `run_id`; what waits runs afterwards. An idle session answers at once."""
+        """Interrupt the active run, or exactly `run_id`; queued messages run next. An idle session answers at once."""
         ...
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
-        """End the session's whole activation: its run, its background work, and what waits is withdrawn."""
+        """Stop the whole session: its run, its background work, and withdraw all waiting messages."""
         ...
 
     async def withdraw(self, message_id: str) -> Settlement:
-        """Take a waiting message back. Raises `AlreadySettled`, `UnknownMessage`."""
+        """Withdraw a queued message. Raises `AlreadySettled`, `UnknownMessage`."""
         ...
 
     async def message(self, message_id: str) -> Settlement:
-        """What became of a message so far. Raises `UnknownMessage`."""
+        """Return a message's current state. Raises `UnknownMessage`."""
         ...
 
     async def info(self) -> SessionView:
-        """The session as it stands. Raises `UnknownSession`."""
+        """Return the session's current state. Raises `UnknownSession`."""
         ...
 
     async def transcript(self) -> list[Entry]:
-        """What the model sees, in order."""
+        """Return the transcript that the model sees, in order."""
         ...
 
     async def mailbox(self) -> list[MailboxItem]:
-        """What waits, in order."""
+        """Return the waiting messages, in order."""
         ...
 
     async def tree(self) -> TreeNode:
-        """The tasks, threads and processes that are alive for this session."""
+        """Return the live tasks, threads and processes of this session."""
         ...
 
     async def run(self, run_id: str) -> RunView:
-        """A run. Raises `UnknownRun`."""
+        """Return a run. Raises `UnknownRun`."""
         ...
 
     async def runs(self) -> list[RunView]:
-        """The session's newest runs, the newest first."""
+        """Return the session's most recent runs, newest first."""
         ...
 
     async def questions(self) -> list[Question]:
-        """What the suspended run waits for, oldest first; empty when it waits for nobody."""
+        """Return the open questions of the suspended run, oldest first; empty if it does not wait for an answer."""
         ...
 
     async def answer(self, question: Question | str, text: str) -> Answer:
-        """Answer a question, given as such or by its id.
+        """Answer a question, given as an object or by its id.
 
         Raises:
-            UnknownQuestion, AlreadyAnswered, InvalidRequest (it is an approval).
+            UnknownQuestion, AlreadyAnswered, InvalidRequest (the question is an approval).
         """
         ...
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
-        """Let the call be made that was shown.
+        """Approve the call that was shown.
 
         Parameters:
-            question: as it was shown; or its id, with `call_hash`.
+            question: the question as shown; or its id, with `call_hash`.
             note: for the model.
             call_hash: the ``call_hash`` of the question that was shown.
 
         Raises:
-            CallMismatch: the question asks for another call.
-            InvalidRequest: an id came without a `call_hash`, or the question is one in words.
-            ApprovalKeyRequired: over HTTP, where an approval needs a key that a person typed.
-            UnknownQuestion, AlreadyAnswered: as `answer` does.
+            CallMismatch: the question is for another call.
+            InvalidRequest: an id came without a `call_hash`, or the question asks for text.
+            ApprovalKeyRequired: over HTTP, if approvals need a key that a person types.
+            UnknownQuestion, AlreadyAnswered: as for `answer`.
         """
         ...
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
-        """Refuse the call; the model is told, with the reason. Raises as `answer` does."""
+        """Deny the call; the model gets the reason. Raises the errors of `answer`."""
         ...
 
     async def schedule(
@@ -241,21 +241,21 @@ class SessionLike(Protocol):
         jitter_s: float = 0.0,
         max_runs: int | None = None,
     ) -> ScheduleLike:
-        """Send this session a message by the clock, from now on; durable when this returns.
+        """Send this session a message on a schedule, starting now; durable on return.
 
         Parameters:
             text: the message.
-            every_s, cron: when: at even distances (1 second or more), or by a cron line; one of them.
-            timezone: in which the cron line is read, such as ``Europe/Berlin``.
-            schedule_id: names it. Under the id of an existing one it takes that one's place: the same again changes
-                nothing, another cadence begins anew, and one that is paused stays so. None makes a new one.
+            every_s, cron: an interval (1 second or more) or a cron expression; give one of them.
+            timezone: time zone of the cron expression, such as ``Europe/Berlin``.
+            schedule_id: replaces an existing schedule with this id: an identical one changes nothing, a new cadence
+                starts over, and a paused schedule stays paused. None creates a new schedule.
             agent: the agent that answers; by default the session's.
-            overlap: the policy of its messages, for when a run is on; ``reject`` leaves the tick out.
-            miss: what becomes of ticks that were missed, because the host was down or the clock jumped: ``skip`` leaves
-                them out, ``delay`` fires once for all, ``burst`` fires each (the newest 100).
-            initial_delay_s: the time to the first tick, in seconds; with a cron line no tick comes before.
-            jitter_s: each tick comes later by a part of this, in seconds.
-            max_runs: after so many firings it is finished.
+            overlap: the policy of its messages if a run is already active; ``reject`` skips the tick.
+            miss: what to do with ticks missed because the host was down or the clock jumped: ``skip`` drops them,
+                ``delay`` fires once for all, ``burst`` fires each (the newest 100).
+            initial_delay_s: time to the first tick, in seconds; with a cron expression, no tick comes earlier.
+            jitter_s: each tick is delayed by a fraction of this, in seconds.
+            max_runs: finish after this number of firings.
 
         Raises:
             InvalidSchedule, UnknownAgent, UnknownPolicy, InvalidKey, InvalidRequest, LimitExceeded, Draining: nothing
@@ -264,57 +264,57 @@ class SessionLike(Protocol):
         ...
 
     async def retry(self) -> Receipt:
-        """Take the last run's entries out of the transcript and send its messages again, in one transaction.
+        """Remove the last run's entries from the transcript and resend its messages, in one transaction.
 
         Raises `SessionBusy`, `NothingToUndo`, `HistoryChanged`.
         """
         ...
 
     async def undo(self) -> list[Entry]:
-        """Take the last run's entries (or the last edit's) out of the transcript, and return them.
+        """Remove the last run's (or the last edit's) entries from the transcript, and return them.
 
         Raises `SessionBusy`, `NothingToUndo`.
         """
         ...
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
-        """Let the agent's model sum up all but the last `keep` messages of a person and what followed them.
+        """Have the agent's model summarize all but the last `keep` user messages and what followed them.
 
-        Returns the new transcript. Raises `SessionBusy`, `HistoryChanged`, `NotSupported` (an agent without a model),
+        Return the new transcript. Raises `SessionBusy`, `HistoryChanged`, `NotSupported` (an agent without a model),
         `ModelFailed`.
         """
         ...
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
-        """A new session with a copy of this one's transcript, up to the entry `through_n` (and the results it needs).
+        """Create a session with a copy of this transcript, up to entry `through_n` (plus the results it needs).
 
-        Raises `SessionBusy` (that key has a history), `InvalidKey`.
+        Raises `SessionBusy` (the key already has a history), `InvalidKey`.
         """
         ...
 
     async def export(self) -> SessionExport:
-        """The transcript and its attachments, for `import_history` there or elsewhere."""
+        """Return the transcript and its attachments, for `import_history` there or elsewhere."""
         ...
 
     async def import_history(self, export: SessionExport) -> SessionView:
-        """Begin this session with the history of an export. Raises `SessionBusy` (it has one), `InvalidRequest`."""
+        """Start this session with an exported history. Raises `SessionBusy` (it already has one), `InvalidRequest`."""
         ...
 
     async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
-        """Keep bytes for a message, by their hash. Raises `LimitExceeded`, `InvalidRequest`."""
+        """Store bytes for a message, addressed by their hash. Raises `LimitExceeded`, `InvalidRequest`."""
         ...
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
-        """An attachment of this principal. Raises `UnknownAttachment`."""
+        """Return an attachment of this principal. Raises `UnknownAttachment`."""
         ...
 
     async def delete(self) -> SessionStop:
-        """Stop the session and delete it; its key answers `SessionDeleted` until the tombstone is purged."""
+        """Stop and delete the session; its key raises `SessionDeleted` until the tombstone is purged."""
         ...
 
 
 def answer(settlement: Settlement) -> str:
-    """The text of a completed message. Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` for any other."""
+    """Return the text of a completed message. Raises `RunFailed`, `RunInterrupted` or `MessageWithdrawn` otherwise."""
     match settlement.state:
         case "completed":
             return settlement.text
@@ -324,8 +324,8 @@ def answer(settlement: Settlement) -> str:
             raise MessageWithdrawn("the message was withdrawn before a run took it")
         case "superseded":
             raise RunInterrupted(
-                "the run was rolled back: a newer message takes the place of this one",
-                hint="nothing of it is in the transcript; the log has what it did, and what could not be undone",
+                "the run was rolled back: a newer message replaced this one",
+                hint="its entries are not in the transcript; the log shows what it did and what was not undone",
             )
         case _:
             cause = settlement.cause

@@ -1,18 +1,18 @@
-"""The agent loop as a machine without I/O or time: what the model said goes in, what is to be done next comes out.
+"""The agent loop as a state machine without I/O or clock: model answers go in, effects to perform come out.
 
 A step is one request to the model and the calls it asks for:
 
     steering ──steered──▶ requesting ──stored──▶ calling ──the last call has ended──▶ steering …
         │                   │  ▲ │                   │  ▲
         ▼                   └──┘ ▼                   └──┘ ended, decided
-       over              failed  over: an answer without calls, or a budget that is used up
+       over              failed  over: an answer without calls, or an exhausted budget
 
 Invariants
-- What it asks for is decided by what was fed to it and by nothing else, so the same steps, answers and results from the
-  log lead to the same place: that is how a run goes on after a crash.
+- Its effects depend only on its inputs: the same steps, answers and results from the log lead to the same state. That
+  is how a run resumes after a crash.
 - The messages of each request are valid (`holdfast.protocol.model.conversation`): every call of a step has exactly one
-  result, in the order of the calls, before the next step begins.
-- No call begins before its step is stored; at most `AgentLimits.calls_at_once` of them run at a time.
+  result, in the order of the calls, before the next step starts.
+- No call starts before its step is stored; at most `AgentLimits.calls_at_once` of them run at a time.
 """
 
 from __future__ import annotations
@@ -77,27 +77,27 @@ LONGEST_DELAY_S = 30.0
 
 
 class AgentLimits(Value, frozen=True, kw_only=True):
-    """Bounds of an agent with a model. A run that reaches a budget is interrupted with cause ``budget``.
+    """Limits of an agent with a model. A run that reaches a budget is interrupted with cause ``budget``.
 
     Parameters:
-        steps: requests to the model in one run.
-        tool_calls: calls in one run; a step that asks for more than are left is not begun.
+        steps: model requests in one run.
+        tool_calls: tool calls in one run; a step whose calls exceed the rest of the budget does not start.
         tokens: input and output tokens of one run.
-        cost_usd: what one run may cost, where the model layer knows the price.
+        cost_usd: maximum cost of one run, if the model layer knows the price.
         calls_at_once: calls of one step that run at the same time; the others wait.
-        step_s: deadline of a step, request and calls; None takes the host's. A tool with a longer deadline of its own,
-            and a person who is asked, hold it meanwhile.
-        retries: how often a request that failed before it said anything is made again.
-        result_bytes: what the model sees of one result; the middle of a longer one is left out.
-        context_tokens: what is said before a request is summed up when it has more tokens (estimated); None: three
-            quarters of what the model takes.
+        step_s: deadline of a step, request and calls; None takes the host's. It pauses during a tool with a longer
+            deadline of its own, and while a person is asked.
+        retries: retries of a request that failed before any output.
+        result_bytes: size of a result that the model sees; a longer one loses its middle.
+        context_tokens: the history is summarized before a request with more tokens than this (estimated); None: three
+            quarters of the model's context.
         children: children of one run that work at the same time; others wait.
-        depth: how deep children may nest.
+        depth: maximum nesting depth of children.
 
-    What children use counts for their parents too, but for the number of steps.
+    Usage of children counts for their parents too, except the number of steps.
 
     Raises:
-        ConfigurationError: a bound that nothing could work within.
+        ConfigurationError: a limit too low to work with.
     """
 
     steps: int = 50
@@ -116,72 +116,72 @@ class AgentLimits(Value, frozen=True, kw_only=True):
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
-                raise ConfigurationError(f"AgentLimits({name}={value!r}): it is {least} or more")
+                raise ConfigurationError(f"invalid AgentLimits({name}={value!r}); it must be {least} or more")
         if self.step_s is not None and not self.step_s > 0:
-            raise ConfigurationError(f"AgentLimits(step_s={self.step_s!r}): it is more than 0")
+            raise ConfigurationError(f"invalid AgentLimits(step_s={self.step_s!r}); it must be more than 0")
 
     def exceeded(self, used: Usage, *, asked: int = 0) -> str | None:
-        """What is used up, or will be with the calls that are asked for, in words; None while nothing is."""
+        """Describe the exhausted budget, also counting the `asked` calls; return None if within budget."""
         tokens = used.input_tokens + used.output_tokens
         if self.tokens is not None and tokens >= self.tokens:
-            return f"the run used {tokens:,} tokens of {self.tokens:,}"
+            return f"the run used {tokens:,} tokens; the limit is {self.tokens:,}"
         if self.cost_usd is not None and used.cost_usd >= self.cost_usd:
-            return f"the run cost {used.cost_usd:.4g} USD of {self.cost_usd:.4g}"
+            return f"the run cost {used.cost_usd:.4g} USD; the limit is {self.cost_usd:.4g}"
         if used.tool_calls + asked > self.tool_calls:
-            more = f" and asks for {asked:,} more" if asked else ""
+            more = f" and requests {asked:,} more" if asked else ""
             return f"the run made {used.tool_calls:,} calls of {self.tool_calls:,}{more}"
         return None
 
 
 class LoopTool(Protocol):
-    """A tool as the loop needs it."""
+    """A tool, as far as the loop needs it."""
 
     @property
     def spec(self) -> ToolSpec:
-        """As the model sees it."""
+        """The specification that the model sees."""
         ...
 
     def check(self, arguments: object) -> dict[str, Any]:
-        """What the function gets. Raises `InvalidArguments`."""
+        """Return the validated arguments for the function. Raises `InvalidArguments`."""
         ...
 
     def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Whether a person must approve this call."""
+        """Return whether a person must approve this call."""
         ...
 
 
 class Steer(Value, frozen=True, kw_only=True):
-    """Look for messages that were steered to the run, and tell with `Loop.steered`."""
+    """Fetch the messages steered to the run, and pass them to `Loop.steered`."""
 
     step: int
 
 
 class Request(Value, frozen=True, kw_only=True):
-    """Ask the model; feed its parts to `Loop.part`, store what `Loop.answered` makes of them, tell `Loop.stored`."""
+    """Ask the model; feed its parts to `Loop.part`, store the result of `Loop.answered`, then call `Loop.stored`."""
 
     step: int
     request: ModelRequest
 
 
 class StartCall(Value, frozen=True, kw_only=True):
-    """Call the tool, and tell `Loop.ended`. ``values`` is what its function gets by keyword."""
+    """Call the tool with ``values`` as keyword arguments, then call `Loop.ended`."""
 
     call: ToolCall
     values: dict[str, Any]
 
 
 class Ask(Value, frozen=True, kw_only=True):
-    """Ask a person for leave to make a call, and tell `Loop.decided`."""
+    """Ask a person to approve a call, then call `Loop.decided`."""
 
     call: ToolCall
     question: Question
 
 
 class Refuse(Value, frozen=True, kw_only=True):
-    """Write down that a call was not made, and why. The model is told; there is nothing to answer.
+    """Record a call that was not made, and why. The model gets the text; do not call back.
 
     Parameters:
-        problem: what a rule of the tool's author raised, to be logged.
+        problem: exception raised by the tool author's rule, for the log.
     """
 
     call: ToolCall
@@ -190,11 +190,11 @@ class Refuse(Value, frozen=True, kw_only=True):
 
 
 class Finish(Value, frozen=True, kw_only=True):
-    """The model's answer is whole."""
+    """The model's answer is complete."""
 
 
 class Exceeded(Value, frozen=True, kw_only=True):
-    """A budget is used up: interrupt the run."""
+    """A budget is exhausted: interrupt the run."""
 
     text: str
 
@@ -206,10 +206,10 @@ class Loop:
     """One run of an agent with a model; see the module.
 
     Parameters:
-        run_id: the run's, or the child's; the ids of its calls begin with it.
-        messages: what the model sees before the first step, valid.
+        run_id: id of the run or child; prefix of its call ids.
+        messages: valid messages that the model sees before the first step.
         instructions, tools, settings: of the agent.
-        limits: its bounds.
+        limits: the agent's limits.
     """
 
     __slots__ = (
@@ -251,9 +251,9 @@ class Loop:
         self._settings = settings or {}
         self._limits = limits or AgentLimits()
         self._state: State = "steering"
-        self._begun = False  # the model has said something in this request
+        self._begun = False  # whether the model has sent a part in this request
         self._failures = 0
-        self._said = False  # an earlier step of this run said or did something
+        self._said = False  # whether an earlier step of this run produced text or calls
         self._parts: list[Part] = []
         self._calls: tuple[ToolCall, ...] = ()
         self._open: dict[str, ToolCall] = {}
@@ -261,31 +261,31 @@ class Loop:
         self._waiting: deque[StartCall] = deque()
         self._running = 0
         self.step = 1
-        """The number of the step that is on, from 1."""
+        """Number of the current step, from 1."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing comes any more."""
+        """Whether the loop has ended."""
         return self._state == "over"
 
     @property
     def messages(self) -> tuple[ModelMessage, ...]:
-        """What the model sees in the next request."""
+        """The messages of the next request."""
         return tuple(self._messages)
 
     def replace(self, messages: Sequence[ModelMessage]) -> None:
-        """Go on with these messages, valid ones, in the place of what was said so far."""
+        """Replace the messages of the next request. `messages` must be valid."""
         self._leave("steering", "replace")
         self._messages = list(messages)
 
     def steered(self, messages: Sequence[Message]) -> Request | Exceeded:
-        """What was steered to the run before this step; then the step's request."""
+        """Add the messages steered to the run before this step, and return the step's request."""
         self._leave("steering", "steered")
         for message in messages:
             said = UserMessage(content=message.content, attachments=message.attachments)
             self._messages = with_user(self._messages, said)
         if self.step > self._limits.steps:
-            return self._exceed(f"the run took {self._limits.steps:,} steps and asks for more")
+            return self._exceed(f"the run took {self._limits.steps:,} steps and requests another")
         self._state = "requesting"
         self._failures = 0
         return self._request()
@@ -304,16 +304,16 @@ class Loop:
         )
 
     def part(self, part: Part) -> None:
-        """A part of the model's answer."""
+        """Add a part of the model's answer."""
         self._leave("requesting", "part")
         self._begun = True
         self._parts.append(part)
 
     def failed(self, retry_after_s: float | None) -> tuple[float, Request] | None:
-        """The request failed. The time to wait in seconds and the next one, or None: it is not made again.
+        """Handle a failed request. Return the delay in seconds and the retry, or None to give up.
 
         Parameters:
-            retry_after_s: when it may succeed; None: never.
+            retry_after_s: earliest useful retry, in seconds; None: the error is permanent.
         """
         self._leave("requesting", "failed")
         if self._begun or retry_after_s is None or self._failures >= self._limits.retries:
@@ -324,7 +324,7 @@ class Loop:
         return delay_s, self._request()
 
     def answered(self) -> StepFinished:
-        """The whole answer, to be stored before its calls begin. Raises `ModelFailed` for one that is none."""
+        """Return the complete answer, to be stored before its calls start. Raises `ModelFailed` for an invalid one."""
         self._leave("requesting", "answered")
         end = self._parts[-1] if self._parts else None
         if not isinstance(end, EndPart):
@@ -348,7 +348,7 @@ class Loop:
         )
 
     def _call(self, number: int, part: CallPart) -> ToolCall:
-        # As the log will have them: the first attempt and later ones see the same.
+        # Round-trip as the log will: the first attempt and later ones see the same arguments.
         if isinstance(part.arguments, dict):
             arguments = msgspec.json.decode(encode_json(part.arguments))
         else:
@@ -358,13 +358,13 @@ class Loop:
     def stored(
         self, step: StepFinished, used: Usage, *, made: Collection[str] = (), asked: Collection[str] = ()
     ) -> list[Effect]:
-        """The step is stored, now or in an earlier attempt.
+        """Continue after the step was stored, now or in an earlier attempt.
 
         Parameters:
-            step: as `answered` gave it.
-            used: by the run and its children so far, this step included; without its calls.
-            made: calls that have their result from an earlier attempt: it counts, whatever the tools are now.
-            asked: calls that a person decided about in an earlier attempt: that counts, whatever the rules are now.
+            step: the step returned by `answered`.
+            used: usage of the run and its children so far, including this step but not its calls.
+            made: calls with a result from an earlier attempt; it stands, even if the tools have changed.
+            asked: calls decided by a person in an earlier attempt; that stands, even if the rules have changed.
         """
         self._leave("requesting", "stored")
         self._parts = []
@@ -394,16 +394,16 @@ class Loop:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return self._refuse(call, f"there is no tool {call.name!r}; the tools are: {known}")
+            return self._refuse(call, f"unknown tool {call.name!r}; available tools: {known}")
         if isinstance(call.arguments, str):
-            return self._refuse(call, f"the arguments are no JSON object: {call.arguments[:200]!r}")
+            return self._refuse(call, f"the arguments are not a JSON object: {call.arguments[:200]!r}")
         try:
             values = tool.check(call.arguments)
             approval = asked or tool.needs_approval(call.arguments)
         except InvalidArguments as error:
-            return self._refuse(call, f"the arguments do not fit: {error.message}")
-        except Exception as error:  # of a rule that the tool's author wrote
-            return self._refuse(call, f"whether it may be called cannot be told: {told(error)}", error)
+            return self._refuse(call, f"invalid arguments: {error.message}")
+        except Exception as error:  # raised by the tool author's rule
+            return self._refuse(call, f"the approval rule failed: {told(error)}", error)
         if approval:
             return [Ask(call=call, question=_question_of(call))]
         self._waiting.append(StartCall(call=call, values=values))
@@ -414,25 +414,25 @@ class Loop:
         return [Refuse(call=call, text=text, problem=problem)]
 
     def decided(self, answer: Answer) -> list[Effect]:
-        """A person's answer to the question of that call."""
+        """Handle a person's answer to the question of that call."""
         self._leave("calling", "decided")
         call = self._open[answer.question_id]
         reason = f": {answer.text}" if answer.text else ""
         if is_for_another_call(answer, _question_of(call)):
-            return self._refuse(call, "the call that a person approved was another one; it was not made") + self._next()
+            return self._refuse(call, "a person approved a different call; this one was not made") + self._next()
         match answer.decision:
             case "approved":
                 assert not isinstance(call.arguments, str)
                 self._waiting.append(StartCall(call=call, values=self._tools[call.name].check(call.arguments)))
                 return self._next()
             case "expired":
-                refused = self._refuse(call, "nobody approved this call in time; it was not made")
+                refused = self._refuse(call, "the approval of this call expired; it was not made")
             case _:
                 refused = self._refuse(call, f"a person denied this call{reason}; it was not made")
         return refused + self._next()
 
     def ended(self, call_id: str, status: Literal["ok", "error", "interrupted"], content: str) -> list[Effect]:
-        """A call has ended, and its result is written down."""
+        """Handle the end of a call whose result is recorded."""
         self._leave("calling", "ended")
         self._running -= 1
         self._settle(self._open[call_id], status, content)
@@ -445,7 +445,7 @@ class Loop:
         )
 
     def _next(self) -> list[Effect]:
-        """The calls that there is room for; after the last one has ended, the next step."""
+        """Return the calls that may start now; after the last one has ended, the next step."""
         effects: list[Effect] = []
         while self._waiting and self._running < self._limits.calls_at_once:
             self._running += 1
@@ -468,7 +468,7 @@ class Loop:
 
 
 def _question_of(call: ToolCall) -> Question:
-    """What is asked before a call is made."""
+    """Return the question that asks for approval of a call."""
     return Question(
         question_id=call.call_id,
         kind="approval",

@@ -1,6 +1,6 @@
-"""What goes in and out of a session: messages, receipts, settlements, transcript entries and views.
+"""Values of a session: messages, receipts, settlements, transcript entries and views.
 
-All are frozen values that encode to JSON as they are; HTTP, CLI and Python share them.
+All are frozen values that encode to JSON directly; HTTP, CLI and Python share them.
 """
 
 from __future__ import annotations
@@ -51,35 +51,35 @@ HistoryEdit = Literal["undo", "retry", "compact", "branch", "import"]
 
 
 def check_text(text: str) -> None:
-    """Raise `InvalidRequest` for text that UTF-8 cannot hold."""
+    """Raise `InvalidRequest` for text that UTF-8 does not allow."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequest(
-            f"the text has a lone surrogate at character {error.start}, which UTF-8 cannot hold",
-            hint="decode the bytes it came from with errors='replace'",
+            f"the text has a lone surrogate at character {error.start}, which UTF-8 does not allow",
+            hint="decode the source bytes with errors='replace'",
         ) from None
 
 
 def check_seconds(**times: object) -> None:
-    """Raise `InvalidRequest` for a time that is not a finite number of at least 0; None stands for a default."""
+    """Raise `InvalidRequest` for a time that is not a finite number of at least 0; None means the default."""
     for name, value in times.items():
         if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise InvalidRequest(f"{name} is {value!r}; it is a number of seconds, 0 or more")
+            raise InvalidRequest(f"{name} is {value!r}; it must be a number of seconds, 0 or more")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Base of the values on the wire: frozen, by keyword; fields at their default are left out of the JSON."""
+    """Base of the wire values: frozen, keyword-only; JSON omits fields at their default."""
 
 
 class Attachment(Value, frozen=True, kw_only=True):
-    """A file, image or sound that belongs to a message; its bytes lie in the store, found by their hash.
+    """A file, image or sound that belongs to a message; the store keeps its bytes by hash.
 
     Parameters:
         digest: SHA-256 of the bytes, 64 hexadecimal digits.
         media_type: such as ``image/png``.
         name: a file name for people, without folders.
-        size_bytes: how many bytes.
+        size_bytes: size, in bytes.
     """
 
     digest: str
@@ -95,9 +95,9 @@ class Message(Value, frozen=True, kw_only=True):
         message_id: its id.
         seq: the number of its ``message.accepted`` event.
         content: the text.
-        policy: what it does when a run is on.
+        policy: what to do if a run is already active.
         accepted_at: seconds since the epoch.
-        attachments: what belongs to it.
+        attachments: its attachments.
     """
 
     message_id: str
@@ -109,17 +109,17 @@ class Message(Value, frozen=True, kw_only=True):
 
 
 class Question(Value, frozen=True, kw_only=True):
-    """What a suspended run waits for: leave to make a call (``approval``), or an answer in words (``question``).
+    """The question of a suspended run: approve a call (``approval``), or give an answer in text (``question``).
 
     Parameters:
-        question_id: the same in every attempt of the run; for an approval it is the id of the call.
-        kind: what is asked for.
-        text: for people.
+        question_id: the same in every attempt of the run; for an approval, the id of the call.
+        kind: approval or question.
+        text: the text shown to people.
         tool, arguments: of the call that needs approval.
         asked_at: seconds since the epoch.
-        due_at: the time from which it counts as ``expired``; 0 while the store has not set it.
-        call_hash: of the call that needs approval, as `holdfast.protocol.call_hash` makes it; an approval repeats it,
-            so that it counts for the call that was shown and for no other. Empty for a question in words.
+        due_at: when it expires; 0 until the store sets it.
+        call_hash: of the call that needs approval, from `holdfast.protocol.call_hash`. An approval repeats it, so that
+            it is valid only for the call that was shown. Empty for a ``question``.
     """
 
     question_id: str
@@ -133,19 +133,19 @@ class Question(Value, frozen=True, kw_only=True):
 
 
 class Answer(Value, frozen=True, kw_only=True):
-    """What a person decided, or ``expired`` when nobody did in time.
+    """A person's decision, or ``expired`` if it did not come in time.
 
     Parameters:
         question_id: the question.
         decision: ``approved`` and ``denied`` for approvals, ``answered`` for questions; ``expired`` for both.
         text: the answer, or the reason of a denial.
-        by: the principal who answered: the owner of the credential, also where it acted for the session's owner.
+        by: the principal who answered: the owner of the credential, even when acting for the session's owner.
         at: seconds since the epoch.
-        on_behalf_of: the principal that it was given for, where that is another one than `by`; else empty.
-        via: what it came with: the id of a key, ``jwt``, ``local`` (no key is needed), ``terminal`` (of ``serve``) or
+        on_behalf_of: the principal that `by` acted for, if different; else empty.
+        via: the credential: the id of a key, ``jwt``, ``local`` (no key required), ``terminal`` (of ``serve``) or
             ``host`` (code in the host's process).
-        approval_key: the id of the approval key that an approval came with, where one is needed; else empty.
-        call_hash: of the call that was shown to whoever approved it.
+        approval_key: the id of the approval key, if one was required; else empty.
+        call_hash: of the call that was shown to the approver.
     """
 
     question_id: str
@@ -160,15 +160,15 @@ class Answer(Value, frozen=True, kw_only=True):
 
 
 class Receipt(Value, frozen=True, kw_only=True):
-    """The answer to a send: the message is durable.
+    """Proof that a sent message is durable.
 
     Parameters:
         session: the session's key.
         seq: the number of the message's ``message.accepted`` event.
         message_id: the message's id.
-        disposition: what was decided; what becomes of the message is an event.
-        cursor: position just before the message's first event; give it to ``events(after=…)``.
-        run_id: the run that took it (``started``) or that it is aimed at.
+        disposition: the decision at arrival; later changes are events.
+        cursor: position just before the message's first event; pass it to ``events(after=…)``.
+        run_id: the run that took it (``started``), or its target run.
     """
 
     session: str
@@ -180,7 +180,7 @@ class Receipt(Value, frozen=True, kw_only=True):
 
 
 class Usage(Value, frozen=True, kw_only=True):
-    """What a run used. ``cost_usd`` is what the model layer reckons, 0 where it knows no price."""
+    """Usage of a run. ``cost_usd`` is the model layer's estimate, 0 if the price is unknown."""
 
     steps: int = 0
     tool_calls: int = 0
@@ -189,7 +189,7 @@ class Usage(Value, frozen=True, kw_only=True):
     cost_usd: float = 0.0
 
     def __add__(self, other: Usage) -> Usage:
-        """Both together."""
+        """Return the sum of both."""
         return Usage(
             steps=self.steps + other.steps,
             tool_calls=self.tool_calls + other.tool_calls,
@@ -200,13 +200,13 @@ class Usage(Value, frozen=True, kw_only=True):
 
 
 class Settlement(Value, frozen=True, kw_only=True):
-    """What became of a message. ``state`` is ``accepted`` or ``taken`` while it is open.
+    """The current outcome of a message. ``state`` is ``accepted`` or ``taken`` until it settles.
 
     Parameters:
         message_id: the message.
         state: its state.
         run_id: the run that took it.
-        text: the run's answer, whole or partial.
+        text: the run's answer, complete or partial.
         cause: why the run was interrupted.
         error: the agent's error, one line.
     """
@@ -220,13 +220,13 @@ class Settlement(Value, frozen=True, kw_only=True):
 
 
 class KeptState(Value, frozen=True, kw_only=True):
-    """What the agent of a completed run keeps for the session's next one.
+    """Agent state that a completed run keeps for the session's next run.
 
     Parameters:
-        by: who keeps it; only the newest of the same is read.
-        body: the state, opaque, on its way into the store. Entries that were read have it not: `Store.kept` gives it.
-        n: where the store has it, the number of the entry it came with; 0 on its way in. An entry that takes the place
-            of others in the same session may carry on what they kept.
+        by: the owner of the state; only its newest state is read.
+        body: the opaque state, on its way into the store. Entries read back leave it empty: `Store.kept` returns it.
+        n: the number of the entry under which the store has it; 0 on its way in. An entry that replaces others in the
+            same session may carry over their state.
     """
 
     by: str
@@ -239,19 +239,19 @@ class Entry(Value, frozen=True, kw_only=True):
 
     Parameters:
         n: its number in the transcript, from 1.
-        role: who speaks. ``tool_call`` and ``tool_result`` come in pairs with one ``call_id``; ``summary`` stands for
-            what was before it.
+        role: the author. ``tool_call`` and ``tool_result`` come in pairs with the same ``call_id``; ``summary``
+            replaces earlier entries.
         content: the text, or the JSON of arguments or result.
         run_id: the run that wrote it.
         message_id: for ``user``, the message.
         call_id, name: for tool entries.
-        partial: the run was interrupted before the text was whole.
-        status: of a ``tool_result``; ``interrupted`` stands for a call that has no result of its own.
+        partial: whether the run was interrupted before the text was complete.
+        status: of a ``tool_result``; ``interrupted`` marks a call without a result of its own.
         attachments: of a ``user`` entry.
-        kept: what the agent of a completed run keeps for the session's next one; not shown to readers. It goes and
-            comes with the run's entries.
+        kept: agent state of a completed run for the session's next one; hidden from readers. It is removed and restored
+            with the run's entries.
         ended_by: on the last entry of a run that did not complete: what ended it, a kind of `Cause` or ``failure``.
-            The model reads it as a note, so that it does not carry out later what was interrupted.
+            The model reads it as a note, so that it does not carry out an interrupted request later.
     """
 
     n: int = 0
@@ -269,7 +269,7 @@ class Entry(Value, frozen=True, kw_only=True):
 
 
 class MailboxItem(Value, frozen=True, kw_only=True):
-    """A message that waits, with the run it is aimed at and the time before which it is not taken."""
+    """A queued message, with its target run and its earliest start."""
 
     message: Message
     due_at: float = 0.0
@@ -277,20 +277,20 @@ class MailboxItem(Value, frozen=True, kw_only=True):
 
 
 class RunView(Value, frozen=True, kw_only=True):
-    """A run as it stands.
+    """The current state of a run.
 
     Parameters:
-        run_id: its id, the same over all attempts.
+        run_id: its id, the same for all attempts.
         agent: the agent's name.
         state: its state.
-        attempt: 1, and one more for each restart after a crash.
+        attempt: 1, plus one for each restart after a crash.
         messages: ids of the messages it took.
         started_at, ended_at: seconds since the epoch.
-        cause: of an interrupt.
+        cause: the cause of an interrupt.
         error: the agent's error, one line.
-        text: the answer, whole or partial.
-        receipt: of its stop.
-        questions: what it waits for, while it is suspended.
+        text: the answer, complete or partial.
+        receipt: the receipt of its stop.
+        questions: its open questions, while suspended.
     """
 
     run_id: str
@@ -309,7 +309,7 @@ class RunView(Value, frozen=True, kw_only=True):
 
 
 class SessionView(Value, frozen=True, kw_only=True):
-    """A session as it stands. ``seq`` is its newest event, ``waiting`` the messages in its mailbox."""
+    """The current state of a session. ``seq`` is its newest event, ``waiting`` the number of queued messages."""
 
     key: str
     principal: str
@@ -324,7 +324,7 @@ class SessionView(Value, frozen=True, kw_only=True):
 
 
 class SessionStop(Value, frozen=True, kw_only=True):
-    """The answer to a session's stop: the receipt of its activation, and the messages that were withdrawn."""
+    """The result of a session's stop: the stop receipt, and the withdrawn messages."""
 
     session: str
     receipt: StopReceipt
@@ -332,11 +332,11 @@ class SessionStop(Value, frozen=True, kw_only=True):
 
 
 class SessionExport(Value, frozen=True, kw_only=True):
-    """A session's history for another place: its transcript and the attachments that it names.
+    """A portable copy of a session's history: its transcript and the attachments it refers to.
 
     Parameters:
-        format: the version of this form.
-        key, agent: of the session it was taken from.
+        format: version of this format.
+        key, agent: of the source session.
         exported_at: seconds since the epoch.
         entries: the transcript, in order.
         attachments: the bytes by digest; base64 in JSON.
@@ -351,7 +351,7 @@ class SessionExport(Value, frozen=True, kw_only=True):
 
 
 class TreeNode(Value, frozen=True, kw_only=True):
-    """One branch or leaf of the task tree: a scope, task, thread or process, and what is below it."""
+    """A node of the task tree: a scope, task, thread or process, and its children."""
 
     kind: Literal["host", "session", "run", "scope", "task", "thread", "process"]
     name: str

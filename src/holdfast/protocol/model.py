@@ -1,7 +1,6 @@
-"""What goes to a model and what comes back, in our words; the model layer maps it to each provider's.
+"""Model requests and answers in provider-neutral form; the model layer maps them to each provider.
 
-`conversation` makes valid messages of a transcript, whatever became of its calls: every call is followed by its one
-result before anything else is said.
+`conversation` turns any transcript into valid messages: exactly one result follows every call, before anything else.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ __all__ = [
 
 
 class ToolCall(Value, frozen=True, kw_only=True):
-    """A call that a model asks for.
+    """A call requested by a model.
 
     Parameters:
-        call_id: ours, the same in every attempt; the model layer shows it to the provider in letters it allows.
-        name: the tool's.
-        arguments: a JSON object; text where the model's JSON was broken.
+        call_id: our id, the same in every attempt; the model layer maps it to characters that the provider allows.
+        name: name of the tool.
+        arguments: a JSON object; the raw text if the model's JSON was invalid.
     """
 
     call_id: str
@@ -55,14 +54,14 @@ class ToolCall(Value, frozen=True, kw_only=True):
 
 
 class UserMessage(Value, frozen=True, kw_only=True, tag="user"):
-    """What a person said."""
+    """A user's message."""
 
     content: str
     attachments: tuple[Attachment, ...] = ()
 
 
 class AssistantMessage(Value, frozen=True, kw_only=True, tag="assistant"):
-    """What the model said and asked for. ``state`` as in `StepFinished`; ``partial`` when it was cut off."""
+    """The model's text and calls. ``state`` as in `StepFinished`; ``partial`` if it was cut off."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -83,7 +82,7 @@ ModelMessage = UserMessage | AssistantMessage | ToolMessage
 
 
 class ToolSpec(Value, frozen=True, kw_only=True):
-    """A tool as a model sees it. ``parameters`` is a JSON Schema of an object."""
+    """A tool as shown to a model. ``parameters`` is a JSON Schema of an object."""
 
     name: str
     description: str
@@ -94,10 +93,10 @@ class ModelRequest(Value, frozen=True, kw_only=True):
     """One request to a model.
 
     Parameters:
-        messages: oldest first; valid as `conversation` makes them.
+        messages: oldest first; valid, as returned by `conversation`.
         instructions: the system prompt.
-        tools: what it may call.
-        settings: for the model layer, such as ``temperature`` and ``max_tokens``; in pydantic-ai's names.
+        tools: the tools it may call.
+        settings: for the model layer, such as ``temperature`` and ``max_tokens``; named as in pydantic-ai.
     """
 
     messages: tuple[ModelMessage, ...]
@@ -119,7 +118,7 @@ class ReasoningPart(Value, frozen=True, kw_only=True, tag="reasoning"):
 
 
 class CallPart(Value, frozen=True, kw_only=True, tag="call"):
-    """A whole call. ``arguments`` is the JSON as the model wrote it, or the object."""
+    """A complete call. ``arguments`` is the JSON as the model wrote it, or the object."""
 
     name: str
     arguments: dict[str, Any] | str
@@ -127,7 +126,7 @@ class CallPart(Value, frozen=True, kw_only=True, tag="call"):
 
 
 class EndPart(Value, frozen=True, kw_only=True, tag="end"):
-    """The last part of every answer that is whole. ``state`` as in `StepFinished`."""
+    """The last part of every complete answer. ``state`` as in `StepFinished`."""
 
     usage: Usage = Usage()
     reason: Literal["stop", "length", "calls", "refused", "other"] = "stop"
@@ -156,23 +155,23 @@ ENDED_BY: dict[EndedBy, str] = {
     "crash": "interrupted: the server crashed",
     "failure": "failed with an error",
 }
-"""What ended a run, as its model reads it in later runs."""
+"""Why a run ended, in the words shown to its model in later runs."""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-zA-Z0-9_-]")
 
 
 def tool_name(name: str) -> str:
-    """A tool's name in letters that every provider takes; a model may have asked for a tool of any name."""
+    """Return a tool's name in characters that every provider allows; a model may ask for any name."""
     return _NOT_IN_A_NAME.sub("_", name)[:64] or "unnamed"
 
 
 def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
-    """The messages of a transcript. A call without a result gets one that says so; a stray result is left out.
+    """Return the messages of a transcript. A call without a result gets `NO_RESULT`; a stray result is dropped.
 
-    Where a run did not complete, the assistant's turn ends with a note that says so (`ended_note`): what was asked
-    there is not joined with what is asked next, and the model does not carry it out.
+    If a run did not complete, the assistant's turn ends with a note (`ended_note`): its request is not merged with
+    the next one, and the model does not carry it out.
 
-    The first message is a user's, user and assistant take turns, and each assistant message with calls is followed by
+    The first message is a user's, user and assistant alternate, and each assistant message with calls is followed by
     exactly their results. No message is empty.
     """
     results = {e.call_id: e for e in reversed(entries) if e.role == "tool_result"}
@@ -226,11 +225,11 @@ def conversation(entries: Sequence[Entry]) -> tuple[ModelMessage, ...]:
 
 
 def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
-    """Return what a model reads where a run did not complete: that its request is not to be carried out later.
+    """Return the model's note on a run that did not complete: do not carry out its request later.
 
     Parameters:
         ended_by: what ended the run.
-        answered: whether the run said or did something.
+        answered: whether the run produced any output or calls.
     """
     where = "before this was finished" if answered else "before this was answered"
     if ended_by == "message":
@@ -239,7 +238,7 @@ def ended_note(ended_by: EndedBy, *, answered: bool) -> str:
 
 
 def read_arguments(text: str) -> dict[str, Any] | str:
-    """The object that a model wrote as arguments, or the text as it is where that is none."""
+    """Return the object in a model's arguments, or the text unchanged if it is not a JSON object."""
     try:
         value = msgspec.json.decode(text) if text.strip() else {}
     except (msgspec.DecodeError, RecursionError):
@@ -250,14 +249,14 @@ def read_arguments(text: str) -> dict[str, Any] | str:
 
 
 def with_user(messages: Sequence[ModelMessage], message: UserMessage) -> list[ModelMessage]:
-    """Valid messages with one more of a user, valid again."""
+    """Return valid messages with a user message added, still valid."""
     added = list(messages)
     _add(added, message)
     return added
 
 
 def _add(messages: list[ModelMessage], message: UserMessage | AssistantMessage) -> None:
-    """Add a message so that user and assistant take turns, and that none is empty."""
+    """Add a message, keeping user and assistant alternating and no message empty."""
     last = messages[-1] if messages else None
     if isinstance(message, UserMessage):
         if isinstance(last, UserMessage):

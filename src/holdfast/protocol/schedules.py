@@ -1,25 +1,25 @@
-"""When a schedule ticks, and what becomes of each tick: a pure machine of a cadence, its progress and the time.
+"""When a schedule ticks and what happens to each tick: a pure state machine of cadence, progress and time.
 
 Invariants:
 
-- Every tick is handed out to be fired once, or is counted as missed; none is both, none is neither. Time that passes
-  while a schedule is paused or finished has no ticks.
-- A tick's jitter depends on the schedule and the tick alone: looking again, later or after a crash, changes nothing.
-- Ticks are in the order of time, and a clock that is set back by less than `SET_BACK_S` repeats none: the schedule
-  waits until the clock is there again. Set back further, the clock was wrong before: the schedule goes on from the new
-  time. A tick that it comes by twice is told by its time, which is in the idempotency key of its message.
-- One step goes over a bounded number of ticks; a schedule that missed more stays due until all of them are counted.
+- Every tick is either returned once for firing or counted as missed, never both and never neither. Time spent paused
+  or finished has no ticks.
+- A tick's jitter depends only on the schedule and the tick: a repeated look, later or after a crash, changes nothing.
+- Ticks are in order of time. A clock set back by less than `SET_BACK_S` repeats no tick: the schedule waits until the
+  clock catches up. A clock set back further was wrong before: the schedule continues from the new time. A tick that
+  recurs is recognized by its time, which is part of its message's idempotency key.
+- One step looks at a bounded number of ticks; a schedule that missed more stays due until all are counted.
 
-A tick counts as on time until `ON_TIME_S` after it was due. What becomes of those that were not looked at in time,
-because the host was down or the clock jumped, is the miss policy:
+A tick is on time until `ON_TIME_S` after it was due. The miss policy decides about later ones, missed because the host
+was down or the clock jumped:
 
-- ``skip``: the newest is fired if it is still on time; all others are missed.
-- ``delay``: the newest is fired, however late; all others are missed. Ticks of ``every_s`` are counted from then on.
-- ``burst``: each is fired, one after the other, but no more than the newest `BURST_LIMIT`; older ones are missed.
+- ``skip``: fire the newest if it is still on time; all others are missed.
+- ``delay``: fire the newest, however late; all others are missed. ``every_s`` then counts from this firing.
+- ``burst``: fire each, one after the other, but at most the newest `BURST_LIMIT`; older ones are missed.
 
-Cron lines are read by cronsim, with five fields, or six with seconds first. When clocks change, they do what Debian's
-cron does: a tick at a time of day that is left out comes right after the gap, one at a time of day that comes twice
-comes the first time, and a line whose minute or hour begins with a star follows the clock through both.
+cronsim parses cron expressions: five fields, or six with seconds first. On daylight saving changes they behave like
+Debian's cron: a skipped time of day fires right after the gap, a repeated one fires the first time, and an expression
+whose minute or hour begins with a star follows the clock through both.
 """
 
 from __future__ import annotations
@@ -59,33 +59,33 @@ __all__ = [
 Miss = Literal["skip", "burst", "delay"]
 
 ON_TIME_S: Final = 60.0
-"""A tick that is looked at this long after it was due is still on time, in seconds."""
+"""Seconds after its due time within which a tick still counts as on time."""
 BURST_LIMIT: Final = 100
-"""Missed ticks that a ``burst`` fires."""
+"""Maximum number of missed ticks that ``burst`` fires."""
 SET_BACK_S: Final = 3 * 3600.0
-"""A clock that goes back by more was wrong before, in seconds (as cron has it)."""
+"""Seconds; a clock set back by more than this was wrong before (as in cron)."""
 STEP_LIMIT: Final = 1000
-"""Ticks of a cron line that one step looks at."""
+"""Maximum number of ticks of a cron expression in one step."""
 LEAST_EVERY_S: Final = 1.0
 """The shortest ``every_s`` of a durable schedule, in seconds."""
 _MOST_S: Final = 10 * 366 * 86400.0
 _CRON_LENGTH: Final = 200
 _LOOK_AHEAD: Final = 20
-"""Ticks of a cron line whose distances bound the jitter."""
+"""Number of cron ticks whose intervals bound the jitter."""
 
 
 class Cadence(Value, frozen=True, kw_only=True):
-    """When to tick: at even distances or by a cron line, one of them.
+    """When to tick: at a fixed interval or by a cron expression, exactly one of them.
 
     Parameters:
-        every_s: the distance of ticks, in seconds.
-        cron: a cron line: ``minute hour day month weekday``, or six fields with the second first.
-        timezone: the zone in which the line is read, such as ``Europe/Berlin``; with ``every_s`` there is none.
-        initial_delay_s: with ``every_s`` the time to the first tick (default: one distance); with ``cron`` no tick
-            comes before this time is over. In seconds.
-        jitter_s: each tick comes later by a part of this, the same however often one looks, in seconds.
-        max_runs: after so many firings it is finished.
-        miss: what becomes of ticks that were missed; see the module.
+        every_s: interval between ticks, in seconds.
+        cron: a cron expression: ``minute hour day month weekday``, or six fields with the second first.
+        timezone: time zone of the cron expression, such as ``Europe/Berlin``; not allowed with ``every_s``.
+        initial_delay_s: with ``every_s``, the time to the first tick (default: one interval); with ``cron``, no tick
+            comes earlier. In seconds.
+        jitter_s: each tick is delayed by a fixed fraction of this, in seconds.
+        max_runs: finish after this number of firings.
+        miss: policy for missed ticks; see the module.
     """
 
     every_s: float | None = None
@@ -98,13 +98,13 @@ class Cadence(Value, frozen=True, kw_only=True):
 
 
 class ScheduleSpec(Cadence, frozen=True, kw_only=True):
-    """What a schedule does, and when.
+    """The work of a schedule, and its cadence.
 
     Parameters:
-        session: the key of the session that gets the message; it comes into being with the first one.
+        session: the key of the session that gets the message; the first message creates it.
         text: the message.
         agent: the agent that answers; None: the session's own.
-        overlap: the policy of the message: what to do when a run of the session is on. ``reject`` leaves the tick out.
+        overlap: the message's policy if a run is already active. ``reject`` skips the tick.
     """
 
     session: str
@@ -114,13 +114,13 @@ class ScheduleSpec(Cadence, frozen=True, kw_only=True):
 
 
 class Firing(Value, frozen=True, kw_only=True):
-    """What became of a tick.
+    """The outcome of a tick.
 
     Parameters:
-        outcome: ``fired``; ``missed`` by the miss policy; or the code of what refused it, such as ``busy``,
+        outcome: ``fired``; ``missed`` by the miss policy; or the code of the error that refused it, such as ``busy``,
             ``mailbox_full``, ``unknown_agent`` or ``session_deleted``.
-        tick_at: the tick, in seconds since the epoch; None for a run that was asked for by hand.
-        at: when that was decided.
+        tick_at: the tick, in seconds since the epoch; None for a manual run.
+        at: when this was decided.
         message_id: of the message, if it was fired.
     """
 
@@ -131,17 +131,17 @@ class Firing(Value, frozen=True, kw_only=True):
 
 
 class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
-    """A schedule as it stands.
+    """The current state of a schedule.
 
     Parameters:
-        schedule_id: its id, among those of its principal.
-        principal: whose it is.
-        state: ``finished`` once it has no more ticks; ``broken`` if what is stored of it cannot be read: then only
-            its ids and its session are known.
-        next_at: when it fires next, jitter included; None while it is paused or finished.
-        fired, missed, refused: how many of its ticks were.
-        last: what became of the newest tick.
-        problem: why its newest tick could not be fired, if a person has to do something about it.
+        schedule_id: its id, unique for its principal.
+        principal: its owner.
+        state: ``finished`` after its last tick; ``broken`` if its stored definition is unreadable: then only its ids
+            and its session are known.
+        next_at: when it fires next, jitter included; None while paused or finished.
+        fired, missed, refused: counts of its ticks.
+        last: the outcome of the newest tick.
+        problem: why its newest tick did not fire, if a person must fix it.
     """
 
     schedule_id: str
@@ -158,13 +158,13 @@ class ScheduleView(ScheduleSpec, frozen=True, kw_only=True):
 
 
 class Progress(Value, frozen=True, kw_only=True):
-    """How far a schedule has come.
+    """The progress of a schedule.
 
     Parameters:
-        anchor_at: the first tick; with ``every_s`` the others are at whole distances from it.
-        tick_at: the first tick that is neither fired nor counted; None when there is none any more.
-        due_at: when it is to be fired: the tick and its jitter.
-        decided_at: the newest time at which something was decided.
+        anchor_at: the first tick; with ``every_s`` the others are whole intervals away from it.
+        tick_at: the first tick that is neither fired nor counted; None after the last.
+        due_at: when to fire it: the tick plus its jitter.
+        decided_at: the newest time of a decision.
         fired, missed, refused: ticks so far.
     """
 
@@ -178,7 +178,7 @@ class Progress(Value, frozen=True, kw_only=True):
 
 
 class Step(NamedTuple):
-    """What a look at a schedule came to: the tick to be fired now, if any, and the progress with it gone over."""
+    """The result of a look at a schedule: the tick to fire now, if any, and the progress past it."""
 
     tick_at: float | None
     progress: Progress
@@ -188,11 +188,11 @@ class Step(NamedTuple):
 
 
 def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_EVERY_S) -> None:
-    """Raise `InvalidSchedule` for a cadence that cannot be, or that never ticks.
+    """Raise `InvalidSchedule` for a cadence that is invalid or never ticks.
 
     Parameters:
         now: seconds since the epoch.
-        least_every_s: the shortest distance of ticks.
+        least_every_s: the shortest interval allowed.
     """
     if (cadence.every_s is None) is (cadence.cron is None):
         raise InvalidSchedule(
@@ -201,11 +201,11 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
         )
     line: object = cadence.cron
     if not isinstance(line, (str, type(None))):
-        raise InvalidSchedule(f"cron is {line!r}; it is a line of text, such as '30 9 * * MON-FRI'")
+        raise InvalidSchedule(f"cron is {line!r}; it must be a string, such as '30 9 * * MON-FRI'")
     if cadence.every_s is not None and cadence.timezone != "UTC":
         raise InvalidSchedule(
-            f"timezone is {cadence.timezone!r}, and ticks of every_s are at even distances, in no time zone",
-            hint="leave the timezone out, or give a cron line, which is read in it",
+            f"timezone is {cadence.timezone!r}, but ticks of every_s do not depend on a time zone",
+            hint="omit the timezone, or give a cron expression",
         )
     _ = _zone(cadence.timezone)
     if cadence.every_s is not None:
@@ -216,17 +216,17 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
     if cadence.every_s is not None and cadence.jitter_s > cadence.every_s:
         raise InvalidSchedule(
             f"jitter_s is {cadence.jitter_s:g}, more than every_s ({cadence.every_s:g})",
-            hint="ticks would overtake each other: choose a smaller one",
+            hint="ticks would overtake each other; choose a smaller jitter_s",
         )
     runs: object = cadence.max_runs
     if runs is not None and (not isinstance(runs, int) or isinstance(runs, bool) or runs < 1):
-        raise InvalidSchedule(f"max_runs is {runs!r}; it is a number of runs, 1 or more")
+        raise InvalidSchedule(f"max_runs is {runs!r}; it must be a whole number, 1 or more")
     if cadence.miss not in ("skip", "burst", "delay"):
-        raise InvalidSchedule(f"there is no miss policy {cadence.miss!r}", hint="use skip, burst or delay")
+        raise InvalidSchedule(f"unknown miss policy {cadence.miss!r}", hint="use skip, burst or delay")
     first_at = _first(cadence, now)
     if first_at is None:
         raise InvalidSchedule(
-            f"the cron line {cadence.cron!r} never fires: no day of the next 50 years fits it",
+            f"the cron expression {cadence.cron!r} never fires: no day in the next 50 years matches",
             hint="correct its day, month and weekday",
         )
     if cadence.jitter_s and cadence.cron is not None:
@@ -234,15 +234,15 @@ def check_cadence(cadence: Cadence, *, now: float, least_every_s: float = LEAST_
         least_s = min((after - at for at, after in pairwise(ticks)), default=math.inf)
         if cadence.jitter_s > least_s:
             raise InvalidSchedule(
-                f"jitter_s is {cadence.jitter_s:g}, more than the time between two ticks of the line ({least_s:g})",
-                hint="ticks would overtake each other: choose a smaller one",
+                f"jitter_s is {cadence.jitter_s:g}, more than the time between two ticks ({least_s:g})",
+                hint="ticks would overtake each other; choose a smaller jitter_s",
             )
 
 
 def _check_number(name: str, value: object, least: float) -> None:
     fits = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= _MOST_S
     if not fits:
-        raise InvalidSchedule(f"{name} is {value!r}; it is a number of seconds, from {least:g} to {_MOST_S:.0f}")
+        raise InvalidSchedule(f"{name} is {value!r}; it must be a number of seconds from {least:g} to {_MOST_S:.0f}")
 
 
 def _zone(name: str) -> tzinfo:
@@ -254,32 +254,32 @@ def _zone(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):  # OSError: the name of a folder of zones
         raise InvalidSchedule(
-            f"there is no time zone {name!r}", hint="use a name such as Europe/Berlin or America/New_York, or UTC"
+            f"unknown time zone {name!r}", hint="use a name such as Europe/Berlin or America/New_York, or UTC"
         ) from None
 
 
 def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
-    """The ticks of a cron line after a time, in order. Raises `InvalidSchedule`."""
+    """Yield the ticks of a cron expression after a time, in order. Raises `InvalidSchedule`."""
     from cronsim import CronSim, CronSimError
 
     line = cadence.cron or ""
     if len(line) > _CRON_LENGTH:
-        raise InvalidSchedule(f"a cron line has at most {_CRON_LENGTH} characters")
+        raise InvalidSchedule(f"cron expression too long; the limit is {_CRON_LENGTH} characters")
     zone = _zone(cadence.timezone)
     try:
         moments = CronSim(line, datetime.fromtimestamp(math.floor(after), zone))  # it rounds
     except CronSimError as error:
         raise InvalidSchedule(
-            f"{line!r} is not a cron line: {error}",
-            hint="write: minute hour day-of-month month day-of-week, such as 30 9 * * MON-FRI, "
-            "with a day that the month has",
+            f"{line!r} is not a cron expression: {error}",
+            hint="use: minute hour day-of-month month day-of-week, such as 30 9 * * MON-FRI, "
+            "with a day that exists in the month",
         ) from None
-    except (OverflowError, ValueError, OSError):  # a clock outside of the calendar
+    except (OverflowError, ValueError, OSError):  # a clock outside the calendar
         return
     try:
         for moment in moments:
             at = moment.timestamp()
-            if at > after:  # in the hour that comes twice cronsim may go back to the first of the two
+            if at > after:  # in a repeated hour, cronsim may return to its first occurrence
                 after = at
                 yield at
     except (OverflowError, ValueError):
@@ -287,11 +287,11 @@ def _cron_ticks(cadence: Cadence, after: float) -> Iterator[float]:
 
 
 def _following(cadence: Cadence, anchor_at: float, after: float) -> float | None:
-    """The first tick after a time; None if there is none any more."""
+    """Return the first tick after a time; None after the last tick."""
     if cadence.every_s is None:
         return next(_cron_ticks(cadence, after), None)
     k = math.floor((after - anchor_at) / cadence.every_s) + 1
-    while anchor_at + k * cadence.every_s <= after:  # where the division rounded
+    while anchor_at + k * cadence.every_s <= after:  # the division rounded down
         k += 1
     return anchor_at + k * cadence.every_s
 
@@ -303,7 +303,7 @@ def _first(cadence: Cadence, now: float) -> float | None:
 
 
 def _due(cadence: Cadence, seed: str, tick_at: float) -> float:
-    """When a tick is to be fired."""
+    """Return when to fire a tick."""
     if not cadence.jitter_s:
         return tick_at
     drawn = hashlib.blake2b(f"{seed}\0{tick_at!r}".encode(), digest_size=8).digest()
@@ -313,7 +313,7 @@ def _due(cadence: Cadence, seed: str, tick_at: float) -> float:
 def _waiting(
     cadence: Cadence, seed: str, progress: Progress, tick_at: float, now: float
 ) -> tuple[int, Callable[[int], float]]:
-    """The ticks that are due, from the first on: how many, and each by its index. Of a line at most `STEP_LIMIT`."""
+    """Return the number of due ticks from `tick_at` on, and a function from index to tick. Cron: max `STEP_LIMIT`."""
     if cadence.every_s is None:
         ticks = [tick_at]
         for tick in islice(_cron_ticks(cadence, tick_at), STEP_LIMIT - 1):
@@ -342,22 +342,22 @@ def _aimed(cadence: Cadence, seed: str, progress: Progress, tick_at: float | Non
 
 
 def _set_back(cadence: Cadence, seed: str, progress: Progress, now: float) -> Progress:
-    """The clock was wrong before: go on from the new time."""
+    """The clock was wrong before: continue from the new time."""
     following = _following(cadence, progress.anchor_at, now)
-    if following is not None:  # its first tick may have been in the time that is taken back
+    if following is not None:  # its first tick may lie in the time taken back
         progress = msgspec.structs.replace(progress, anchor_at=following)
     return _aimed(cadence, seed, progress, following, now)
 
 
 def begin(cadence: Cadence, seed: str, now: float) -> Progress:
-    """The progress of a schedule that was made just now.
+    """Return the progress of a schedule created just now.
 
     Parameters:
-        seed: what tells the schedule from others; its jitter comes of it.
+        seed: identifies the schedule; its jitter derives from it.
         now: seconds since the epoch.
 
     Raises:
-        InvalidSchedule: the cron line or the zone cannot be read.
+        InvalidSchedule: the cron expression or the time zone is invalid.
     """
     first = _first(cadence, now)
     anchor_at = now if first is None else first
@@ -365,9 +365,9 @@ def begin(cadence: Cadence, seed: str, now: float) -> Progress:
 
 
 def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
-    """Look at a schedule: which tick is to be fired, and what was missed. Nothing changes while nothing is due.
+    """Return the tick to fire now, and count missed ticks. Nothing changes unless something is due.
 
-    The tick is gone over: whoever calls this fires it, or says in `counted` that it was refused. Raises as `begin`.
+    The progress is past that tick: the caller fires it, or reports in `counted` that it was refused. Raises as `begin`.
     """
     first_at, due_at = progress.tick_at, progress.due_at
     if first_at is None or due_at is None:
@@ -380,7 +380,7 @@ def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
     dropped = waiting - 1 if cadence.miss != "burst" else max(0, waiting - BURST_LIMIT)
     tick_at = tick(dropped)
     progress = msgspec.structs.replace(progress, missed=progress.missed + dropped)
-    if cadence.every_s is None and waiting == STEP_LIMIT:  # there may be more: the next look goes on
+    if cadence.every_s is None and waiting == STEP_LIMIT:  # there may be more: the next step continues
         return Step(None, _aimed(cadence, seed, progress, tick_at, now))
     late = now - _due(cadence, seed, tick_at) > ON_TIME_S
     if cadence.miss == "delay" and cadence.every_s is not None and (dropped or late):
@@ -395,7 +395,7 @@ def step(cadence: Cadence, seed: str, progress: Progress, now: float) -> Step:
 
 
 def counted(cadence: Cadence, progress: Progress, *, fired: bool) -> Progress:
-    """The progress once a tick was fired, or refused. After ``max_runs`` firings there are no more ticks."""
+    """Return the progress after a tick was fired or refused. After ``max_runs`` firings, the ticks end."""
     if not fired:
         return msgspec.structs.replace(progress, refused=progress.refused + 1)
     progress = msgspec.structs.replace(progress, fired=progress.fired + 1)
@@ -405,7 +405,7 @@ def counted(cadence: Cadence, progress: Progress, *, fired: bool) -> Progress:
 
 
 def resumed(cadence: Cadence, seed: str, progress: Progress, now: float) -> Progress:
-    """The progress of a schedule that was paused: it goes on with the first tick from now on. Raises as `begin`."""
+    """Return the progress of a resumed schedule: it continues with the first tick from now on. Raises as `begin`."""
     if progress.tick_at is None:
         return progress
     if progress.decided_at - now > SET_BACK_S:

@@ -1,6 +1,6 @@
-"""The Server-Sent Events codec: frames out, and an incremental decoder in. Pure: bytes in, bytes out.
+"""The Server-Sent Events codec: frame encoders, and an incremental decoder. Pure: bytes in, bytes out.
 
-Two kinds of frame are not events of the log: ``gap`` says which events a reader missed, and ``closed`` is the last
+Two kinds of frame are not events of the log. ``gap`` names the events that a reader missed. ``closed`` is the last
 frame of a stream that the server ends by itself; its id is the cursor to resume from.
 """
 
@@ -36,8 +36,8 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="c
     """A frame, not an event: the server ends this stream. Resume with ``after=<cursor>``.
 
     Parameters:
-        reason: ``unauthorized``: the key was revoked or the token has expired; another credential is needed to resume.
-        cursor: behind the last event that was sent.
+        reason: ``unauthorized``: the key was revoked or the token has expired; resume with another credential.
+        cursor: position after the last event sent.
     """
 
     reason: Literal["shutdown", "slow_reader", "unauthorized"]
@@ -53,20 +53,20 @@ class Frame(NamedTuple):
 
 
 def encode_frame(event: str, data: bytes, *, frame_id: str = "") -> bytes:
-    """One frame. `data` may hold line breaks; `event` and `frame_id` must not.
+    """Encode one frame. `data` may contain line breaks; `event` and `frame_id` must not.
 
     Raises:
         ValueError: a line break or NUL in `event` or `frame_id`.
     """
     if any(character in event + frame_id for character in "\r\n\0"):
-        raise ValueError("the name and id of a frame are single lines")
+        raise ValueError("the name and id of a frame must be single lines without NUL")
     head = f"id: {frame_id}\n" if frame_id else ""
     lines = b"\n".join(b"data: " + line for line in data.splitlines() or [b""])
     return b"%b%b\n%b\n\n" % (head.encode(), b"event: " + event.encode(), lines)
 
 
 def encode_events(events: Sequence[Stored], number: int) -> bytes:
-    """The frames of stored events of the session `number`, joined for one write."""
+    """Encode stored events of the session `number` as frames, joined for one write."""
     return b"".join(
         [
             b'id: %d-%d\nevent: %b\ndata: {"seq":%d,%b\n\n' % (seq, number, kind.encode(), seq, body[1:])
@@ -76,20 +76,20 @@ def encode_events(events: Sequence[Stored], number: int) -> bytes:
 
 
 def encode_gap(gap: Gap, number: int) -> bytes:
-    """A ``gap`` frame; its id is the cursor behind the gap."""
+    """Encode a ``gap`` frame; its id is the cursor after the gap."""
     return encode_frame("gap", _encode(gap), frame_id=f"{gap.until}-{number}")
 
 
 def encode_closed(closed: Closed, *, retry_ms: int) -> bytes:
-    """A ``closed`` frame with the time after which a reader should come back, in milliseconds."""
+    """Encode a ``closed`` frame with the reconnection delay in milliseconds."""
     return b"retry: %d\n" % retry_ms + encode_frame("closed", _encode(closed), frame_id=closed.cursor)
 
 
 class FrameDecoder:
-    """Turns the bytes of a stream into frames, whatever their cuts. One decoder for each connection.
+    """Decodes the bytes of a stream into frames, however they are split. Use one decoder per connection.
 
     Parameters:
-        limit_bytes: the largest frame that is taken.
+        limit_bytes: the largest frame accepted.
 
     ``retry_ms`` is the last delay that the server asked for, or None.
     """
@@ -98,7 +98,7 @@ class FrameDecoder:
 
     def __init__(self, *, limit_bytes: int = 128_000_000) -> None:
         self._limit = limit_bytes
-        self._cut: list[bytes] = []  # the pieces of a line whose end has not come yet
+        self._cut: list[bytes] = []  # pieces of a line that is still incomplete
         self._cut_size = 0
         self._skip_lf = False
         self._start = True
@@ -109,10 +109,10 @@ class FrameDecoder:
         self.retry_ms: int | None = None
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """The frames that are complete with `chunk`.
+        """Return the frames completed by `chunk`.
 
         Raises:
-            LimitExceeded: a frame is larger than the limit; the decoder is of no use afterwards.
+            LimitExceeded: a frame is larger than the limit; discard the decoder.
         """
         if self._skip_lf and chunk:
             self._skip_lf = False
@@ -142,7 +142,7 @@ class FrameDecoder:
             self._cut.append(last)
             self._cut_size += len(last)
         if self._size + self._cut_size > self._limit:
-            raise LimitExceeded(f"a frame of more than {self._limit} bytes")
+            raise LimitExceeded(f"a frame exceeds {self._limit} bytes")
         return frames
 
     def _keep(self, pieces: list[bytes]) -> None:

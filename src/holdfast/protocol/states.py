@@ -1,7 +1,8 @@
 """The state tables of messages and runs.
 
-Every change of state in Holdfast goes through `next_state`; what a table does not list is an `IllegalTransition`.
-The diagrams in the docs are generated from these tables. Liveness (orphaned, stuck) is a query, never a state.
+Every change of state in Holdfast goes through `next_state`; a change missing from its table is an
+`IllegalTransition`. The docs' diagrams are generated from these tables. Liveness (orphaned, stuck) is a query,
+never a state.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ def _next(what: str, table: Mapping[tuple[_S, _I], _S], state: _S, event: _I) ->
 
 
 def next_run_state(state: RunState, event: RunInput) -> RunState:
-    """The state after `event`. Raises `IllegalTransition`."""
+    """Return the state after `event`. Raises `IllegalTransition`."""
     return _next("run", RUN_TABLE, state, event)
 
 
 def next_message_state(state: MessageState, event: MessageInput) -> MessageState:
-    """The state after `event`. Raises `IllegalTransition`."""
+    """Return the state after `event`. Raises `IllegalTransition`."""
     return _next("message", MESSAGE_TABLE, state, event)

@@ -1,6 +1,6 @@
-"""Why something stops, and what is proven gone: causes and receipts.
+"""Causes of a stop, and receipts of what is proven gone.
 
-Plain dataclasses, so that `holdfast.runtime` needs nothing outside the standard library.
+Plain dataclasses, so that `holdfast.runtime` needs only the standard library.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Cause:
     Parameters:
         kind: the class of the cause.
         reason: free text for people; may be empty.
-        origin: the name of the scope that was interrupted; for kind ``parent``, of the one above that was.
+        origin: the name of the interrupted scope; for kind ``parent``, of the interrupted ancestor.
         at: when, in seconds since the epoch.
-        parent: for kind ``parent``, the cause that the parent scope had.
-        message_id: the message that caused it, where one did.
+        parent: for kind ``parent``, the cause of the parent scope.
+        message_id: the message that caused it, if any.
     """
 
     kind: CauseKind
@@ -50,7 +50,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """How many of each kind of member ended."""
+    """Number of members that ended, by kind."""
 
     tasks: int = 0
     threads: int = 0
@@ -59,7 +59,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandoned:
-    """A task or thread that did not end: it is quarantined, and this names it."""
+    """A task or thread that did not end and is quarantined."""
 
     kind: Literal["task", "thread"]
     name: str
@@ -68,19 +68,19 @@ class Abandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReceipt:
-    """The answer to a stop: what is proven gone, what had to be forced, what is left.
+    """The result of a stop: what is proven gone, what had to be forced, what is left.
 
     Parameters:
         scope: the name of the stopped scope.
         cause: why it was stopped (the first cause wins).
-        outcome: ``gone`` when nothing is left; ``quarantined`` when tasks or threads are left whose output no
-            longer counts; ``unknown`` when a process could not be attributed or proven dead.
+        outcome: ``gone`` if nothing is left; ``quarantined`` if tasks or threads are left, whose output is discarded;
+            ``unknown`` if a process could not be attributed or proven dead.
         stopped: members that ended, forced ones included.
-        forced: names of the members that ended only after the grace was over.
+        forced: names of the members that ended only after the grace period.
         abandoned: tasks and threads that are left, with their stacks.
-        survivors: pids that still ran when the time of the stop was over (expected to be empty).
-        unattributed: where nobody could tell what became of a tree, a name and why, as ``sh (it was being started)``.
-            A process that may be another scope's is not named: that there is one is said, once.
+        survivors: pids still running when the stop timed out (expected to be empty).
+        unattributed: process trees of unknown fate, each with a name and a reason, as ``sh (it was being started)``.
+            Processes that may belong to another scope are not named, only mentioned once.
         elapsed_s: from the call of stop to this receipt, in seconds.
     """
 
@@ -96,7 +96,7 @@ class StopReceipt:
 
 
 def join_receipts(first: StopReceipt, *others: StopReceipt) -> StopReceipt:
-    """One receipt for a stop of several scopes: names and cause of the first, the worst outcome, everything summed."""
+    """Merge the receipts of several scopes: name and cause of the first, the worst outcome, and the sums."""
     if not others:
         return first
     every = (first, *others)

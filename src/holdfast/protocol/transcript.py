@@ -1,12 +1,12 @@
-"""Folds the events of a run into transcript entries that are always valid: each tool call has exactly one result.
+"""Folds a run's events into transcript entries that are always valid: each tool call has exactly one result.
 
-The running host feeds it what the run emits; recovery after a crash feeds it what the log holds. Both get the same.
+The running host feeds it the emitted events; recovery after a crash feeds it the log. Both get the same entries.
 
 Invariants
-- The text of a step stands once: what its ``step.finished`` says replaces the pieces that came before.
+- The text of a step appears once: its ``step.finished`` replaces the pieces that came before.
 - A call is open from the ``step.finished`` or ``tool.started`` that names it until its ``tool.finished``; `entries`
-  gives a result to each that is still open.
-- What a call or a child does inside is no part of it: the ids of nested calls begin with the id of the outer one.
+  adds a result to each call that is still open.
+- The inside of a call or a child is excluded: the ids of nested calls begin with the id of the outer one.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["STEP_BREAK", "RunTranscript", "last_kept", "memory_bytes", "result_t
 _ENTRY_BYTES = 256
 
 STEP_BREAK = "\n\n"
-"""Stands in a run's text between what it said in one step and in the next; no entry begins with it but the first."""
+"""Separates a run's text of one step from the next; only the first entry may begin with it."""
 
 
 def result_text(result: ToolFinished) -> str:
-    """What a call came to, as the model reads it."""
+    """Return the outcome of a call, as the model reads it."""
     return _json(result.result) if result.status == "ok" else result.error or NO_RESULT
 
 
 def memory_bytes(entries: Iterable[Entry]) -> int:
-    """Return about how many bytes of memory entries take."""
+    """Return the approximate memory use of entries, in bytes."""
     size = 0
     for entry in entries:
         size += _ENTRY_BYTES + _text_bytes(entry.content) + len(entry.run_id or "")
@@ -56,12 +56,12 @@ def memory_bytes(entries: Iterable[Entry]) -> int:
 
 
 def _text_bytes(text: str) -> int:
-    """About what a text takes; the same each time, unlike ``sys.getsizeof``, which grows once a text was encoded."""
+    """Return a text's approximate size; stable, unlike ``sys.getsizeof``, which grows once a text is encoded."""
     return len(text) if text.isascii() else 4 * len(text)
 
 
 def last_kept(entries: Sequence[Entry]) -> KeptState | None:
-    """What was kept last in these entries, for the summary that takes their place."""
+    """Return the last agent state in these entries, for the summary that replaces them."""
     return next((entry.kept for entry in reversed(entries) if entry.kept is not None), None)
 
 
@@ -78,11 +78,11 @@ def _json(value: object) -> str:
 
 
 class RunTranscript:
-    """The entries of one run so far. Not safe across threads: the run's own loop feeds it.
+    """The entries of one run so far. Not thread-safe: only the run's own loop feeds it.
 
     Parameters:
-        run_id: events of other runs (children) are left out.
-        messages: what the run took; they come first, but those that were steered stand where they were given to it.
+        run_id: events of other runs (children) are ignored.
+        messages: the messages that the run took. They come first; steered ones are placed where the run received them.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class RunTranscript:
         self.size = 0
         """Characters of text so far."""
         self.kept: KeptState | None = None
-        """What the run's last entry keeps for the next run of the session, if this one completes."""
+        """Agent state that the run's last entry keeps for the session's next run, if this run completes."""
 
     def say(self, text: str) -> None:
         """Add a piece of the answer."""
@@ -122,13 +122,13 @@ class RunTranscript:
         self.size += len(text)
 
     def know(self, messages: Iterable[Message]) -> None:
-        """Messages that the run took while it was on; their ``message.steered`` says where each stands."""
+        """Add messages that the active run took later; their ``message.steered`` events place them."""
         for message in messages:
             self._messages.setdefault(message.message_id, message)
             self._steered.add(message.message_id)
 
     def feed(self, event: Event) -> None:
-        """Add one event; kinds that are no part of a transcript are passed over."""
+        """Add one event; kinds that do not affect a transcript are ignored."""
         match event:
             case TextDelta(run_id=self._run_id, text=text):
                 self.say(text)
@@ -189,9 +189,9 @@ class RunTranscript:
             self._entries.append(self._user(message))
 
     def _restart(self) -> None:
-        """A new attempt goes on after the last whole step, or says everything again if it takes no steps.
+        """Prepare for a new attempt: it resumes after the last complete step; a run without steps repeats its output.
 
-        It makes again only the calls that were interrupted.
+        It repeats only the calls that were interrupted.
         """
         self._parts.clear()
         if not self._stepped:
@@ -214,11 +214,11 @@ class RunTranscript:
     def entries(
         self, *, status: Literal["completed", "failed", "interrupted"], cause: Cause | None = None
     ) -> list[Entry]:
-        """All entries of the run, for its commit: the messages, then what it said and did; open calls get a result.
+        """Return all entries of the run for its commit: messages, text and calls; open calls get a result.
 
         Parameters:
-            status: how it ended. The last entry of a run that did not complete is marked with what ended it.
-            cause: of an interrupt.
+            status: how it ended. If the run did not complete, its last entry is marked with what ended it.
+            cause: the cause of an interrupt.
         """
         self._flush(partial=status != "completed")
         for call_id in list(self._open):

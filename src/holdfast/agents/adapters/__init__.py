@@ -1,1 +1,1 @@
-"""What lets other frameworks' models and agents work here. Each needs its extra; importing this package needs none."""
+"""Adapters for the models and agents of other frameworks. Each needs its extra; importing this package needs none."""

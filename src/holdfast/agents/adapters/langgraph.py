@@ -1,11 +1,11 @@
 """LangGraph graphs as agents: a session is a thread of the graph, and its `interrupt()` asks a person through the run.
 
 Invariants
-- The state of a session's graph lies in the transcript, with the entries of the run that made it: it comes with that
-  run's commit and goes with its entries. There is no second store that could say something else.
-- Only a run that completes changes the state. Of any other the next run sees what the transcript has of it.
-- What the nodes do between two questions is one call that is not idempotent, unless the graph is said to be: a crash
-  in it ends the run. A run that only waits for people leaves the memory and goes on in a later attempt.
+- The state of a session's graph is stored in the transcript, with the entries of the run that made it: it is committed
+  and removed with them. No second store can disagree.
+- Only a completed run changes the state. Of any other run, the next one sees only the transcript.
+- The work of the nodes between two questions is one call, not idempotent unless the graph is declared so: a crash in it
+  ends the run. A run that waits only for people is unloaded and resumes in a later attempt.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _current: ContextVar[Run | None] = ContextVar("holdfast_graph_run", default=None
 
 
 def current_run() -> Run:
-    """The run that the calling node belongs to; from async nodes and from sync ones in their thread.
+    """Return the run of the calling node; works in async nodes and in sync ones in their thread.
 
-    Raises `RunClosed` outside of a graph's run. The same `Run` is in ``config["configurable"]["run"]``.
+    Raises `RunClosed` outside a graph's run. The same `Run` is in ``config["configurable"]["run"]``.
     """
     run = _current.get()
     if run is None:
-        raise RunClosed("no graph runs here", hint="call current_run() in a node of a graph that graph_agent() hosts")
+        raise RunClosed("no active graph run", hint="call current_run() in a node of a graph hosted by graph_agent()")
     return run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GraphAgent:
-    """How a graph is run. Made by `graph_agent`, whose parameters say what each field is; calling it does a run's work.
+    """A hosted graph; calling it runs it once. Made by `graph_agent`, which documents the other fields.
 
     Parameters:
-        graph: compiled. Each run works with a copy that has a checkpointer of the run's.
-        takes_messages: its input is a list of messages under ``messages``.
-        breaks: it may stop at breakpoints.
-        inputs: the fields of its input, where it has fields.
+        graph: the compiled graph. Each run works with a copy that has its own checkpointer.
+        takes_messages: whether its input is a list of messages under ``messages``.
+        breaks: whether it may stop at breakpoints.
+        inputs: the fields of its input, if it has fields.
     """
 
     name: str
@@ -69,7 +69,7 @@ class GraphAgent:
     state_limit_bytes: int = STATE_LIMIT_BYTES
 
     async def __call__(self, run: Run) -> None:
-        """Do the work of one run."""
+        """Run the graph once."""
         from holdfast.agents.adapters.langgraph_run import GraphRun
 
         token = _current.set(run)
@@ -94,28 +94,28 @@ def graph_agent(
     idempotent: bool = False,
     state_limit_bytes: int = STATE_LIMIT_BYTES,
 ) -> Agent:
-    """An agent of a LangGraph graph. The graph itself stays as it is.
+    """Return an agent that runs a LangGraph graph. The graph itself is not changed.
 
     Parameters:
         graph: a compiled graph, a `StateGraph`, or an ``@entrypoint`` of the functional API.
         name: how messages name the agent; default: the graph's name.
         description: one line, for people and for models that may delegate to it.
-        input: makes the graph's input of the run (sync or async), or the name of the input's one text field. Default:
+        input: makes the graph's input from the run (sync or async), or names the input's only text field. Default:
             the run's messages, for graphs with ``messages``; its text, for entrypoints.
-        answer: makes the run's answer of the graph's output, or the name of its field. With it nothing else is said.
-            Default: what the models in the nodes say, as they say it; the output, where none says anything.
-        speakers: the nodes whose messages are said; default: all. (LangGraph's tag ``nostream`` is heeded too.)
-        ask: makes the question of what a node gives to ``interrupt()``; default: text as it is, else its JSON, and
-            approvals for LangChain's requests for review.
-        resume: makes what ``interrupt()`` returns of the answer and of the value that was asked with; default: the
-            answer's text (None if nobody answered in time), True or False for an approval.
-        config: joined with the run's own: ``recursion_limit``, ``tags``, ``callbacks``, more ``configurable``.
-        context: the graph's runtime context, or a function of the run that makes it.
-        idempotent: its nodes may be run again after a crash: all their effects go through `Run.call`.
-        state_limit_bytes: how much of state the graph may keep for a session's next run, as it is stored.
+        answer: makes the run's answer from the graph's output, or names its field. The run then emits nothing else.
+            Default: the output of the models in the nodes, as it is streamed; without any, the graph's output.
+        speakers: the nodes whose messages are emitted; default: all. (LangGraph's tag ``nostream`` is respected too.)
+        ask: makes the question from a node's ``interrupt()`` value; default: text unchanged, else its JSON, and
+            approvals for LangChain's review requests.
+        resume: makes the result of ``interrupt()`` from the answer and the value that was asked; default: the
+            answer's text (None if it expired), True or False for an approval.
+        config: merged with the run's own: ``recursion_limit``, ``tags``, ``callbacks``, more ``configurable``.
+        context: the graph's runtime context, or a function from the run to it.
+        idempotent: its nodes may be repeated after a crash: all their effects go through `Run.call`.
+        state_limit_bytes: limit for the state that the graph keeps for a session's next run, as stored.
 
     Raises:
-        ConfigurationError: it is no graph, it has no such field, or it brings a store for its checkpoints.
+        ConfigurationError: not a graph, an unknown field, or a graph with its own checkpoint store.
         MissingExtra: LangGraph is not installed.
     """
     try:
@@ -125,7 +125,7 @@ def graph_agent(
             raise
         raise MissingExtra("a LangGraph graph", extra="langgraph") from None
     if config is not None and not isinstance(config, Mapping):
-        raise ConfigurationError(f"config is a {type(config).__name__}; it is a RunnableConfig, a dict")
+        raise ConfigurationError(f"config is a {type(config).__name__}; it must be a RunnableConfig, a dict")
     opened = open_graph(graph, mapped=input is not None, config=config)
     check_field("input", input, opened.inputs)
     check_field("output", answer, opened.outputs)

@@ -1,4 +1,4 @@
-"""Looks at what is given as a graph: what it is, what its input is, and whether it can be hosted."""
+"""Inspect a graph before it is hosted: its kind, its input, and whether it can be hosted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Opened(NamedTuple):
     """A graph that can be hosted.
 
     Parameters:
-        graph: compiled. Its checkpointer is not to be used.
+        graph: the compiled graph. Do not use its checkpointer.
         name: its own name.
-        takes_messages: its input has a list of messages under ``messages``.
-        breaks: it was compiled to stop before or after some of its nodes, or a graph inside of it was.
-        inputs, outputs: the fields of its input and output; None where they are no fields.
+        takes_messages: whether its input has a list of messages under ``messages``.
+        breaks: whether it, or a graph inside it, was compiled to stop before or after some nodes.
+        inputs, outputs: the fields of its input and output; None if they have no fields.
     """
 
     graph: Any
@@ -36,41 +36,41 @@ class Opened(NamedTuple):
 
 
 def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None) -> Opened:
-    """The graph to host.
+    """Return the graph to host.
 
     Parameters:
-        mapped: whether the caller says how its input is made.
+        mapped: whether the caller defines how to make its input.
 
     Raises:
-        ConfigurationError: no graph, or one that cannot be hosted as it is.
+        ConfigurationError: not a graph, or one that cannot be hosted unchanged.
     """
     if isinstance(graph, StateGraph):
         try:
             graph = graph.compile()
         except ValueError as error:
             raise ConfigurationError(
-                f"the graph cannot be compiled: {error}", hint="give it an entry: add_edge(START, …)"
+                f"the graph does not compile: {error}", hint="give it an entry: add_edge(START, …)"
             ) from error
     if not isinstance(graph, Pregel):
         raise ConfigurationError(
-            f"a {type(graph).__name__} is no graph",
-            hint="give a compiled graph, a StateGraph or an @entrypoint; a graph on another server has no state here",
+            f"a {type(graph).__name__} is not a graph",
+            hint="pass a compiled graph, a StateGraph or an @entrypoint; a graph on another server has no state here",
         )
     saver = graph.checkpointer
     if saver not in (None, True, False) and type(saver) is not InMemorySaver:
         raise ConfigurationError(
-            f"the graph has a checkpointer of its own, a {type(saver).__name__}: its state would be in two places",
-            hint="compile it without one: here its state is stored with the session's transcript",
+            f"the graph has its own checkpointer, a {type(saver).__name__}, so its state would be in two places",
+            hint="compile it without one; its state is stored with the session's transcript",
         )
     limit = (config or {}).get("recursion_limit")
     if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise ConfigurationError(f"recursion_limit is {limit!r}; it is a number of supersteps, 1 or more")
+        raise ConfigurationError(f"recursion_limit is {limit!r}; it must be a number of supersteps, 1 or more")
     inputs = _fields(graph, "input_schema")
     takes_messages = _MESSAGES in (inputs or ()) and _MESSAGES in graph.channels
     if inputs is not None and not mapped and not takes_messages:
         raise ConfigurationError(
-            "the graph's input has no messages, so it has to be said how it is made of a message",
-            hint=f'give graph_agent(input="<its text field>") or a function of the run; {_named(inputs)}',
+            "the graph's input has no messages, so graph_agent() needs to know how to make it",
+            hint=f'pass graph_agent(input="<its text field>") or a function of the run; {_named(inputs)}',
         )
     name = graph.get_name()
     return Opened(
@@ -84,7 +84,7 @@ def open_graph(graph: object, *, mapped: bool, config: Mapping[str, Any] | None)
 
 
 def check_field(what: str, name: object, fields: frozenset[str] | None) -> None:
-    """Raise `ConfigurationError` for a name that is none of the fields."""
+    """Raise `ConfigurationError` for an unknown field name."""
     if isinstance(name, str) and (fields is None or name not in fields):
         raise ConfigurationError(f"the graph's {what} has no field {name!r}", hint=_named(fields))
 
@@ -94,11 +94,11 @@ def _breaks(graph: object) -> bool:
 
 
 def _named(fields: frozenset[str] | None) -> str:
-    return "it has no fields: give a function" if fields is None else f"its fields are {', '.join(sorted(fields))}"
+    return "it has no fields: pass a function" if fields is None else f"its fields are {', '.join(sorted(fields))}"
 
 
 def _fields(graph: Pregel[Any, Any, Any, Any], schema: str) -> frozenset[str] | None:
-    """The fields of the graph's input or output; None for what is no `StateGraph`."""
+    """Return the fields of the graph's input or output; None unless it is a `StateGraph`."""
     builder = getattr(graph, "builder", None)
     if not isinstance(builder, StateGraph):
         return None

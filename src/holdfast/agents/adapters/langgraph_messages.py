@@ -1,4 +1,4 @@
-"""Between transcripts and LangChain's messages: what a graph is given, and what is read in the messages it makes."""
+"""Convert between transcripts and LangChain's messages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["as_json", "asked", "messages_of", "readable", "reasoning_of", "text_
 
 
 def asked(messages: Sequence[Message]) -> list[BaseMessage]:
-    """The messages that a run took, as a graph gets them."""
+    """Return the messages that a run took, as input for a graph."""
     return [HumanMessage(content=message.content, id=message.message_id) for message in messages]
 
 
 def messages_of(entries: Sequence[Entry]) -> list[BaseMessage]:
-    """What a transcript says, as valid messages: each call is followed by its result."""
+    """Return a transcript as valid messages: each call is followed by its result."""
     made: list[BaseMessage] = []
     for message in conversation(entries):
         match message:
@@ -42,13 +42,13 @@ def _call(call: ours.ToolCall) -> Any:
 
 
 def text_of(message: BaseMessage) -> str:
-    """The text of a message or of a piece of one."""
+    """Return the text of a message or of a chunk."""
     content = message.content
     return content if isinstance(content, str) else "".join(_pieces(content, "text", "text"))
 
 
 def reasoning_of(message: BaseMessage) -> str:
-    """The model's reasoning in a message or a piece of one."""
+    """Return the model's reasoning in a message or a chunk."""
     content = message.content
     if not isinstance(content, str):
         return "".join((*_pieces(content, "reasoning", "reasoning"), *_pieces(content, "thinking", "thinking")))
@@ -66,13 +66,13 @@ def _pieces(content: Sequence[str | dict[Any, Any]], kind: str, field: str) -> I
 
 
 def usage_of(message: AIMessage) -> Usage:
-    """What the message's request used, as far as its piece says so."""
+    """Return the usage reported in the message, or zero."""
     used = message.usage_metadata
     return Usage() if used is None else Usage(input_tokens=used["input_tokens"], output_tokens=used["output_tokens"])
 
 
 def as_json(value: Any) -> str:
-    """The value as JSON, or its text where it has none."""
+    """Return the value as JSON, or its text if it does not encode."""
     try:
         return encode_json(value).decode()
     except (TypeError, ValueError, RecursionError):
@@ -80,7 +80,7 @@ def as_json(value: Any) -> str:
 
 
 def readable(value: Any) -> Any:
-    """The value as JSON holds it, or its text."""
+    """Return the value as decoded from its JSON, or its text if it does not encode."""
     try:
         return msgspec.json.decode(encode_json(value))
     except (TypeError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Numbers the calls that a graph's nodes make, so that each has the same id whenever its node is run again.
+"""Number the calls of a graph's nodes, so that each keeps its id when its node runs again.
 
-A node is run again from its beginning after a question of its own was answered, in this attempt or in a later one, and
-after a crash if its graph is idempotent; nodes beside each other call in any order.
+A node runs again from its beginning after its question was answered, in this attempt or a later one, and after a crash
+if its graph is idempotent. Parallel nodes call in any order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ __all__ = ["NodeBranch"]
 
 
 class NodeBranch(Branch):
-    """Numbers the calls of each node's execution for themselves, the same in every attempt.
+    """Numbers the calls of each node execution separately, the same in every attempt.
 
     Parameters:
-        inside: numbers of the tasks that subgraphs run in, in the order in which they were first seen to call.
+        inside: numbers of the tasks that run subgraphs, in the order of their first call.
     """
 
     __slots__ = ("_inside", "_of_node")
@@ -37,7 +37,7 @@ class NodeBranch(Branch):
         return f"{self.path}.{where}.{next(self._of_node.setdefault(where, itertools.count(1)))}"
 
     def _node_of(self, config: Mapping[str, Any] | None) -> str:
-        """The superstep and the node that the code runs in."""
+        """Return the superstep and the node that the code runs in."""
         metadata = (config or {}).get("metadata") or {}
         if "langgraph_node" not in metadata:
             return "outside"

@@ -1,4 +1,4 @@
-"""A graph's `interrupt()` and the people who answer: its values as questions, and their answers as what it returns."""
+"""A graph's `interrupt()`: its values become questions to people, and their answers its results."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _EXPIRED = "nobody answered in time"
 
 
 def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
-    """The questions that a value stands for, without ids. Raises `ConfigurationError` for a bad `ask` function."""
+    """Return the questions in a value, without ids. Raises `ConfigurationError` for a bad `ask` function."""
     if agent.ask is not None:
         question = agent.ask(value)
         if isinstance(question, str):
             question = Question(question_id="", kind="question", text=question)
         if not isinstance(question, Question):
             raise ConfigurationError(
-                f"ask() of the graph {agent.name!r} gave a {type(question).__name__}",
-                hint="it returns text, or a holdfast.protocol.messages.Question",
+                f"ask() of the graph {agent.name!r} returned a {type(question).__name__}",
+                hint="return text, or a holdfast.protocol.messages.Question",
             )
         return [question]
     if actions := _actions(value):
@@ -40,7 +40,7 @@ def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
 
 
 def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
-    """What `interrupt()` returns for the answers to its questions."""
+    """Return the result of `interrupt()` for the answers to its questions."""
     if agent.resume is not None:
         return agent.resume(answers[0], value)
     if agent.ask is None and _actions(value):
@@ -58,7 +58,7 @@ def resume_of(agent: GraphAgent, value: Any, answers: Sequence[Answer]) -> Any:
 
 
 def _actions(value: Any) -> list[Mapping[str, Any]]:
-    """The calls that LangChain's review of tool calls wants leave for; none if the value is anything else."""
+    """Return the calls to approve in a LangChain review request; empty for any other value."""
     if isinstance(value, Mapping) and isinstance(value.get("action_requests"), Sequence):
         found = list(value["action_requests"])
     else:
@@ -92,10 +92,9 @@ def _reply(answer: Answer) -> dict[str, Any]:
 
 
 async def ask_all(run: Run, questions: Sequence[Question]) -> list[Answer]:
-    """Ask people, one question after the other, and wait for every answer; those of an earlier attempt are taken from
-    the journal.
+    """Ask people one question after the other, and wait for all answers; earlier answers come from the journal.
 
-    Raises what `Run.suspend` raises.
+    Raises as `Run.suspend`.
     """
     with run._deadlines_held():
         for question in questions:

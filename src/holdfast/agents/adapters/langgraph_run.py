@@ -1,13 +1,13 @@
-"""One run of a graph: stretches of its nodes' work, and between them the questions that they ask people.
+"""One run of a graph: stretches of its nodes' work, and between them questions to people.
 
-In the log a graph is a child of its run (its calls and nodes are no part of the transcript): each stretch is a step and
-a call of that child, each node a call inside of that one. What the models in it say and call is the run's own.
+In the log, a graph is a child of its run (its calls and nodes are not part of the transcript). Each stretch is a step
+and a call of that child, each node a call inside it. The output and calls of its models belong to the run itself.
 
 Invariants
-- The intent of a stretch is durable before its first node begins, unless the graph is idempotent, and what it came to
-  stands in the log before its end does. So a later attempt finds a stretch that is open, and may not be made again, or
-  all that it needs to go on behind it; a run may leave the memory while it waits for people, and at no other time.
-- After the run's end its saver takes nothing more, from whatever thread.
+- The intent of a stretch is durable before its first node starts, unless the graph is idempotent; its outcome is in the
+  log before its end. So a later attempt finds either an open stretch that must not be repeated, or all it needs to
+  resume after one. A run may be unloaded while it waits for people, and at no other time.
+- After the run's end its saver accepts nothing more, from any thread.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _MESSAGES = "messages"
 
 
 class _Asked(NamedTuple):
-    """A value that a node gave to `interrupt()`, and its questions. Without an id: a breakpoint of the graph."""
+    """A value passed to `interrupt()`, and its questions. Without an id: a breakpoint of the graph."""
 
     interrupt_id: str | None
     value: Any
@@ -72,7 +72,7 @@ class GraphRun:
         self._run = run
         self._id = run._next_id()
         self._saver = RunSaver(run.session_key)
-        self._graph = copy.copy(agent.graph)  # its own copy() forgets which classes its state may have
+        self._graph = copy.copy(agent.graph)  # its own copy() loses the classes that its state may contain
         self._graph.checkpointer = self._saver
         self._deltas = [name for name, channel in self._graph.channels.items() if isinstance(channel, DeltaChannel)]
         self._speech = Speech(run, agent.speakers, silent=agent.answer is not None)
@@ -83,9 +83,9 @@ class GraphRun:
         self._inside: dict[str, int] = {}
 
     async def work(self) -> None:
-        """Bring the graph to its end. Raises `RunFailed`, `ConfigurationError`, `LimitExceeded`, what a node raised."""
+        """Run the graph to its end. Raises `RunFailed`, `ConfigurationError`, `LimitExceeded`, or a node's error."""
         run = self._run
-        run._journal.remembers = True  # a node that asked is run again from its beginning
+        run._journal.remembers = True  # a node with a question runs again from its beginning
         run._write(ChildStarted(run_id=run.run_id, child_id=self._id, agent=self._agent.name, at=run.now()))
         status: Literal["completed", "failed", "interrupted"] = "interrupted"
         error: str | None = None
@@ -114,7 +114,7 @@ class GraphRun:
         if self._run._parent is None:
             self._run.transcript.kept = KeptState(by=owner(self._agent.name), body=self._kept)
 
-    # ── what it begins with ──────────────────────────────────────────────────────────────────────────────────────
+    # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _config(self) -> Any:
         run, own = self._run, self._agent.config or {}
@@ -128,7 +128,7 @@ class GraphRun:
         return {**own, "configurable": {**own.get("configurable", {}), **session}}
 
     async def _past(self) -> bool | None:
-        """Take up what the last stretch of an earlier attempt left: whether it stopped to ask; None: there was none."""
+        """Restore an earlier attempt. Return whether it stopped for a question; None if it has no finished stretch."""
         run, state = self._run, None
         while step := run._journal.step(self._id, self._stretch + 1):
             self._stretch += 1
@@ -144,15 +144,15 @@ class GraphRun:
         kept = unpack(self._kept, self._agent.name)
         if kept is None:
             raise ConfigurationError(
-                f"the run waited for an answer, and what its graph {self._agent.name!r} needs to go on cannot be read",
-                hint="ask again",
+                f"the run waited for an answer, but the saved state of its graph {self._agent.name!r} is unreadable",
+                hint="send the request again",
             )
         self._before = kept.before
         self._saver.load(kept)
         return True
 
     async def _given(self) -> Any:
-        """The graph's input, over the state that the session has of it."""
+        """Load the session's state of the graph, and return the graph's input."""
         run, agent = self._run, self._agent
         history = await run.history()
         if agent.takes_messages:
@@ -173,12 +173,12 @@ class GraphRun:
         if agent.inputs is not None and isinstance(given, Mapping) and (unknown := given.keys() - agent.inputs):
             raise RunFailed(
                 f"the input of the graph {agent.name!r} has no field {min(map(str, unknown))!r}",
-                hint=f"its fields are {', '.join(sorted(agent.inputs))}; look at what input= returns",
+                hint=f"its fields are {', '.join(sorted(agent.inputs))}; check the result of input=",
             )
         return given
 
     async def _messages(self, history: Sequence[Entry]) -> Any:
-        """What was said since the state that the session has of the graph, and what the run was asked."""
+        """Return the messages since the session's saved state of the graph, and the run's own."""
         kept, since, changed = await self._last_kept(history)
         channel = self._graph.channels[_MESSAGES]
         added: list[BaseMessage] = asked(self._run.messages)
@@ -187,14 +187,14 @@ class GraphRun:
         if kept is not None:
             self._saver.load(kept)
         if not isinstance(channel, BinaryOperatorAggregate):
-            since = history  # each input stands in the place of what was there
+            since = history  # each input replaces the previous one
         elif kept is not None and changed:
             return {_MESSAGES: [RemoveMessage(id=REMOVE_ALL_MESSAGES), *messages_of(history), *added]}
         return {_MESSAGES: [*messages_of(since), *added]}
 
     async def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
-        """What the newest completed run of the graph kept, the entries that came after it, and whether the transcript
-        before that run is another one by now: one that was summed up."""
+        """Return the state of the newest completed run of the graph, the entries after it, and whether the transcript
+        before that run has changed since, as by a summary."""
         if self._run._parent is None:
             for at in range(len(history) - 1, -1, -1):
                 entry = history[at]
@@ -207,10 +207,10 @@ class GraphRun:
                 return kept, history[at + 1 :], kept.before != fingerprint(history[:first])
         return None, history, False
 
-    # ── its work ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── work ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _work_on(self, given: Any, config: Any) -> bool:
-        """Let the nodes work until the graph ends (False), or until it waits for people (True)."""
+        """Run the nodes until the graph ends (False) or waits for people (True)."""
         run, agent = self._run, self._agent
         call_id = f"{self._id}.{self._stretch}"
         run._write(StepStarted(run_id=self._id, step=self._stretch, label=agent.name, at=run.now()))
@@ -270,17 +270,17 @@ class GraphRun:
                         case _ if isinstance(part, Mapping) and _STOPPED in part:
                             stopped = True
                         case _:
-                            self._output = part  # so far, where others than the one that stopped went on
+                            self._output = part  # so far: parallel nodes may continue after one has stopped
         except GraphRecursionError as error:
             raise RunFailed(
-                f"the graph {agent.name!r} came to no end: {plain(str(error)).partition('.')[0]}",
-                hint="is there a way to END on every path? graph_agent(config={'recursion_limit': …}) sets the limit",
+                f"the graph {agent.name!r} did not end: {plain(str(error)).partition('.')[0]}",
+                hint="does every path lead to END? Set the limit with graph_agent(config={'recursion_limit': …})",
             ) from error
         except (EmptyInputError, InvalidUpdateError) as error:
             said = plain(str(error)).partition("For troubleshooting")[0].strip()
             raise RunFailed(
-                f"the graph {agent.name!r} does not take what it was given: {said}",
-                hint="look at the keys of its state, and at what input= and its nodes return",
+                f"the graph {agent.name!r} rejected its input: {said}",
+                hint="check the keys of its state, and the results of input= and its nodes",
             ) from error
         finally:
             current_branch.reset(token)
@@ -290,7 +290,7 @@ class GraphRun:
     # ── people ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _waits(self, config: Any) -> list[_Asked]:
-        """What the graph waits for, with questions whose ids are the same in every attempt."""
+        """Return the graph's open questions, with ids that are the same in every attempt."""
         state = await self._graph.aget_state(config)
         waits: list[_Asked] = []
         numbers = itertools.count(1)
@@ -308,7 +308,7 @@ class GraphRun:
         return waits
 
     async def _answered(self, waits: Sequence[_Asked]) -> Any:
-        """Ask, and make what the graph goes on with of the answers."""
+        """Ask people, and return the graph's next input made from their answers."""
         run = self._run
         answers = iter(await ask_all(run, [question for asked in waits for question in asked.questions]))
         values: dict[str, Any] = {}
@@ -322,10 +322,10 @@ class GraphRun:
                 run.interrupt.check()
         return Command(resume=values) if values else None
 
-    # ── what it leaves ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _set_down(self, *, ended: bool) -> None:
-        """Write down what a later attempt begins with, and keep what the next run does."""
+        """Write the state for a later attempt, and keep the state for the next run."""
         run, agent, speech = self._run, self._agent, self._speech
         if not ended or run._parent is None:
             kept = self._saver.rows(inside=not ended, deltas=self._deltas)
@@ -336,31 +336,31 @@ class GraphRun:
         run._write(StepFinished(run_id=self._id, step=self._stretch, usage=usage, state=state, at=run.now()))
 
     async def _say_output(self) -> None:
-        """Say the output of the graph, where that is its answer."""
+        """Emit the graph's output if it is the answer."""
         if self._agent.answer is not None or not self._run.transcript.size:
             text = plain(self._answer())
             if text:
                 await self._run.emit(text)
 
     def _answer(self) -> str:
-        """The run's answer, of the graph's output."""
+        """Return the run's answer, made from the graph's output."""
         answer, output = self._agent.answer, self._output
         try:
             text = answer(output) if callable(answer) else _shown(output if answer is None else output[answer])
         except (KeyError, TypeError, IndexError) as error:
             raise RunFailed(
-                f"the answer cannot be made of the output of the graph {self._agent.name!r}: {told_briefly(error)}",
+                f"making the answer from the output of the graph {self._agent.name!r} failed: {told_briefly(error)}",
                 hint=f"its output is {plain(repr(output))[:300]}; see answer= of graph_agent()",
             ) from error
         if not isinstance(text, str):
             raise RunFailed(
-                f"answer() of the graph {self._agent.name!r} gave a {type(text).__name__}", hint="it returns text"
+                f"answer() of the graph {self._agent.name!r} returned a {type(text).__name__}", hint="return text"
             )
         return text
 
 
 def _shown(output: Any) -> str:
-    """An output as text: the last message of a model, or the JSON of anything that is no text."""
+    """Return an output as text: the last model message, or JSON for anything that is not text."""
     messages = output.get(_MESSAGES) if isinstance(output, Mapping) else None
     if isinstance(messages, Sequence) and not isinstance(messages, str):
         return next((text_of(m) for m in reversed(messages) if isinstance(m, AIMessage)), "")

@@ -1,9 +1,9 @@
-"""What a graph lets out while it works, as events of its run: messages as text and calls, nodes as calls of the graph.
+"""Emit a graph's output as events of its run: messages as text and calls, nodes as calls of the graph.
 
 Invariants
-- One message is said at a time: what another model says meanwhile waits until it is whole. So an answer reads as the
-  messages do, whatever their pieces were mixed with.
-- A call that a model asks for is a call of the run; it is open until the graph has a message with its result.
+- Messages are emitted one at a time: the output of other models waits until the current message is complete. So an
+  answer reads like its messages, however their chunks were interleaved.
+- A call by a model is a call of the run; it is open until the graph has a message with its result.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ __all__ = ["Nodes", "Speech"]
 
 
 class _Message:
-    """A message that is being said, or that waits until it is its time."""
+    """A message that is being emitted, or that waits for its turn."""
 
     __slots__ = ("begun", "calls", "over", "pieces", "task")
 
     def __init__(self, task: str) -> None:
         self.task = task
         self.pieces: list[BaseMessage] = []
-        self.calls: AIMessageChunk | None = None  # its pieces that have calls, joined
+        self.calls: AIMessageChunk | None = None  # its chunks with calls, joined
         self.begun = False
         self.over = False
 
 
 class Speech:
-    """Says what the models in a graph's nodes say.
+    """Emits the output of the models in a graph's nodes.
 
     Parameters:
-        speakers: the nodes whose messages are said; None: all.
-        silent: say nothing; only what was used is counted.
+        speakers: the nodes whose messages are emitted; None: all.
+        silent: emit nothing; only count usage.
     """
 
     def __init__(self, run: Run, speakers: Collection[str] | None, *, silent: bool) -> None:
         self._run = run
         self._speakers = speakers
         self._silent = silent
-        self._messages: dict[str, _Message] = {}  # by their ids, the one that is being said first
-        self._calls: dict[str, str] = {}  # our ids by the model's
+        self._messages: dict[str, _Message] = {}  # by id; the first is being emitted
+        self._calls: dict[str, str] = {}  # our ids by the model's ids
         self._numbers = 0
         self._used = Usage()
-        self._said: list[Any] = []  # text, or the parts of a call or of its result
-        self._noted = 0  # characters of the run's text that are in it
+        self._said: list[Any] = []  # text, or the fields of a call or of its result
+        self._noted = 0  # characters of the run's text already in `_said`
 
     def take_usage(self) -> Usage:
-        """What was used since this was last called."""
+        """Return the usage since the last call."""
         used, self._used = self._used, Usage()
         return used
 
     @property
     def said(self) -> list[Any]:
-        """All that the run said and called so far, for a later attempt."""
+        """All output and calls of the run so far, for a later attempt."""
         self._note_text()
         return self._said
 
@@ -74,7 +74,7 @@ class Speech:
             self._noted += len(text)
 
     async def hear(self, message: Any, metadata: Mapping[str, Any]) -> None:
-        """Take a message, or a piece of one."""
+        """Handle a message or a chunk."""
         if isinstance(message, AIMessage):
             used = usage_of(message)
             if used != Usage():
@@ -92,20 +92,20 @@ class Speech:
             await self._say()
 
     async def task(self, part: Mapping[str, Any]) -> None:
-        """A node begins or ends: what was said in one that ended is whole."""
+        """Handle the start or end of a node; messages of an ended node are complete."""
         if "result" in part and self._messages:
             for message in self._messages.values():
                 message.over = message.over or message.task == part["id"]
             await self._say()
 
     async def flush(self) -> None:
-        """Nothing more is said: say all that waits."""
+        """Emit all waiting messages."""
         for message in self._messages.values():
             message.over = True
         await self._say()
 
     async def again(self, said: Sequence[Any]) -> None:
-        """Say what an earlier attempt said; its calls are in the log already."""
+        """Repeat the output of an earlier attempt; its calls are already in the log."""
         run = self._run
         for one in said:
             match one:
@@ -164,14 +164,14 @@ class Speech:
     def _result(self, message: ToolMessage) -> None:
         call_id = self._calls.get(message.tool_call_id)
         if call_id is None:
-            return  # of a call that was made elsewhere
+            return  # result of a call made elsewhere
         status: Literal["ok", "error"] = "error" if message.status == "error" else "ok"
         text = cut(text_of(message), self._run._limits.result_limit_bytes)
         self._run._write(self._finished(call_id, status, text))
         self._said.append([call_id, status, text])
 
     def _started(self, call_id: str, name: str, arguments: Any) -> ToolStarted:
-        # Idempotent by itself: what its node does is within the call of the graph, which says what it is.
+        # Idempotent by itself: its node's effects belong to the graph's call, which has its own flag.
         run = self._run
         return ToolStarted(
             run_id=run.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=True, at=run.now()
@@ -185,10 +185,10 @@ class Speech:
 
 
 class Nodes:
-    """Tells of the nodes that begin and end in one stretch of a graph's work.
+    """Reports the nodes that start and end in one stretch of a graph's work.
 
     Parameters:
-        call_id: the call that the stretch is.
+        call_id: the call of the stretch.
     """
 
     def __init__(self, run: Run, call_id: str) -> None:
@@ -199,7 +199,7 @@ class Nodes:
         self._numbers = 0
 
     def task(self, namespace: Sequence[str], part: Mapping[str, Any]) -> None:
-        """A node begins, or has ended."""
+        """Report the start or end of a node."""
         run, task = self._run, part["id"]
         if "result" not in part:
             self._numbers += 1
@@ -220,14 +220,14 @@ class Nodes:
                 self._end(task, "ok", None)
 
     async def output(self, part: Any) -> None:
-        """What a node wrote to its stream."""
+        """Report what a node wrote to its stream."""
         run = self._run
         text = part if isinstance(part, str) else as_json(part)
         run._write(ToolOutput(run_id=run.root_id, call_id=self._call_id, text=plain(text), at=run.now()))
         await run._recorder.room()
 
     def end(self) -> None:
-        """The stretch is over: what is open was interrupted."""
+        """Mark the nodes that are still open as interrupted."""
         while self._open:
             self._end(self._open.popitem()[0], "interrupted", None)
 

@@ -1,9 +1,9 @@
-"""A graph's state as LangGraph saves it: in memory during a run, and packed into text for what the run writes down.
+"""A graph's state as saved by LangGraph: in memory during a run, and packed into text for the log.
 
 Invariants
-- A saver serves one run. Once it is closed nothing is saved any more, whoever tries.
-- What is packed is all that a later run needs and no more: the newest state of the graph and of each subgraph that
-  remembers; for a run that waits for people, also of the subgraphs it is in the middle of.
+- A saver serves one run. Once closed, it saves nothing more, whatever the caller.
+- Only the state that a later run needs is packed: the newest state of the graph and of each subgraph with memory; for
+  a run that waits for people, also the state of the subgraphs in progress.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _log = logging.getLogger("holdfast.agents")
 
 FORM = "langgraph 1"
 _LEVEL = 1
-_WHOLE = b"\0"  # nothing that is compressed begins so
+_WHOLE = b"\0"  # marks data that is not compressed
 _WHOLE_BYTES = 4096
-_INSIDE = ":"  # stands in the namespace of a subgraph that is at work, before the id of the task it runs in
+_INSIDE = ":"  # in the namespace of a subgraph in progress, before the id of its task
 
 
 class Kept(msgspec.Struct, array_like=True):
-    """The rows of a saver, and what belongs to them.
+    """The rows of a saver.
 
     Parameters:
         before: `fingerprint` of the transcript before the run.
-        saved: (namespace, id, checkpoint, metadata, id of the one before).
+        saved: (namespace, id, checkpoint, metadata, id of the previous one).
         blobs: (namespace, channel, version, value).
         writes: (namespace, id, task, index, channel, value, path of the task).
     """
@@ -57,16 +57,16 @@ class RunSaver(InMemorySaver):
     """LangGraph's checkpoints of one run.
 
     Parameters:
-        thread_id: the thread that the run is of.
+        thread_id: the thread of the run.
     """
 
     def __init__(self, thread_id: str) -> None:
         super().__init__()
         self._thread_id = thread_id
-        self._over: list[bool] = []  # one for all copies: LangGraph makes some
+        self._over: list[bool] = []  # shared by the copies that LangGraph makes
 
     def close(self) -> None:
-        """From now on saving raises `RunClosed`. From any thread."""
+        """Make further saves raise `RunClosed`. Thread-safe."""
         self._over.append(True)
 
     def put(
@@ -76,7 +76,7 @@ class RunSaver(InMemorySaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a state. Raises `RunClosed`, and `RunFailed` for what cannot be saved."""
+        """Save a state. Raises `RunClosed`, and `RunFailed` for values that do not serialize."""
         self._check_open()
         try:
             return super().put(config, checkpoint, metadata, new_versions)
@@ -86,7 +86,7 @@ class RunSaver(InMemorySaver):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a node wrote. As `put`."""
+        """Save a node's writes. Raises as `put`."""
         self._check_open()
         try:
             super().put_writes(config, writes, task_id, task_path)
@@ -95,14 +95,14 @@ class RunSaver(InMemorySaver):
 
     def _check_open(self) -> None:
         if self._over:
-            raise RunClosed("the run has ended", hint="what its nodes give after its end does not count")
+            raise RunClosed("the run has ended", hint="results of its nodes after its end are discarded")
 
     def rows(self, *, inside: bool, deltas: Iterable[str] = ()) -> Kept:
-        """What a later run needs.
+        """Return the rows that a later run needs.
 
         Parameters:
-            inside: the run is in the middle of something: also what belongs to that.
-            deltas: channels whose value is made of what was written since an older state.
+            inside: whether the run is in progress: include the subgraphs in progress.
+            deltas: channels whose value builds on an older state.
         """
         kept = Kept()
         delta = frozenset(deltas)
@@ -130,7 +130,7 @@ class RunSaver(InMemorySaver):
             current = before if missing else None
 
     def load(self, kept: Kept) -> None:
-        """Take the rows of an earlier run or attempt."""
+        """Load the rows of an earlier run or attempt."""
         thread = self._thread_id
         for namespace, checkpoint_id, checkpoint, metadata, before in kept.saved:
             self.storage[thread][namespace][checkpoint_id] = (checkpoint, metadata, before)
@@ -142,13 +142,13 @@ class RunSaver(InMemorySaver):
 
 def _cannot_save(error: Exception) -> RunFailed:
     return RunFailed(
-        f"the graph's state cannot be saved: {error}",
-        hint="keep text, numbers, lists, dicts, messages, dataclasses and pydantic models in it",
+        f"the graph's state does not serialize: {error}",
+        hint="use only text, numbers, lists, dicts, messages, dataclasses and pydantic models in it",
     )
 
 
 def fingerprint(entries: Iterable[Entry]) -> bytes:
-    """A hash of what a transcript says, whatever the numbers of its entries are."""
+    """Return a hash of a transcript's content, independent of entry numbers."""
     digest = hashlib.blake2b(digest_size=16)
     for entry in entries:
         said = (entry.role, entry.content, entry.call_id, entry.name, entry.partial, entry.status, entry.ended_by)
@@ -157,24 +157,24 @@ def fingerprint(entries: Iterable[Entry]) -> bytes:
 
 
 def owner(graph: str) -> str:
-    """Who keeps the state of the graph of that name: the first line of what `pack` makes."""
+    """Return the owner of a graph's state: the first line of the result of `pack`."""
     return f"{FORM} {graph}"
 
 
 def pack(kept: Kept, graph: str, *, limit_bytes: int) -> str:
-    """The rows as text. Raises `LimitExceeded` for more than `limit_bytes` of it."""
+    """Return the rows as text. Raises `LimitExceeded` above `limit_bytes`."""
     body = msgspec.msgpack.encode(kept)
     packed = base64.b64encode(zlib.compress(body, _LEVEL) if len(body) > _WHOLE_BYTES else _WHOLE + body).decode()
     if len(packed) > limit_bytes:
         raise LimitExceeded(
-            f"the graph's state takes {len(packed):,} bytes, more than {limit_bytes:,}",
-            hint="keep large data in files or a database and its name in the state, or raise state_limit_bytes",
+            f"the graph's state takes {len(packed):,} bytes; the limit is {limit_bytes:,}",
+            hint="store large data in files or a database and refer to it in the state, or raise state_limit_bytes",
         )
     return f"{owner(graph)}\n{packed}"
 
 
 def unpack(text: str, graph: str) -> Kept | None:
-    """What `pack` made for the graph of that name; None for anything else, so that a session is not stuck with it."""
+    """Return the rows packed for this graph; None for anything else, so that the session stays usable."""
     head, _, packed = text.partition("\n")
     if head != owner(graph):
         return None
@@ -183,5 +183,5 @@ def unpack(text: str, graph: str) -> Kept | None:
         body = body[len(_WHOLE) :] if body.startswith(_WHOLE) else zlib.decompress(body)
         return msgspec.msgpack.decode(body, type=Kept)
     except (ValueError, zlib.error, msgspec.DecodeError) as error:
-        _log.warning("the state of the graph %r cannot be read and begins anew: %s", graph, error)
+        _log.warning("the state of the graph %r is unreadable and starts over: %s", graph, error)
         return None

@@ -1,10 +1,10 @@
-"""Between our messages and pydantic-ai's, both ways.
+"""Convert between our messages and pydantic-ai's.
 
-Calls go by our ids. A provider sees its own id of a call while the step's ``state`` has it, and otherwise one that is
-made of ours by hashing: nine letters and digits, which every provider takes, and the same in every request.
+Calls use our ids. A provider sees its own id of a call if the step's ``state`` has it, and otherwise a hash of ours:
+nine letters and digits, which every provider accepts, the same in every request.
 
-The ``state`` of a step is what must go back besides text and calls: signatures, the provider's ids, reasoning. It
-refers to the step's text and calls rather than holding them again; where they no longer fit it, it is left out.
+The ``state`` of a step holds what must go back besides text and calls: signatures, the provider's ids, reasoning. It
+refers to the step's text and calls instead of repeating them; if they no longer match, it is dropped.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _PLAIN = ("text", "tool-call")
 
 
 def to_provider(request: ours.ModelRequest, attachments: Mapping[str, bytes]) -> list[ModelMessage]:
-    """The messages of a request.
+    """Return the messages of a request.
 
     Parameters:
-        attachments: bytes by digest; one that is missing is named in words instead.
+        attachments: bytes by digest; a missing attachment is described in text.
     """
     history = _History(attachments)
     for message in request.messages:
@@ -93,7 +93,7 @@ class _History:
             self.messages.append(response)
 
     def _id_for(self, call_id: str, given: str) -> str:
-        """The provider's own id if it is the first of its kind here, else one made of ours."""
+        """Return the provider's id if it is unused here, else one derived from ours."""
         found, n = given, 0
         while not found or found in self._taken:
             found = hashlib.sha256(f"{call_id}/{n}".encode()).hexdigest()[:_ID_LENGTH]
@@ -122,11 +122,11 @@ def _plain_parts(message: ours.AssistantMessage) -> Iterator[ModelResponsePart]:
         yield ToolCallPart(tool_name=call.name, args=call.arguments, tool_call_id="")
 
 
-# ── what must go back ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── state for the provider ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def state_of(response: ModelResponse) -> Any:
-    """What the next request needs of this answer besides its text and calls, as JSON; None if that is nothing."""
+    """Return, as JSON, what the next request needs besides the answer's text and calls; None for nothing."""
     [dumped] = ModelMessagesTypeAdapter.dump_python([response], mode="json")
     parts = [_without_content(part) for part in dumped["parts"]]
     if all(part["part_kind"] in _PLAIN and len(part) == 2 for part in parts):
@@ -139,7 +139,7 @@ def state_of(response: ModelResponse) -> Any:
 
 
 def _without_content(part: dict[str, Any]) -> dict[str, Any]:
-    """The part with what the step has anyway taken out: the text but for its length, a call but for the provider's."""
+    """Return the part without data that the step has anyway: text becomes its length, a call its provider fields."""
     kept = {name: value for name, value in part.items() if value is not None}
     if part["part_kind"] == "text":
         kept["content"] = len(part["content"])
@@ -149,7 +149,7 @@ def _without_content(part: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
-    """The answer as the provider gave it; None where there is no state, or the message is no longer what it was."""
+    """Return the answer as the provider sent it; None without state, or if the message has changed."""
     if not isinstance(message.state, dict):
         return None
     parts = []
@@ -157,7 +157,7 @@ def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
     calls = iter(message.calls)
     for part in message.state["parts"]:
         if part["part_kind"] == "text":
-            if message.text:  # a text of spaces was left out, which no provider wants back
+            if message.text:  # blank text was dropped; no provider needs it back
                 parts.append({**part, "content": message.text[at : at + part["content"]]})
                 at += part["content"]
         elif part["part_kind"] == "tool-call":
@@ -175,7 +175,7 @@ def _with_state(message: ours.AssistantMessage) -> ModelResponse | None:
 
 
 def calls_of(response: ModelResponse) -> Sequence[ours.CallPart]:
-    """The calls of an answer, in order, with the provider's ids."""
+    """Return the calls of an answer, in order, with the provider's ids."""
     return [
         ours.CallPart(name=part.tool_name, arguments=_read_arguments(part.args), provider_id=part.tool_call_id)
         for part in response.parts

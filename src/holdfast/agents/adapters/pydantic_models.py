@@ -1,10 +1,10 @@
 """Models of every provider, through pydantic-ai's model layer (extra ``models``).
 
-One request is one HTTP request: the SDKs' own retries are off, since a retry after an interrupt would go on billing.
-Leaving the block of `PydanticModel.stream`, or cancelling the task that waits in it, closes the connection, also while
-the provider has not sent its headers yet.
+One request is one HTTP request: the SDKs' own retries are disabled, since a retry after an interrupt would be billed.
+Leaving the block of `PydanticModel.stream`, or cancelling the task that waits in it, closes the connection, even before
+the provider has sent its headers.
 
-Connections are kept between requests only inside `PydanticModel.lifespan`, which a host enters; outside of it each
+Connections are reused between requests only inside `PydanticModel.lifespan`, which a host enters. Outside it, each
 request opens its own, and nothing stays open.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["PydanticModel", "pydantic_model"]
 
 BACK_S = 0.5
-"""When to try again after a failure that names no time."""
+"""Retry delay after a failure without one of its own."""
 
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+\b")
 _GROUP = re.compile(r"pydantic-ai-slim\[([a-z-]+)\]")
@@ -49,20 +49,20 @@ _REASONS: Mapping[str, Reason] = {
 
 
 def pydantic_model(name: str) -> PydanticModel:
-    """The model ``provider:model``. Its key and address come from the provider's usual environment variables.
+    """Return the model ``provider:model``. Its key and address come from the provider's usual environment variables.
 
-    ``openai:…`` speaks OpenAI's Responses API, but Chat Completions where ``OPENAI_BASE_URL`` names another server than
-    OpenAI's, since that is what those speak; ``openai-chat:…`` and ``openai-responses:…`` say which.
+    ``openai:…`` uses OpenAI's Responses API, or Chat Completions if ``OPENAI_BASE_URL`` points to another server, as
+    those support only that; ``openai-chat:…`` and ``openai-responses:…`` choose explicitly.
 
     Raises:
-        ConfigurationError: there is no such provider, or its key is missing.
+        ConfigurationError: unknown provider, or missing key.
         MissingExtra: pydantic-ai is not installed.
     """
     return PydanticModel(name)
 
 
 class PydanticModel(Toolset):
-    """A provider's model. May be shared by any number of runs, also of several event loops.
+    """A provider's model. Any number of runs may share it, even on several event loops.
 
     It is a `Toolset` without tools, so that a host enters its lifespan.
 
@@ -78,26 +78,26 @@ class PydanticModel(Toolset):
         self._spelled = _spelled(name)
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, ProviderModel] = WeakKeyDictionary()
         self._spare = [_build(name, self._spelled)]
-        """What was built to see whether it can be, for the first loop that comes."""
+        """The model built as a check, for use by the first loop."""
         self._context_tokens = self._spare[0].context_window
 
     @property
     def name(self) -> str:
-        """As it was given, such as ``openai:gpt-5``."""
+        """The model's name as given, such as ``openai:gpt-5``."""
         return self._name
 
     @property
     def context_tokens(self) -> int | None:
-        """How much one request may hold, where that is known of the model."""
+        """Maximum tokens of one request, if known."""
         return self._context_tokens
 
     def tools(self) -> Sequence[Tool]:
-        """None."""
+        """Return no tools."""
         return ()
 
     @asynccontextmanager
     async def lifespan(self, home: Home | None = None) -> AsyncGenerator[None]:
-        """Keep connections between the requests of this event loop; leaving the block closes them."""
+        """Reuse connections between the requests of this event loop; leaving the block closes them."""
         async with self._model():
             yield
 
@@ -108,7 +108,7 @@ class PydanticModel(Toolset):
         """Open one request. See `Model.stream`.
 
         Parameters:
-            attachment: the bytes of an attachment by its digest; without it attachments are only named.
+            attachment: returns an attachment's bytes by its digest; without it, attachments are only named.
         """
         model = self._model()
         files = {} if attachment is None else await _load(request, attachment)
@@ -135,7 +135,7 @@ class PydanticModel(Toolset):
     async def _open(
         self, stack: AsyncExitStack, model: ProviderModel, request: ModelRequest, files: Mapping[str, _File]
     ) -> StreamedResponse:
-        """Send the request. Files that this provider cannot take are named: they must not spoil the session."""
+        """Send the request. Files that this provider rejects are only named, so that they do not break the session."""
         from httpx2 import StreamError, TransportError
         from pydantic_ai.exceptions import AgentRunError
 
@@ -146,11 +146,11 @@ class PydanticModel(Toolset):
                 contents = {digest: file.content for digest, file in tried.items()}
                 return await stack.enter_async_context(_request(model, request, contents))
             except (AgentRunError, TransportError, StreamError):
-                raise  # it was sent
+                raise  # the request was sent
             except Exception:
                 if n == len(attempts):
                     raise
-        raise AssertionError("there is always an attempt")
+        raise AssertionError("unreachable: the attempts are never empty")
 
     async def _parts(self, stream: StreamedResponse) -> AsyncGenerator[Part]:
         from pydantic_ai import messages as theirs
@@ -176,7 +176,7 @@ class PydanticModel(Toolset):
             raise self._failure(error) from error
         finally:
             if not ended:
-                with suppress(Exception):  # what ended the answer says more than a close that fails
+                with suppress(Exception):  # the original error matters more than a failed close
                     await stream.cancel()
         calls = calls_of(response)
         for call in calls:
@@ -184,11 +184,11 @@ class PydanticModel(Toolset):
         yield _end(response, asks=bool(calls))
 
     def _check_whole(self, stream: StreamedResponse, response: ModelResponse) -> None:
-        """A stream that just stops may end in the middle of an answer, or of a call's arguments."""
+        """Raise `ModelFailed` for an incomplete answer: a stream may stop in the middle of text or arguments."""
         details = response.provider_details or {}
         unsaid = "finish_reason" not in details and "refusal" not in details and _must_say(stream)
         if response.state != "complete" or unsaid:
-            raise ModelFailed(f"{self._name} broke off in the middle of its answer", retry_after_s=BACK_S)
+            raise ModelFailed(f"{self._name} stopped in the middle of its answer", retry_after_s=BACK_S)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -211,10 +211,10 @@ class PydanticModel(Toolset):
             text, after = _plain(str(error)), error.retry_after
             return ModelFailed(f"{self._name} failed: {text}", retry_after_s=BACK_S if after is None else after)
         if isinstance(error, theirs.UserError | NotImplementedError):
-            return ModelFailed(f"{self._name} cannot take this request: {_plain(str(error))}")
+            return ModelFailed(f"{self._name} does not support this request: {_plain(str(error))}")
         return ModelFailed(
-            f"{self._name} answered what cannot be read: {_plain(told(error))}",
-            hint="is the address that of a server for this protocol?",
+            f"{self._name} sent an invalid response: {_plain(told(error))}",
+            hint="check that the provider's address is a server for this protocol",
             retry_after_s=BACK_S,
         )
 
@@ -226,18 +226,20 @@ class PydanticModel(Toolset):
         hint = ""
         retry_after_s: float | None = None
         if isinstance(error, theirs.ModelAuthenticationError) or status in (401, 403):
-            hint = f"set {_variable_of(self._spelled)} to a key that the provider accepts, and start again"
+            hint = f"set {_variable_of(self._spelled)} to a valid key for the provider, and restart"
         elif isinstance(error, theirs.ModelNotFoundError) or status == 404:
             near = f"; did you mean {error.suggested_model_id!r}?" if error.suggested_model_id else ""
             hint = f"check the model's name and the provider's address{near}"
         elif isinstance(error, theirs.ModelQuotaExceededError):
-            hint = "the account has no credit left; see the provider's billing page"
+            hint = "the account has no credit left; check the provider's billing page"
         elif isinstance(error, theirs.ModelContextWindowExceededError):
             hint = "the conversation is too long for this model; compact it"
         elif status in (408, 409, 425, 429) or status >= 500:
             retry_after_s = BACK_S if after is None else after
             hint = (
-                f"the provider asks to wait {after:g} s" if after is not None else "the provider has trouble; try again"
+                f"the provider asks to wait {after:g} s"
+                if after is not None
+                else "the provider has trouble; retry later"
             )
         return ModelFailed(
             f"{self._name} answered with status {status}: {_message_of(error)}",
@@ -248,7 +250,7 @@ class PydanticModel(Toolset):
 
 
 def _spelled(name: str) -> str:
-    """The name as pydantic-ai spells it."""
+    """Return the model's name as pydantic-ai spells it."""
     provider, _, model = name.partition(":")
     address = os.environ.get("OPENAI_BASE_URL")
     if provider == "openai" and address and not (urlsplit(address).hostname or "").endswith("openai.com"):
@@ -257,7 +259,7 @@ def _spelled(name: str) -> str:
 
 
 def _build(name: str, spelled: str) -> ProviderModel:
-    """A model with a client of its own. Raises `ConfigurationError`, `MissingExtra`."""
+    """Build a model with its own client. Raises `ConfigurationError`, `MissingExtra`."""
     provider = name.partition(":")[0]
     try:
         from pydantic_ai.exceptions import UserError
@@ -278,17 +280,17 @@ def _build(name: str, spelled: str) -> ProviderModel:
         text = str(error)
         if text.startswith("Unknown model"):
             raise ConfigurationError(
-                f"there is no model {name!r}: {provider!r} is no provider",
-                hint="write provider:model, such as openai:gpt-5, anthropic:claude-sonnet-5 or ollama:llama3",
+                f"unknown model {name!r}: {provider!r} is not a provider",
+                hint="use provider:model, such as openai:gpt-5, anthropic:claude-sonnet-5 or ollama:llama3",
             ) from None
         variables = list(dict.fromkeys(_VARIABLE.findall(text)))
         raise ConfigurationError(
-            f"the model {name} needs a setting of its provider, and it is missing",
+            f"the model {name} lacks a setting of its provider",
             hint=f"set {' or '.join(variables)} in the environment" if variables else text,
         ) from None
     except Exception as error:
         raise ConfigurationError(
-            f"the model {name} cannot be set up: {_plain(told(error))}", hint="check the provider's variables"
+            f"setting up the model {name} failed: {_plain(told(error))}", hint="check the provider's variables"
         ) from error
 
 
@@ -320,7 +322,7 @@ class _File(NamedTuple):
 
 
 async def _load(request: ModelRequest, attachment: Callable[[str], Awaitable[bytes]]) -> dict[str, _File]:
-    """The files of a request by digest, without those that are gone."""
+    """Return the files of a request by digest, except deleted ones."""
     files: dict[str, _File] = {}
     for message in request.messages:
         for file in message.attachments if isinstance(message, UserMessage) else ():
@@ -331,9 +333,9 @@ async def _load(request: ModelRequest, attachment: Callable[[str], Awaitable[byt
 
 
 def _must_say(stream: StreamedResponse) -> bool:
-    """Whether this provider's protocol says at the end why it ends, so that an end without a reason is none.
+    """Return whether this provider's protocol always reports an end reason, so that an end without one is invalid.
 
-    By name: importing the classes needs the SDKs of both.
+    Checked by class name: importing the classes needs the SDKs of both.
     """
     return any(
         kind.__name__ in ("OpenAIStreamedResponse", "AnthropicStreamedResponse") for kind in type(stream).__mro__
@@ -359,11 +361,11 @@ def _cost(response: ModelResponse) -> float:
     try:
         return float(response.cost().total_price)
     except (LookupError, ValueError):
-        return 0.0  # no price is known
+        return 0.0  # the price is unknown
 
 
 def _variable_of(spelled: str) -> str:
-    """The variable that has the key, for people."""
+    """Return the name of the key's environment variable, for people."""
     provider = spelled.partition(":")[0].removesuffix("-chat").removesuffix("-responses")
     known = {"google": "GOOGLE_API_KEY", "bedrock": "AWS_BEARER_TOKEN_BEDROCK", "huggingface": "HF_TOKEN"}
     return known.get(provider, f"{provider.upper().replace('-', '_')}_API_KEY")
@@ -378,6 +380,6 @@ def _message_of(error: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """One line of bounded length, without secrets."""
+    """Return one line of bounded length, with secrets redacted."""
     line = " ".join(redact(text).split())
     return line if len(line) <= 300 else f"{line[:300]}…"

@@ -1,6 +1,6 @@
-"""The reactive bridge: agents and functions as operators on streams of reactivex (extra ``reactive``).
+"""The reactive bridge: agents and functions as operators on reactivex streams (extra ``reactive``).
 
-Streams come from any thread or scheduler; the work on their items runs in a scope, is bounded, and ends with it.
+Streams come from any thread or scheduler. The work on their items runs in a scope, is bounded, and ends with it.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "Outcome", "Overflow", "ReactiveBridge", "Shaped"]
 
 _MARGIN_S = 5.0
-"""How much longer than a stop may take `cleanup` waits for it."""
+"""Extra seconds that `cleanup` waits beyond the longest stop."""
 _MOST_S = 366 * 86400.0
-"""The longest time that a thread may be held back, in seconds."""
+"""Longest time that a thread may be blocked, in seconds."""
 
 
 class Shaped(TypedDict, total=False):
-    """How the items of a stream are worked on. Each may be given to the bridge, and otherwise to an operator.
+    """Settings for the work on a stream's items. Set defaults on the bridge, and overrides on an operator.
 
     Parameters:
-        concurrency: how many items are worked on at a time.
-        buffer: how many more may wait.
-        overflow: what becomes of an item that finds the buffer full. ``block`` holds its thread back until there is
-            room; on the thread of an event loop, which must not block, it is as ``fail``. ``fail`` ends the stream with
-            `QueueFull`. ``drop`` leaves the item out, and counts it.
-        block_s: how long a thread is held back at most, in seconds; then the stream ends with `QueueFull`.
-        ordered: results come in the order of the items, else as they are ready. Up to ``buffer`` results then wait for
-            one that is slow.
-        outcomes: emit an `Outcome` for each item in the place of its result: an error does not end the stream.
+        concurrency: number of items worked on at a time.
+        buffer: number of items that may wait.
+        overflow: policy for an item that finds the buffer full. ``block`` blocks its thread until there is room; on
+            the thread of an event loop, which must not block, it acts as ``fail``. ``fail`` ends the stream with
+            `QueueFull`. ``drop`` drops the item, and counts it.
+        block_s: longest time that a thread is blocked, in seconds; then the stream ends with `QueueFull`.
+        ordered: emit results in the order of the items, else as they are ready. Up to ``buffer`` results then wait
+            for a slow one.
+        outcomes: emit an `Outcome` for each item instead of its result: an error does not end the stream.
     """
 
     concurrency: int
@@ -67,21 +67,20 @@ class Shaped(TypedDict, total=False):
 
 
 class ReactiveBridge:
-    """Runs agents and functions on the items of reactive streams, and owns all that it runs.
+    """Runs agents and functions on the items of reactive streams, and owns everything that it runs.
 
-    ``async with ReactiveBridge() as bridge`` waits at its end until its streams have ended; an error in the block
-    ends them. It belongs to the loop on which it was opened. Operators may be used, subscriptions made and disposed,
-    items pushed, and `cleanup` and `statistics` called from any thread.
+    On exit, ``async with ReactiveBridge() as bridge`` waits until its streams have ended; an error in the block ends
+    them. The bridge belongs to the loop on which it was opened. These are thread-safe: using operators, making and
+    disposing subscriptions, pushing items, `cleanup` and `statistics`.
 
     Parameters:
-        owner: a run, whose children and branches the items become; a scope; None for the scope that the code runs in,
-            if it runs in one.
+        owner: a run, whose children and branches the items become; a scope; or None for the current scope, if any.
         name: for people: the task tree, causes, errors.
-        grace_s: how long work may clean up when it is interrupted, in seconds; default: the owner's.
+        grace_s: grace period for interrupted work, in seconds; default: the owner's.
         shape: the defaults of its operators; see `Shaped`.
 
     Raises:
-        ConfigurationError: a parameter that cannot be.
+        ConfigurationError: an invalid parameter.
         MissingExtra: reactivex is not installed.
     """
 
@@ -106,8 +105,8 @@ class ReactiveBridge:
         elif owner is not None:
             if not isinstance(owner, Run):
                 raise ConfigurationError(
-                    f"a bridge cannot be of {owner!r}",
-                    hint="give a run, a scope or nothing; what sends to sessions needs none: bridge.ask, bridge.send",
+                    f"invalid owner of a bridge: {owner!r}",
+                    hint="pass a run, a scope or nothing; to send to sessions, use bridge.ask or bridge.send",
                 )
             self._run = owner
             self.scope = Scope(name, parent=owner._around(), grace_s=grace_s)
@@ -125,7 +124,7 @@ class ReactiveBridge:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that it belongs to. Raises `ScopeClosed` while it is not open."""
+        """The loop of the bridge. Raises `ScopeClosed` unless the bridge is open."""
         if self._loop is None:
             raise ScopeClosed(f"{self.name} is not open", hint="use it in 'async with', or open() it first")
         return self._loop
@@ -133,7 +132,7 @@ class ReactiveBridge:
     # ── opening and ending ───────────────────────────────────────────────────────────────────────────────────────
 
     def open(self) -> ReactiveBridge:
-        """Bind it to the running loop; returns itself. End it with `aclose`, `drain` or `cleanup`.
+        """Bind the bridge to the running loop, and return it. End it with `aclose`, `drain` or `cleanup`.
 
         Raises:
             Interrupted, ScopeClosed: its owner is being stopped.
@@ -161,33 +160,32 @@ class ReactiveBridge:
             self._swept()
 
     async def aclose(self, reason: str = "closed") -> StopReceipt:
-        """Interrupt all that is at work, take nothing more, and answer when all of it is gone. On its own loop.
+        """Interrupt all work, accept nothing more, and return once all of it is gone. Call it on the bridge's loop.
 
-        What arrives meanwhile is ended too, or refused: its observers get `ScopeClosed`. It may be repeated. Observers
-        of streams that it cuts off get `RunInterrupted`.
+        Work that arrives in the meantime is ended or refused: its observers get `ScopeClosed`. Observers of streams
+        that this cuts off get `RunInterrupted`. Idempotent.
 
         Raises:
-            Interrupted: called from inside of the bridge, which cannot wait for itself; the stop goes on.
+            Interrupted: called from inside the bridge, which must not wait for itself; the stop continues.
         """
         return await self._stop(self._close(reason))
 
     async def _stop(self, cause: Cause) -> StopReceipt:
         if asyncio.get_running_loop() is not self.loop:
-            raise RuntimeError(f"{self.name} runs on another event loop: close it there, or call cleanup() in a thread")
+            raise RuntimeError(f"{self.name} runs on another event loop; close it there, or call cleanup() in a thread")
         receipt = await self.scope.stop(cause=cause)
         self._swept()
         return receipt
 
     def cleanup(self, reason: str = "clean-up") -> StopReceipt | None:
-        """`aclose` for code that is not async: from any thread.
+        """Synchronous `aclose`. Thread-safe.
 
-        It waits, but on a thread that runs an event loop, and in the work of the bridge itself: there it only begins
-        the stop, and answers None unless that is over.
+        It waits, except on a thread that runs an event loop and inside the bridge's own work: there it only starts the
+        stop, and returns None unless the stop is complete.
 
         Raises:
-            WaitExpired: it is not over in time, since the loop of the bridge does not run or is blocked. It goes on.
-            ScopeClosed: that loop was closed under what was at work: observers and threads are told, tasks stay as
-                they stand.
+            WaitExpired: timed out, since the bridge's loop does not run or is blocked. The stop continues.
+            ScopeClosed: the loop was closed during active work: observers and threads are notified, tasks stay as is.
         """
         cause = self._close(reason)
         scope = self.scope
@@ -202,20 +200,20 @@ class ReactiveBridge:
                     self._closed.result(timeout_s)
                 except TimeoutError:
                     raise WaitExpired(
-                        f"{self.name} is not closed after {timeout_s:g} s", hint="see whether its event loop is blocked"
+                        f"{self.name} is not closed after {timeout_s:g} s", hint="is its event loop blocked?"
                     ) from None
         return scope.receipt
 
     async def drain(self, *, timeout_s: float = 30.0) -> StopReceipt:
-        """Take nothing more in, let what is there finish, by a deadline, and close. On its own loop.
+        """Accept no more items, let accepted ones finish until a deadline, and close. Call it on the bridge's loop.
 
-        Streams that finish in time complete; the others are interrupted. Not from inside of the bridge.
+        Streams that finish in time complete; the others are interrupted. Do not call it from inside the bridge.
 
         Parameters:
             timeout_s: the deadline, in seconds.
 
         Raises:
-            ConfigurationError: a deadline that cannot be.
+            ConfigurationError: an invalid deadline.
         """
         _check_time("timeout_s", timeout_s)
         cause = self._close("drained")
@@ -232,7 +230,7 @@ class ReactiveBridge:
         return await self._stop(cause)
 
     def _close(self, reason: str) -> Cause:
-        """From now on nothing new begins. From any thread."""
+        """Refuse new work from now on. Thread-safe."""
         if self._closing is None:
             self._closing = Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now())
         return self._closing
@@ -244,27 +242,27 @@ class ReactiveBridge:
             self.scope.close_when_done(self._swept)
 
     def _swept(self) -> None:
-        """Its scope has closed: settle the streams whose task never began."""
+        """Settle the streams whose task never started, once the scope has closed."""
         for flow in tuple(self._flows):
             flow.settle(flow.cut_off(self.scope.interrupt.cause))
         if not self._closed.done():
             self._closed.set_result(None)
 
     def _forsaken(self, cause: Cause) -> None:
-        """Its loop was closed before it, and no task of it moves any more. Raises `ScopeClosed` if there were any."""
+        """Settle everything after the loop was closed too early. Raises `ScopeClosed` if streams were open."""
         self.scope.interrupt.trigger(cause=cause)
         self._idle = []
         left = len(self._flows)
         self._swept()
         if left:
             raise ScopeClosed(
-                f"the event loop of {self.name} was closed while {left} of its streams were open: their tasks cannot "
-                "clean up any more",
+                f"the event loop of {self.name} was closed while {left} of its streams were open, so their tasks did "
+                "not clean up",
                 hint="end the bridge before its loop: with 'async with', or with aclose() or drain() on that loop",
             )
 
     def ended(self, flow: Flow) -> None:
-        """A flow of this bridge has settled. For its flows only."""
+        """Drop a settled flow. For this bridge's flows only."""
         self._past += flow.counts()
         self._flows.pop(flow, None)
         if not self._flows:
@@ -274,7 +272,7 @@ class ReactiveBridge:
                     waiter.set_result(None)
 
     def statistics(self) -> Counts:
-        """What became of the items of all its streams so far. From any thread; exact once they have ended."""
+        """Return the item counts of all streams so far. Thread-safe; exact once the streams have ended."""
         counts = self._past
         for flow in tuple(self._flows):
             counts += flow.counts()
@@ -282,7 +280,7 @@ class ReactiveBridge:
 
     @property
     def streams(self) -> int:
-        """Subscriptions that have not ended."""
+        """Number of active subscriptions."""
         return len(self._flows)
 
     # ── operators ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,20 +293,20 @@ class ReactiveBridge:
         scheduler: SchedulerBase | None = None,
         **shape: Unpack[Shaped],
     ) -> Operator:
-        """An operator: do the work for each item, and emit the results.
+        """Return an operator that works on each item and emits the results.
 
-        An error of the source, of the work (unless ``outcomes``) or of the bounds ends the stream: what is at work is
-        interrupted, then the observer gets the error. So does disposing the subscription, quietly.
+        An error of the source, of the work (unless ``outcomes``) or of a limit ends the stream: active work is
+        interrupted, then the observer gets the error. Disposing the subscription interrupts too, without an error.
 
         Parameters:
             work: an async function of the item, a sync one (it gets a thread), or, for the bridge of a run, an agent:
                 it becomes a child of the run, and its answer is the result.
-            text: what an agent is asked with an item; default: the item itself.
+            text: makes an agent's request from an item; default: the item itself.
             scheduler: where results are emitted; default: on the bridge's loop.
             shape: see `Shaped`.
 
         Raises:
-            ConfigurationError: a parameter that cannot be, or an agent without a run.
+            ConfigurationError: an invalid parameter, or an agent without a run.
         """
         run, plain = self._run, work_on(work, self._run, text)
         return self._operator(label_of(work), lambda: plain if run is None else branching(plain, run), scheduler, shape)
@@ -325,24 +323,24 @@ class ReactiveBridge:
         scheduler: SchedulerBase | None = None,
         **shape: Unpack[Shaped],
     ) -> Operator:
-        """An operator: send each item to a session as a message, and emit the answers.
+        """Return an operator that sends each item to a session as a message, and emits the answers.
 
-        Messages of one session are sent in the order of the items. A stream that is cut off takes its messages back:
-        one that waits is withdrawn, and the run of one that is at work is interrupted (not with the policies ``steer``
-        and ``collect``, where the run has other messages too).
+        Messages of one session are sent in the order of the items. A stream that is cut off revokes its messages:
+        waiting ones are withdrawn, and the run of an active one is interrupted (except with the policies ``steer`` and
+        ``collect``, as the run has other messages too).
 
         Parameters:
             session_of: the session of an item, or one session for all.
-            text: the message.
+            text: makes the message from an item.
             policy: as in ``session.send``.
-            idempotency_key: as in ``session.send``, of an item.
+            idempotency_key: as in ``session.send``, from an item.
             agent: as in ``session.send``.
-            full_s: how long to try again while the mailbox is full, in seconds; then `MailboxFull` ends the stream, or
-                is the item's outcome. 0: at once. Meanwhile the item keeps its place, so that its source is held back.
+            full_s: how long to retry while the mailbox is full, in seconds; then `MailboxFull` ends the stream, or
+                is the item's outcome. 0: no retry. The item keeps its place in the meantime, which slows its source.
             scheduler, shape: as in `each`.
 
         Raises:
-            ConfigurationError: a parameter that cannot be.
+            ConfigurationError: an invalid parameter.
             InvalidRequest: a `full_s` that is not a finite time.
         """
         mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
@@ -360,9 +358,9 @@ class ReactiveBridge:
         scheduler: SchedulerBase | None = None,
         **shape: Unpack[Shaped],
     ) -> Operator:
-        """An operator: send each item to a session as a message, and emit the receipts. Parameters as in `ask`.
+        """Return an operator that sends each item to a session, and emits the receipts. Parameters as in `ask`.
 
-        What was sent stays sent when the stream is cut off.
+        Sent messages stay sent when the stream is cut off.
         """
         mail = Mail(session_of, text, policy, idempotency_key, agent, full_s)
         return self._operator("send", mail.sending, scheduler, shape)
@@ -376,18 +374,18 @@ class ReactiveBridge:
         gaps: Literal["value", "error"] = "value",
         scheduler: SchedulerBase | None = None,
     ) -> Observable[Any]:
-        """The log of a session as an observable, read anew by each subscription. A slow observer holds up only itself.
+        """Return a session's log as an observable; each subscription reads it anew, at its own pace.
 
         Parameters:
             after, follow: as in ``session.events``.
-            gaps: a `Gap` is emitted like an event, or ends the stream with `EventsMissed`.
+            gaps: emit a `Gap` like an event (``value``), or end the stream with `EventsMissed` (``error``).
             scheduler: where events are emitted; default: on the bridge's loop.
         """
         from reactivex import Observable
         from reactivex.disposable import Disposable
 
         if gaps not in ("value", "error"):
-            raise ConfigurationError(f"gaps is {gaps!r}", hint="give 'value' or 'error'")
+            raise ConfigurationError(f"gaps is {gaps!r}", hint="use 'value' or 'error'")
 
         def subscribe(observer: ObserverBase[Any], _: SchedulerBase | None = None) -> DisposableBase:
             outlet = Outlet(observer, scheduler, self.loop)
@@ -399,10 +397,10 @@ class ReactiveBridge:
         return Observable(subscribe)
 
     async def collect(self, source: Observable[Any]) -> list[Any]:
-        """Subscribe, and return all that the observable emits once it has completed. Disposes when it is cancelled.
+        """Subscribe, and return everything that the observable emits until it completes. Disposes on cancellation.
 
         Raises:
-            Exception: what the observable failed with.
+            Exception: the observable's error.
         """
         found: list[Any] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -447,11 +445,11 @@ class ReactiveBridge:
         return operator
 
     def _begin(self, flow: Flow, observer: ObserverBase[Any]) -> bool:
-        """Start a flow; False when the bridge is closing, and the observer was told."""
-        self._flows[flow] = None  # before the look: whoever closes the bridge sees it, or is seen here
+        """Start a flow; if the bridge is closing, notify the observer and return False."""
+        self._flows[flow] = None  # before the check: a concurrent close sees the flow, or the check sees it
         try:
             if self._closing is not None:
-                raise ScopeClosed(f"{self.name} is closing", hint="subscribe on a bridge that is open")
+                raise ScopeClosed(f"{self.name} is closing", hint="subscribe on an open bridge")
             flow.start()
         except ScopeClosed as error:
             self._flows.pop(flow, None)
@@ -461,21 +459,21 @@ class ReactiveBridge:
 
 
 def _shaped(default: Shape, given: Shaped) -> Shape:
-    """The shape with what was given. Raises `ConfigurationError`."""
+    """Return the shape with the given overrides. Raises `ConfigurationError`."""
     shape = dataclasses.replace(default, **given)
     for name in ("concurrency", "buffer"):
         value = getattr(shape, name)
         if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"{name} is {value!r}", hint="give a whole number from 1")
+            raise ConfigurationError(f"{name} is {value!r}", hint="use a whole number from 1")
     if shape.overflow not in ("block", "fail", "drop"):
-        raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="give 'block', 'fail' or 'drop'")
+        raise ConfigurationError(f"overflow is {shape.overflow!r}", hint="use 'block', 'fail' or 'drop'")
     if shape.block_s == 0:
-        raise ConfigurationError("block_s is 0", hint="give overflow='fail' where no thread shall be held back")
+        raise ConfigurationError("block_s is 0", hint="use overflow='fail' if threads must not block")
     _check_time("block_s", shape.block_s)
     return shape
 
 
 def _check_time(name: str, value: object) -> None:
-    """Raise `ConfigurationError` for what is no time to wait."""
+    """Raise `ConfigurationError` for an invalid time."""
     if not (is_seconds(value) and value <= _MOST_S):
-        raise ConfigurationError(f"{name} is {value!r}", hint="give a number of seconds, a year at most")
+        raise ConfigurationError(f"{name} is {value!r}", hint="use a number of seconds, at most a year")

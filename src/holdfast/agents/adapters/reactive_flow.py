@@ -1,10 +1,10 @@
 """One subscription: the task that drives it, its scope, and how it ends.
 
 Invariants
-- The driving task is a member of the bridge's scope before it exists, whichever thread subscribes; all that works on
-  items is in a scope inside of it.
-- The observer hears of the end (error or completion) when nothing of the stream is alive any more.
-- A flow settles once: by its driving task, or by the bridge when that task never began.
+- The driving task is a member of the bridge's scope before it exists, whichever thread subscribes; all work on items is
+  in a scope inside it.
+- The observer gets the end (error or completion) once nothing of the stream is alive.
+- A flow settles once: by its driving task, or by the bridge if that task never started.
 """
 
 from __future__ import annotations
@@ -30,34 +30,34 @@ if TYPE_CHECKING:
 __all__ = ["Flow", "Home", "ItemFlow", "Outcome", "Shape", "Work"]
 
 Work = Callable[[Scope, int, Any], Awaitable[Any]]
-"""What is done with an item, in the scope of its stream; the number is that of its arrival there, from 0."""
+"""The work on an item, in the scope of its stream; the number counts the items by arrival, from 0."""
 
 
 class Home(Protocol):
-    """What a flow knows of its bridge."""
+    """The bridge, as far as a flow needs it."""
 
     scope: Scope
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Where its flows run."""
+        """The loop of the bridge's flows."""
         ...
 
     def ended(self, flow: Flow) -> None:
-        """The flow has settled."""
+        """Note that the flow has settled."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one item; emitted in the place of its result where ``outcomes=True``.
+    """The outcome of one item; emitted instead of its result if ``outcomes=True``.
 
     Parameters:
-        index: its number in the stream, from 0, in the order of arrival.
-        item: what came in.
-        settled: ``done``, ``failed`` or ``interrupted`` (its own work was cancelled; the stream goes on).
-        value: what the work returned.
-        error: what it raised.
+        index: its number in the stream, from 0, in order of arrival.
+        item: the item received.
+        settled: ``done``, ``failed`` or ``interrupted`` (its own work was cancelled; the stream continues).
+        value: the result of the work.
+        error: the error of the work.
     """
 
     index: int
@@ -68,14 +68,14 @@ class Outcome:
 
 
 _Ended = tuple[int, Any, Settled, Any, Exception | None]
-"""The fields of an `Outcome`, which is made only where somebody wants it."""
+"""The fields of an `Outcome`, which is created only on demand."""
 
 _SETTLED: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How a stream of items is worked on; see `ReactiveBridge.each` for the parameters."""
+    """Settings for the work on a stream's items; see `ReactiveBridge.each` for the parameters."""
 
     concurrency: int
     buffer: int
@@ -91,7 +91,7 @@ class Flow:
     Parameters:
         home: the bridge.
         name: for people.
-        outlet: the way to the observer.
+        outlet: delivers to the observer.
     """
 
     def __init__(self, home: Home, name: str, outlet: Outlet) -> None:
@@ -105,11 +105,11 @@ class Flow:
         self._waiter: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Begin. From any thread. Raises `ScopeClosed`."""
+        """Start. Thread-safe. Raises `ScopeClosed`."""
         self._home.scope.spawn(self._run, name=self._name)
 
     def dispose(self) -> None:
-        """Nobody listens any more: end everything, quietly. From any thread, the observer's too; may be repeated."""
+        """End everything without notifying the observer. Thread-safe, even from the observer; idempotent."""
         if self._settled:
             return
         self._disposed = True
@@ -121,26 +121,26 @@ class Flow:
         self._wake()
 
     def stop_source(self) -> None:
-        """Take nothing in any more. From any thread; may be repeated."""
+        """Accept no more items. Thread-safe; idempotent."""
 
     def drain(self) -> None:
-        """Take nothing in any more, finish what is there, and complete. From any thread."""
+        """Accept no more items, finish accepted ones, and complete. Thread-safe."""
         raise NotImplementedError
 
     def counts(self) -> Counts:
-        """What became of its items so far. From any thread."""
+        """Return the item counts so far. Thread-safe."""
         return Counts()
 
     def cut_off(self, cause: Cause | None) -> Exception | None:
-        """What the observer hears when the stream was interrupted."""
+        """Return the observer's error for an interrupted stream."""
         return cut_off(self._name, cause)
 
     async def _drive(self, scope: Scope) -> Exception | None:
-        """Work until the end; answers the error that the stream ends with, or None for its completion."""
+        """Work until the end; return the error that ends the stream, or None for its completion."""
         raise NotImplementedError
 
     def _close_accounts(self) -> None:
-        """Everything of the stream has ended."""
+        """Finalize the counts, once everything of the stream has ended."""
 
     async def _run(self) -> None:
         error: Exception | None = None
@@ -148,7 +148,7 @@ class Flow:
         try:
             async with Scope(self._name) as scope:
                 self._scope = scope
-                if self._disposed:  # before this could be seen
+                if self._disposed:  # disposed before the scope was visible
                     scope.interrupt.trigger("the subscription was disposed", kind="stop")
                     scope.interrupt.check()
                 error = await self._drive(scope)
@@ -165,14 +165,14 @@ class Flow:
                 raise
         except Exception as problem:
             error = problem
-        except BaseException as problem:  # it is for whoever owns the bridge; the observer is not told a completion
+        except BaseException as problem:  # for the owner of the bridge; the observer must not get a completion
             error = _interrupted(self._name, told(problem))
             raise
         finally:
             self.settle(error)
 
     def settle(self, error: Exception | None) -> None:
-        """Close the accounts and tell the observer, once. On the loop, when nothing of the stream is alive."""
+        """Finalize the counts and notify the observer, once. On the loop, when nothing of the stream is alive."""
         if self._settled:
             return
         self.stop_source()
@@ -183,7 +183,7 @@ class Flow:
         self._outlet.end(error)
 
     def _wake(self) -> None:
-        """Let the driving task look again. From any thread, once for all that happens until it looks."""
+        """Wake the driving task. Thread-safe; repeated calls before it runs wake it once."""
         if self._woken:
             return
         self._woken = True
@@ -193,7 +193,7 @@ class Flow:
         else:
             try:
                 loop.call_soon_threadsafe(self._release)
-            except RuntimeError:  # the loop is closed: nobody looks any more, and nobody is held back
+            except RuntimeError:  # the loop is closed: the driving task is gone, so unblock the producers
                 self.stop_source()
 
     def _release(self) -> None:
@@ -213,9 +213,9 @@ class ItemFlow(Flow):
 
     Parameters:
         home, name, outlet: as in `Flow`.
-        source: holds the subscription of the source, once there is one.
-        work: what is done with an item.
-        shape: how.
+        source: holds the subscription of the source.
+        work: the work on an item.
+        shape: its settings.
     """
 
     def __init__(
@@ -242,7 +242,7 @@ class ItemFlow(Flow):
         self._ahead = shape.concurrency + (shape.buffer if shape.ordered else 0)
 
     def listen(self, source: Observable[Any], scheduler: SchedulerBase | None) -> None:
-        """Subscribe the source. An error that it raises then ends the stream, as does an interrupt of this thread."""
+        """Subscribe to the source. If that raises, or this thread is interrupted, the stream ends."""
         intake = self._intake
         try:
             self._source.disposable = source.subscribe(intake.put, intake.fail, intake.complete, scheduler=scheduler)
@@ -253,7 +253,7 @@ class ItemFlow(Flow):
             raise
 
     def stop_source(self) -> None:
-        """Take nothing in any more, and dispose the subscription of the source. From any thread; may be repeated."""
+        """Accept no more items, and dispose the subscription of the source. Thread-safe; idempotent."""
         self._intake.close()
         self._dispose_source()
 
@@ -266,12 +266,12 @@ class ItemFlow(Flow):
                 self._home.loop.call_soon_threadsafe(self._home.loop.call_exception_handler, context)
 
     def drain(self) -> None:
-        """Take nothing in any more, finish what is there, and complete. From any thread."""
+        """Accept no more items, finish accepted ones, and complete. Thread-safe."""
         self._intake.seal()
         self._dispose_source()
 
     def counts(self) -> Counts:
-        """What became of its items so far. From any thread."""
+        """Return the item counts so far. Thread-safe."""
         return self._intake.counts()
 
     def _close_accounts(self) -> None:
@@ -312,7 +312,7 @@ class ItemFlow(Flow):
             self._working += 1
 
     async def _one(self, scope: Scope, index: int, item: Any) -> None:
-        """The task of one item. It may never begin, when its scope is stopped first: the flow's end accounts for it."""
+        """Work on one item. If its scope stops first, this never starts: the flow's end accounts for the item."""
         try:
             value = await self._work(scope, index, item)
         except Exception as error:
@@ -331,14 +331,14 @@ class ItemFlow(Flow):
 
     def _end(self, ended: _Ended) -> None:
         if self._settled:
-            return  # a survivor: what it still returns does not count
+            return  # a survivor, whose result is discarded
         self._intake.settle(ended[_SETTLED])
         self._working -= 1
         self._finished.append(ended)
         self._wake()
 
     async def _pass_on(self) -> Exception | None:
-        """Give out what has finished and whose turn it is; answers the error that ends the stream."""
+        """Emit the results that are ready and in turn; return the error that ends the stream."""
         ready, self._finished = self._finished, []
         if self._shape.ordered:
             held = self._held
@@ -365,7 +365,7 @@ class ItemFlow(Flow):
 
 
 def cut_off(what: str, cause: Cause | None) -> RunInterrupted:
-    """The error that an observer gets for a stream, or an item, that was interrupted."""
+    """Return the observer's error for an interrupted stream or item."""
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     why = "it was cancelled" if cause is None else f"{cause.kind}{f': {cause.reason}' if cause.reason else ''}"
@@ -373,4 +373,4 @@ def cut_off(what: str, cause: Cause | None) -> RunInterrupted:
 
 
 def _interrupted(what: str, why: str) -> RunInterrupted:
-    return RunInterrupted(f"{what} was interrupted ({why})", hint="subscribe again on a bridge that is open")
+    return RunInterrupted(f"{what} was interrupted ({why})", hint="subscribe again on an open bridge")

@@ -1,12 +1,12 @@
-"""Items on their way from any thread to the loop, bounded, and the account of what became of each.
+"""A bounded buffer for items on their way from any thread to the loop, with a count for each outcome.
 
 Invariants
 - An item is received once and is in exactly one place: it waits, is in flight, or was settled as done, failed,
   interrupted or dropped. All moves are made under one lock, so every snapshot adds up.
-- The lock is held for a few instructions, never while somebody else's code runs. A signal handler or a finalizer that
-  runs on its holder's thread may come in between: the lock lets it pass, and `close` leaves at any line a state in
-  which `finish` accounts for everything.
-- What waits is at most ``limit`` items and one more for each producer that is blocked; they leave in their order.
+- The lock is held for a few instructions, never while foreign code runs. A signal handler or a finalizer may interrupt
+  its holder's thread: the lock is reentrant, and `close` leaves at any line a state in which `finish` accounts for
+  everything.
+- At most ``limit`` items wait, plus one for each blocked producer; they leave in order.
 - A thread that runs an event loop is never blocked.
 """
 
@@ -28,31 +28,30 @@ from holdfast.runtime import current_interrupt
 __all__ = ["Counts", "Intake", "Overflow", "Settled"]
 
 Overflow = Literal["block", "fail", "drop"]
-"""What becomes of an item that finds the buffer full; see `ReactiveBridge`."""
+"""Policy for an item that finds the buffer full; see `ReactiveBridge`."""
 
 _State = Literal["open", "completed", "sealed", "closed"]
-"""``completed`` by its source, ``sealed`` by us: what waits is still taken; ``closed``: it is not."""
+"""``completed`` by its source, ``sealed`` by us: waiting items are still taken; ``closed``: they are not."""
 
 Settled = Literal["done", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of the items of a stream, or of all streams of a bridge.
+    """Counts of the items of a stream, or of all streams of a bridge.
 
-    ``received`` is the sum of ``waiting``, ``in_flight``, ``done``, ``failed``, ``interrupted`` and ``dropped``, at any
-    moment.
+    ``received`` is always the sum of ``waiting``, ``in_flight``, ``done``, ``failed``, ``interrupted`` and ``dropped``.
 
     Parameters:
-        received: items that came in.
-        waiting: have not begun; those of blocked producers included.
-        blocked: producers that are held back now.
-        in_flight: are worked on.
-        done: their work returned.
-        failed: their work raised.
-        interrupted: were stopped, at work or while they waited.
-        dropped: found the buffer full, and were not taken.
-        late: came after the end of their stream, and are not in ``received``.
+        received: items received.
+        waiting: items not yet started, including those of blocked producers.
+        blocked: producers blocked now.
+        in_flight: items being worked on.
+        done: items whose work returned.
+        failed: items whose work raised.
+        interrupted: items interrupted, in flight or while waiting.
+        dropped: items that found the buffer full and were dropped.
+        late: items that came after the end of their stream; not in ``received``.
     """
 
     received: int = 0
@@ -66,7 +65,7 @@ class Counts:
     late: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        """Both together."""
+        """Return the sum of both."""
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in Counts.__slots__})
 
 
@@ -84,10 +83,10 @@ class Intake:
     """The bounded buffer of one stream.
 
     Parameters:
-        limit: items that may wait.
-        overflow: what to do with one more.
-        block_s: how long a producer is held back at most, in seconds.
-        wake: called, outside the lock and from any thread, when there is something new to look at.
+        limit: number of items that may wait.
+        overflow: policy when full.
+        block_s: longest time that a producer is blocked, in seconds.
+        wake: called on news, outside the lock and from any thread.
         name: of the stream, for errors.
     """
 
@@ -117,14 +116,14 @@ class Intake:
         self._state: _State = "open"
         self._counts: dict[str, int] = dict.fromkeys(Counts.__slots__, 0)
         self.error: Exception | None = None
-        """What ends the stream before its items are through."""
+        """The error that ends the stream early."""
 
     def put(self, item: Any) -> None:
-        """Take an item in. From any thread; may block it, see `Overflow`.
+        """Accept an item. Thread-safe; may block, see `Overflow`.
 
         Raises:
-            StreamEnded: the source said before that it has completed or failed.
-            Interrupted: the current interrupt was triggered while this waited; the item is not taken.
+            StreamEnded: the source has already completed or failed.
+            Interrupted: the current interrupt was triggered during the wait; the item is not accepted.
         """
         blocked: _Blocked | None = None
         full = False
@@ -133,8 +132,8 @@ class Intake:
             if self._state != "open":
                 counts["late"] += 1
                 if self._state != "completed":
-                    return  # its end was ours: the producer could not know
-                raise StreamEnded(f"an item came to {self._name} after the end of its source")
+                    return  # we ended the stream: the producer could not know
+                raise StreamEnded(f"an item arrived in {self._name} after the end of its source")
             counts["received"] += 1
             if len(self._items) < self._limit and not self._line:
                 self._items.append(item)
@@ -145,7 +144,7 @@ class Intake:
                 counts["dropped"] += 1
                 full = self._overflow != "drop"
         if full:
-            where = "" if self._overflow == "fail" else ", and its producer runs on an event loop, which is not blocked"
+            where = "" if self._overflow == "fail" else ", and its producer runs on an event loop, which must not block"
             self.seal(self._full(where))
         elif blocked is not None:
             self._wait(blocked)
@@ -155,11 +154,11 @@ class Intake:
     def _full(self, why: str) -> QueueFull:
         return QueueFull(
             f"{self._name} is full with {self._limit} items{why}",
-            hint="let the source produce on a thread (ops.subscribe_on), give a larger buffer=, or overflow='drop'",
+            hint="let the source produce on a thread (ops.subscribe_on), use a larger buffer=, or overflow='drop'",
         )
 
     def _wait(self, blocked: _Blocked) -> None:
-        """Hold the producer back until its item is let in, or the stream has ended."""
+        """Block the producer until its item is let in, or the stream has ended."""
         self._wake()
         interrupt = current_interrupt()
         if interrupt is None:
@@ -187,7 +186,7 @@ class Intake:
                 self.seal(self._full(f", and had no room for {self._block_s:g} s"))
 
     def _leave(self, blocked: _Blocked, as_: Literal["dropped", "interrupted"]) -> bool:
-        """Take an item back that was not let in; False when it was."""
+        """Remove an item that was not let in; return False if it was."""
         with self._lock:
             try:
                 self._line.remove(blocked)
@@ -197,15 +196,15 @@ class Intake:
             return True
 
     def complete(self) -> None:
-        """The source has completed; what waits is still taken. From any thread."""
+        """Note that the source has completed; waiting items are still taken. Thread-safe."""
         self._end("completed", None)
 
     def fail(self, error: Exception) -> None:
-        """The source has failed, and so ends the stream. From any thread; the first end counts."""
+        """End the stream with the source's error. Thread-safe; the first end counts."""
         self._end("completed", error)
 
     def seal(self, error: Exception | None = None) -> None:
-        """Take nothing in any more, though the source may go on, and end with this error, if there is one."""
+        """Accept no more items, even if the source continues, and end with the given error, if any."""
         self._end("sealed", error)
 
     def _end(self, state: _State, error: Exception | None) -> None:
@@ -216,12 +215,12 @@ class Intake:
         self._wake()
 
     def take(self, room: int) -> list[Any]:
-        """Up to ``room`` items, which are in flight now."""
+        """Take up to ``room`` items; they are then in flight."""
         taken: list[Any] = []
         let_in: list[_Blocked] = []
         with self._lock:
             items = self._items
-            with suppress(IndexError):  # nothing waits any more
+            with suppress(IndexError):  # the buffer is empty
                 for _ in range(room):
                     taken.append(items.popleft())
                     if self._line:
@@ -234,18 +233,18 @@ class Intake:
 
     @property
     def exhausted(self) -> bool:
-        """Whether nothing waits, and nothing comes any more."""
+        """Whether the buffer is empty and accepts no more items."""
         with self._lock:
             return self._state != "open" and not self._items and not self._line
 
     def settle(self, settled: Settled) -> None:
-        """The work on an item that was in flight has ended."""
+        """Note that the work on an item in flight has ended."""
         with self._lock:
             self._counts["in_flight"] -= 1
             self._counts[settled] += 1
 
     def close(self) -> None:
-        """Let nothing in any more, not even what waits: it is interrupted. From any thread; may be repeated."""
+        """Accept no more items, and interrupt those that wait. Thread-safe; idempotent."""
         with self._lock:
             self._state = "closed"
             let_in = list(self._line)
@@ -255,14 +254,14 @@ class Intake:
         self._release(let_in)
 
     def finish(self) -> None:
-        """`close`, and what is still in flight is interrupted: its scope has ended."""
+        """Close, and count items still in flight as interrupted: their scope has ended."""
         self.close()
         with self._lock:
             self._counts["interrupted"] += self._counts["in_flight"]
             self._counts["in_flight"] = 0
 
     def counts(self) -> Counts:
-        """A snapshot that adds up."""
+        """Return a consistent snapshot."""
         with self._lock:
             waiting = len(self._items) + len(self._line)
             return Counts(**{**self._counts, "waiting": waiting, "blocked": len(self._line)})

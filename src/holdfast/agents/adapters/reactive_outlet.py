@@ -1,10 +1,10 @@
-"""Hands notifications to one observer, one after the other, on the bridge's loop or on a scheduler.
+"""Deliver notifications to one observer, one after the other, on the bridge's loop or on a scheduler.
 
 Invariants
 - Two notifications never overlap, and none follows the last one (an error, the completion, or `shut`).
-- Only one task gives: what it gave is taken before it gives more.
-- The lock is held for a few instructions, never while the observer runs. It lets a signal handler or a finalizer on its
-  holder's thread pass.
+- Only one task gives values: it gives more only after the earlier ones were taken.
+- The lock is held for a few instructions, never while the observer runs. It is reentrant for a signal handler or a
+  finalizer on its holder's thread.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Outlet"]
 
 
 class Outlet:
-    """The way to one observer.
+    """Delivers to one observer.
 
     Parameters:
-        observer: who is told.
-        scheduler: where it is told; None: on the loop.
+        observer: gets the notifications.
+        scheduler: where it gets them; None: on the loop.
         loop: the loop of the bridge.
     """
 
@@ -47,10 +47,10 @@ class Outlet:
         self._active = False
         self._taken: asyncio.Future[None] | None = None
         self.fault: Exception | None = None
-        """What the observer, or its scheduler, raised; it is told nothing more."""
+        """The error of the observer or its scheduler; it then gets no more notifications."""
 
     async def give(self, values: Sequence[Any]) -> None:
-        """Tell the observer these, and wait until it has taken them. It may have been shut, or raised: see `fault`."""
+        """Deliver values, and wait until the observer has taken them, is shut, or has raised (see `fault`)."""
         if self._scheduler is None:
             for value in values:
                 if self._shut:
@@ -73,7 +73,7 @@ class Outlet:
         await taken
 
     def end(self, error: Exception | None) -> None:
-        """Tell the observer that nothing comes any more, after what it was given."""
+        """Notify the observer of the end, after all values."""
         with self._lock:
             if self._shut:
                 return
@@ -86,7 +86,7 @@ class Outlet:
             self._schedule(self._scheduler)
 
     def shut(self) -> None:
-        """Tell the observer nothing more; what it is being told at this moment is the last. From any thread."""
+        """Deliver nothing more; a notification in progress is the last. Thread-safe."""
         with self._lock:
             self._shut = True
             self._values.clear()
@@ -95,7 +95,7 @@ class Outlet:
         self._release(taken)
 
     def _schedule(self, scheduler: SchedulerBase) -> None:
-        # What a scheduler starts is its own, a thread that it keeps for instance, and shared.
+        # The scheduler owns what it starts, such as a shared thread.
         try:
             with detached():
                 scheduler.schedule(self._run)
@@ -103,7 +103,7 @@ class Outlet:
             self._failed(error, "the scheduler of a reactive stream")
 
     def _run(self, *_: Any) -> None:
-        """Tell the observer all that there is. On the scheduler, or on the loop."""
+        """Deliver everything pending. On the scheduler, or on the loop."""
         while True:
             with self._lock:
                 values, self._values = self._values, []
@@ -135,7 +135,7 @@ class Outlet:
             self._failed(raised)
 
     def _failed(self, error: Exception, who: str = "the observer of a reactive stream") -> None:
-        """The observer raised: as after any callback that does, the loop's exception handler has it."""
+        """Report the observer's error to the loop's exception handler, as after any callback."""
         self.fault = error
         context = {"message": f"{who} raised {type(error).__name__}", "exception": error}
         if asyncio._get_running_loop() is self._loop:
@@ -151,7 +151,7 @@ class Outlet:
         if asyncio._get_running_loop() is self._loop:
             _let_go(taken)
         else:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            with suppress(RuntimeError):  # the loop is closed, along with its waiters
                 self._loop.call_soon_threadsafe(_let_go, taken)
 
 

@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["EventFlow", "Mail", "Sessions"]
 
 Sessions = Callable[[Any], SessionLike] | SessionLike
-"""The session of an item, or one for all."""
+"""The session of an item, or one session for all."""
 
 _FIRST_AGAIN_S = 0.02
 _LAST_AGAIN_S = 1.0
-"""How long to wait before a full mailbox is tried again, the first time and at most."""
+"""Delays before a retry on a full mailbox: the first one, and the maximum."""
 
 _SHARED = ("steer", "collect")
-"""Policies with which a run may have messages of others too."""
+"""Policies under which a run may also have other senders' messages."""
 
 
 class Mail:
-    """How items become messages; the parameters are those of `ReactiveBridge.ask`."""
+    """Sends items as messages; the parameters are those of `ReactiveBridge.ask`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Mail:
         self._full_s = full_s
 
     def sending(self) -> Work:
-        """The work of a stream that sends."""
+        """Return the work of a stream that sends."""
         order = _Order()
 
         async def send(_: Scope, __: int, item: Any) -> Receipt:
@@ -67,7 +67,7 @@ class Mail:
         return send
 
     def asking(self) -> Work:
-        """The work of a stream that asks."""
+        """Return the work of a stream that asks."""
         order = _Order()
 
         async def ask(scope: Scope, _: int, item: Any) -> str:
@@ -88,11 +88,11 @@ class Mail:
     def _letter(self, item: Any) -> _Letter:
         session = self._session_of(item) if self._session_of is not None else self._session
         assert session is not None
-        # A key of our own tells later what became of a send that was cut off.
+        # Our own key allows finding out later whether an interrupted send was accepted.
         return _Letter(session, item, ids.message_id() if self._key_of is None else self._key_of(item))
 
     async def _send(self, order: _Order, letter: _Letter) -> Receipt:
-        """Send it, once those before it are sent. Raises as ``session.send``."""
+        """Send a letter after those before it. Raises as ``session.send``."""
         async with order.turn(letter.session.key):
             pause_s = _FIRST_AGAIN_S
             give_up_at = clock.system_clock.monotonic() + self._full_s
@@ -118,13 +118,13 @@ class Mail:
         return letter.receipt
 
     async def _take_back(self, letter: _Letter, scope: Scope) -> None:
-        """Nobody waits for the answer any more. It has the grace of the stop for this."""
+        """Revoke a message whose answer is no longer awaited, within the grace period of the stop."""
         if not letter.may_be_there:
             return
         session = letter.session
         try:
             receipt = letter.receipt or await self._once(letter)
-        except MailboxFull:  # then it was not taken before either
+        except MailboxFull:  # then it was not accepted before either
             return
         try:
             await session.withdraw(receipt.message_id)
@@ -141,9 +141,9 @@ class _Letter:
     """An item on its way to a session.
 
     Parameters:
-        session, item, key: where it goes, what it is, its idempotency key.
-        may_be_there: a send of it was begun and not refused.
-        receipt: the answer to that.
+        session, item, key: its target, its content, its idempotency key.
+        may_be_there: whether a send was started and not refused.
+        receipt: the receipt of that send.
     """
 
     session: SessionLike
@@ -154,7 +154,7 @@ class _Letter:
 
 
 class _Order:
-    """Lets the messages of one session go one after the other, in the order in which they came."""
+    """Sends the messages of one session one after the other, in order of arrival."""
 
     __slots__ = ("_lines",)
 
@@ -163,7 +163,7 @@ class _Order:
 
     @asynccontextmanager
     async def turn(self, key: str) -> AsyncGenerator[None]:
-        """Wait for the turn of a message of this session, and have it."""
+        """Wait for and hold the turn of a message of this session."""
         lock, users = self._lines.setdefault(key, (asyncio.Lock(), []))
         users.append(None)
         try:
@@ -180,8 +180,8 @@ class EventFlow(Flow):
 
     Parameters:
         home, name, outlet: as in `Flow`.
-        read: begins to read.
-        strict: a gap is an error.
+        read: starts reading.
+        strict: whether a gap is an error.
     """
 
     def __init__(
@@ -193,14 +193,14 @@ class EventFlow(Flow):
         self._drained = False
 
     def drain(self) -> None:
-        """Read no further, and complete. From any thread."""
+        """Stop reading, and complete. Thread-safe."""
         self._drained = True
         scope = self._scope
         if scope is not None:
             scope.interrupt.trigger("drained", kind="stop")
 
     def cut_off(self, cause: Cause | None) -> Exception | None:
-        """What the observer hears when the stream was interrupted; a drained one has completed."""
+        """Return the observer's error for an interrupted stream; None if it was drained."""
         return None if self._drained else super().cut_off(cause)
 
     async def _drive(self, scope: Scope) -> Exception | None:

@@ -1,4 +1,4 @@
-"""What is done with an item of a stream: a function in a task or a thread, or an agent as a child of a run."""
+"""The work on a stream's item: a function in a task or a thread, or an agent as a child of a run."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 __all__ = ["ItemText", "branching", "label_of", "text_of", "work_on"]
 
 ItemText = Callable[[Any], str]
-"""The words for an agent or a session that an item stands for."""
+"""Makes the text for an agent or a session from an item."""
 
 
 def text_of(item: Any) -> str:
-    """An item that is text, as it is. Raises `TypeError` for any other."""
+    """Return an item that is text unchanged. Raises `TypeError` for any other."""
     if not isinstance(item, str):
-        raise TypeError(f"an item is a {type(item).__name__}, and agents are asked with text; give text=, a function")
+        raise TypeError(f"an item is a {type(item).__name__}, but agents need text; pass a function as text=")
     return item
 
 
 def label_of(target: Agent | Callable[..., Any]) -> str:
-    """The name of what is done, for people."""
+    """Return the name of the work, for people."""
     return target.name if isinstance(target, Agent) else name_of(target)
 
 
 def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemText) -> Work:
-    """What to do with each item.
+    """Return the work on each item.
 
     Parameters:
         target: an agent, an async function, or a sync one, which gets a thread.
         run: the run whose children or branches the items become.
-        text: what an agent is asked.
+        text: makes an agent's request from an item.
 
     Raises:
-        ConfigurationError: an agent without a run, or something that cannot be called.
+        ConfigurationError: an agent without a run, or a target that is not callable.
     """
     if isinstance(target, Agent):
         if run is None:
             raise ConfigurationError(
-                f"the agent {target.name!r} needs a run to be a child of, and this bridge has none",
-                hint="in an agent, make it with ReactiveBridge(run); else send the items to sessions, with bridge.ask",
+                f"the agent {target.name!r} needs a parent run, and this bridge has none",
+                hint="in an agent, use ReactiveBridge(run); elsewhere, send the items to sessions with bridge.ask",
             )
         agent = target
 
@@ -59,9 +59,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
 
         return delegate
     if not callable(target):
-        raise ConfigurationError(
-            f"{target!r} cannot be done with an item", hint="give a function of the item, or an agent"
-        )
+        raise ConfigurationError(f"{target!r} is not callable", hint="pass a function of the item, or an agent")
     function = target
     if placement_of(function) == "loop":
 
@@ -81,7 +79,7 @@ def work_on(target: Agent | Callable[[Any], Any], run: Run | None, text: ItemTex
 
 
 class _Raised:
-    """An error on its way out of a thread, which must not end the scope."""
+    """An error raised in a thread, which must not end the scope."""
 
     __slots__ = ("error",)
 
@@ -94,9 +92,9 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
         result = function(item)
         if inspect.iscoroutine(result):
             result.close()
-            raise TypeError(f"{name_of(function)} runs in a thread and gave a coroutine; make it an 'async def'")
+            raise TypeError(f"{name_of(function)} runs in a thread and returned a coroutine; make it an 'async def'")
         return result
-    except StopIteration as error:  # it would end the coroutine that gets it
+    except StopIteration as error:  # it would end the awaiting coroutine
         return _Raised(RuntimeError(f"{name_of(function)} raised {error!r}"))
     except SystemExit as left:
         return _Raised(RuntimeError(f"{name_of(function)} called sys.exit({left.code!r})"))
@@ -105,7 +103,7 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
 
 
 def branching(work: Work, run: Run) -> Work:
-    """`work` as branches of a run, one for each item of one stream, with ids that are the same in every attempt."""
+    """Return `work` as branches of a run, one per item, with ids that are the same in every attempt."""
     base = (current_branch.get() or run._branch).next_id()
 
     async def branch(scope: Scope, index: int, item: Any) -> Any:
