@@ -1,4 +1,4 @@
-"""A call that a person must approve, and a question to a person; both outlive the process that asked."""
+"""Ask a person to approve a tool call. The open question survives a restart of the host."""
 
 import asyncio
 from pathlib import Path
@@ -12,8 +12,8 @@ from holdfast.protocol.model import CallPart
 
 @holdfast.tool(approval=lambda arguments: arguments["amount"] > 100)
 def pay(to: str, amount: int) -> str:
-    """Pay somebody. More than 100 needs a person's approval."""
-    return f"{to} has got {amount}"
+    """Pay a person. Amounts above 100 need approval."""
+    return f"paid {amount} to {to}"
 
 
 cashier = holdfast.Agent(
@@ -42,12 +42,12 @@ async def main() -> None:
                     print(f"asked: {event.question.tool} {event.question.arguments}")
                     break
 
-        # The host is gone, the question is not. It may wait for days.
+        # The host is gone, but the question is still open. It can stay open for days.
         async with holdfast.Host(cashier, store=store) as host:
             session = host.session("alice")
             (question,) = await session.questions()
             print(f"still open after the restart: {question.tool} to {question.arguments['to']}")
-            await session.deny(question.question_id, reason="that is too much")
+            await session.deny(question.question_id, reason="the amount is too high")
             settled = await session.wait(receipt.message_id)
             print(f"{settled.state}: {settled.text}")
             for entry in await session.transcript():

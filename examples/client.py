@@ -1,4 +1,4 @@
-"""Talk to a running server: python examples/client.py [http://127.0.0.1:8420]"""
+"""Use a running server from Python: python examples/client.py [http://127.0.0.1:8420]"""
 
 import asyncio
 import sys

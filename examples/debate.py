@@ -1,4 +1,4 @@
-"""A debate and a vote, made of the shapes: each round all speak at the same time, then a jury votes."""
+"""A debate and a vote, built from composite agents: all speakers argue in parallel, twice, then a jury votes."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,10 @@ from holdfast.protocol.events import ChildFinished
 
 
 def speaker(name: str, view: str) -> holdfast.Agent:
-    """Argues for a view. With a model: Agent(name=…, model=…, instructions=f"Argue for {view}")."""
+    """Return an agent that argues for a view.
+
+    With a model: Agent(name=…, model=…, instructions=f"Argue for {view}").
+    """
 
     async def argue(run: holdfast.Run) -> str:
         heard = run.text.count("argues")
@@ -20,7 +23,7 @@ def speaker(name: str, view: str) -> holdfast.Agent:
 
 
 def juror(favours: str) -> holdfast.Agent:
-    """Votes."""
+    """Return an agent that votes."""
 
     async def vote(run: holdfast.Run) -> str:
         return favours

@@ -1,4 +1,4 @@
-"""The smallest agent: it says what it was told. Run it, or serve it: holdfast serve examples.echo:agent"""
+"""The smallest agent: it repeats the message. Run it, or serve it with: holdfast serve examples.echo:agent"""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Ten thousand items in one run, a bounded number at a time; then an interrupt in the middle of it."""
+"""Process ten thousand items in one run with bounded concurrency, then interrupt such a run halfway."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ async def look_up(number: int) -> int:
 
 
 def checksum(text: str) -> int:
-    """Blocks, so it gets a thread."""
+    """Compute a checksum. A sync function, so each call gets a thread."""
     return sum(text.encode())
 
 

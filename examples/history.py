@@ -1,4 +1,4 @@
-"""A session's history: retry, undo, branch, sum up, carry elsewhere; and files that belong to messages."""
+"""Change a session's history: retry, undo, branch, compact, export and import; and attach files to messages."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ async def main() -> None:
 
         export = await session.export()
         await host.session("elsewhere").import_history(export)
-        print(f"carried: {len(export.entries)} entries, {len(export.attachments)} attachment")
+        print(f"imported: {len(export.entries)} entries, {len(export.attachments)} attachment")
 
         talk = host.session("bob")
         for text in ("hello", "how are you?", "good night"):

@@ -1,9 +1,9 @@
-"""A host in the lifespan of a web application: its own page with events beside the whole API of the host.
+"""Run a host inside a web application: the application adds a route of its own and mounts the host's API.
 
     python examples/in_a_web_app.py            (or: uvicorn examples.in_a_web_app:app)
 
-Ctrl-C or SIGTERM ends it, also while event streams are open: the host sees that its server shuts down, drains, and ends
-the streams, which the server waits for before it leaves the lifespan.
+Press Ctrl-C or send SIGTERM to shut it down, even while event streams are open. The host detects that its server is
+shutting down, drains, and ends the streams; the server waits for them before it leaves the lifespan.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
 
 
 async def words(request: Request) -> StreamingResponse:
-    """What the agent says to one user, as plain text."""
+    """Stream the agent's answer to one user as plain text."""
     session = request.app.state.host.session(request.path_params["user"])
     receipt = await session.send("go")
 
@@ -53,7 +53,7 @@ async def words(request: Request) -> StreamingResponse:
 
 
 async def api(scope: Scope, receive: Receive, send: Send) -> None:
-    """The host's own API, below ``/v1``."""
+    """Forward the request to the host's API, which is below ``/v1``."""
     await scope["app"].state.api(scope, receive, send)
 
 

@@ -1,4 +1,4 @@
-"""An interrupt, what the agent may still do, and the receipt that says what is gone."""
+"""Interrupt a run: the agent cleans up, and the receipt lists everything that ended."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from holdfast.runtime import check_interrupt
 
 def compute() -> None:
     while True:
-        check_interrupt()  # a thread has to look for itself
+        check_interrupt()  # a thread must check for interrupts itself
 
 
 async def agent(run: holdfast.Run) -> None:
@@ -18,7 +18,7 @@ async def agent(run: holdfast.Run) -> None:
     try:
         await asyncio.sleep(600)
     finally:
-        await run.emit(" cleaned up.")  # the grace: 5 seconds by default
+        await run.emit(" cleaned up.")  # within the grace period: 5 seconds by default
 
 
 async def main() -> None:
@@ -34,7 +34,7 @@ async def main() -> None:
         settled = await session.wait(first.message_id)
         print(f"first message: {settled.state} ({settled.cause.reason if settled.cause else ''}): {settled.text}")
 
-        # An interrupt ends one run. The next message runs; stop ends everything.
+        # An interrupt ends one run, and the next message runs. A stop ends everything in the session.
         stop = await session.stop("enough")
         settled = await session.wait(waiting.message_id)
         print(f"stop: {stop.receipt.outcome}; second message: {settled.state}")

@@ -1,4 +1,4 @@
-"""A LangGraph graph as an agent: it routes, asks a person, waits over a restart, and keeps its state in the session."""
+"""Host a LangGraph graph. It routes, asks a person, waits across a restart, and keeps its state in the session."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from holdfast.protocol.events import RunSuspended
 
 
 class Orders(MessagesState):
-    """What the graph keeps of a session."""
+    """The graph's state in a session."""
 
     ordered: list[str]
 
@@ -27,9 +27,9 @@ def route(state: Orders) -> Command[Literal["order", "report"]]:
 
 async def order(state: Orders) -> dict[str, Any]:
     thing = state["messages"][-1].content
-    price = await current_run().call(look_up, thing)  # made once, though the node begins anew after the answer
+    price = await current_run().call(look_up, thing)  # called once, although the node restarts after the answer
     if interrupt(f"{thing} costs {price}. Order it?") != "yes":
-        return {"messages": [AIMessage("Then not.")]}
+        return {"messages": [AIMessage("Not ordered.")]}
     return {"messages": [AIMessage(f"Ordered {thing}.")], "ordered": [*state.get("ordered", []), thing]}
 
 
@@ -60,7 +60,7 @@ async def main() -> None:
                 if isinstance(event, RunSuspended):
                     break
 
-        # The host is gone, the question is not.
+        # The host is gone, but the question is still open.
         async with holdfast.Host(agent, store=store) as host:
             session = host.session("alice")
             (question,) = await session.questions()

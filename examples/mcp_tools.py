@@ -1,4 +1,4 @@
-"""The tools of an MCP server as tools of an agent. Needs pip install 'holdfast-agents[mcp]'."""
+"""Give an agent the tools of an MCP server. Needs the extra ``mcp``: pip install 'holdfast-agents[mcp]'"""
 
 import asyncio
 import sys
@@ -17,7 +17,7 @@ server = MCPServer("clock", log_level="ERROR")
 
 @server.tool()
 async def add_hours(hour: int, hours: int) -> int:
-    "The hour of the day, so many hours later."
+    "Return the hour of the day after adding a number of hours."
     return (hour + hours) % 24
 
 server.run("stdio")

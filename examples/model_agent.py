@@ -1,4 +1,4 @@
-"""The built-in agent: a model, two tools, and a child agent to which it hands a part. The model is a script here."""
+"""The built-in agent: a model with a tool and a child agent that it delegates to. The model here is a script."""
 
 import asyncio
 
@@ -9,11 +9,11 @@ from holdfast.protocol.model import CallPart
 
 @holdfast.tool(idempotent=True)
 def distance_km(start: str, end: str) -> int:
-    """How far it is from one town to another.
+    """Return the distance between two towns.
 
     Parameters:
-        start: where it begins.
-        end: where it ends.
+        start: the town to start from.
+        end: the destination.
     """
     return {("Graz", "Vienna"): 190, ("Vienna", "Linz"): 185}[start, end]
 
@@ -27,7 +27,7 @@ poet = holdfast.Agent(
 planner = holdfast.Agent(
     name="planner",
     instructions="Plan trips. Ask the poet for a line to end with.",
-    # In real life: model="anthropic:claude-sonnet-5", with pip install 'holdfast-agents[models]' and a key.
+    # For a real model: model="anthropic:claude-sonnet-5", with pip install 'holdfast-agents[models]' and a key.
     model=ScriptedModel(
         [
             [

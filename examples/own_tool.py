@@ -1,4 +1,4 @@
-"""Tools of your own: checked arguments, streamed output, plain errors, and a group with a connection to keep."""
+"""Write your own tools: validated arguments, streamed output, clear errors, and a toolset that owns a connection."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -16,35 +16,35 @@ async def count_down(call: Call, start: int) -> str:
     """Count down to zero.
 
     Parameters:
-        start: where it begins, at most 5.
+        start: the number to start from, at most 5.
     """
     if start > 5:
-        raise holdfast.ToolFailed("I count from 5 at most")  # the model reads this as it is
+        raise holdfast.ToolFailed("start must be 5 or less")  # the model gets this text unchanged
     for number in range(start, 0, -1):
         await call.output(f"{number} ")
-        await asyncio.sleep(0)  # an interrupt, or the deadline, ends it here
+        await asyncio.sleep(0)  # an interrupt or the deadline ends the call here
     return "lift-off"
 
 
 class Notes(Toolset):
-    """Tools that share something which lives as long as the host, such as a connection."""
+    """Tools that share a resource which lives as long as the host, such as a connection."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
 
     @asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncIterator[None]:
-        """Entered when the host starts, left when it closes."""
+        """Open the connection when the host starts, and close it when the host closes."""
         print("connected")
         yield
         print("closed")
 
     def tools(self) -> Sequence[holdfast.Tool]:
-        """Asked at the start of each run."""
-        return [holdfast.tool(name="note", description="Write a note down.")(self.write)]
+        """Return the tools; called at the start of each run."""
+        return [holdfast.tool(name="note", description="Save a note.")(self.write)]
 
     def write(self, text: str) -> int:
-        """The work of the tool."""
+        """Save a note and return how many there are."""
         self.notes.append(text)
         return len(self.notes)
 

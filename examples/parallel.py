@@ -1,4 +1,4 @@
-"""Several agents asked the same at the same time: all of them, the first, so many; with deadlines of their own."""
+"""Ask several agents at the same time and wait for all, the first, or some of them; a branch can have a deadline."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ async def library(run: holdfast.Run) -> str:
 
 
 def archive(run: holdfast.Run) -> str:
-    """Blocks, so it gets a thread; the sleep ends at once when the branch is interrupted."""
+    """Search the archive. A sync function gets a thread; the sleep ends at once when the branch is interrupted."""
     run.interrupt.sleep_blocking(0.1)
     return f"the archive has a map of {run.text}"
 

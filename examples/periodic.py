@@ -1,4 +1,4 @@
-"""An agent that is asked again and again in one run, with a stream beside it, until somebody has heard enough."""
+"""Ask an agent at a fixed interval within one run, with a stream beside it, until the run is interrupted."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,27 +12,27 @@ heard: list[str] = []
 
 
 async def look(run: holdfast.Run) -> str:
-    """One tick: read the thermometer."""
+    """Read the thermometer; called once per tick."""
     seen.append(readings[len(seen) % len(readings)])
     return f"{seen[-1]} °C at reading {len(seen)}"
 
 
 async def siren(run: holdfast.Run) -> AsyncIterator[str]:
-    """Beside the ticks: tell when it gets warm. It ends with them."""
+    """Report high readings beside the ticks; it ends when they end."""
     try:
-        told = 0
+        reported = 0
         while True:
             await asyncio.sleep(0.01)
-            for warm in [value for value in seen[told:] if value > 24]:
+            for warm in [value for value in seen[reported:] if value > 24]:
                 heard.append(f"warm: {warm}")
                 yield f"{warm}! "
-            told = len(seen)
+            reported = len(seen)
     finally:
         heard.append("the siren is off")
 
 
 async def slow(run: holdfast.Run) -> str:
-    """Takes longer than the ticks are apart."""
+    """Take longer than the interval between ticks."""
     await asyncio.sleep(0.25)
     return "made it"
 

@@ -1,4 +1,4 @@
-"""A run that starts programs which do not want to end, and a stop after which none of them is left."""
+"""Start programs that resist being stopped, then stop the run: no process survives."""
 
 import asyncio
 

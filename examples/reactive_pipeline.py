@@ -1,4 +1,4 @@
-"""A reactive pipeline into agents: readings from threads become questions, and the answers of an agent a stream.
+"""Connect a reactive pipeline to agents: readings from threads become messages, and the answers become a stream.
 
 Needs the extra ``reactive``: pip install 'holdfast-agents[reactive]'
 """
@@ -14,15 +14,15 @@ from holdfast.agents.adapters.reactive import ReactiveBridge
 
 
 async def judge(run: holdfast.Run) -> str:
-    """Says what a reading means."""
-    await asyncio.sleep(0.001)  # stands for a model
+    """Judge a reading."""
+    await asyncio.sleep(0.001)  # stands in for a model
     if run.text == "999":
         raise ValueError("the sensor is broken")
     return f"{run.text} is {'hot' if int(run.text) > 30 else 'fine'}"
 
 
 async def round_of_readings(run: holdfast.Run) -> str:
-    """Asks the judge about each reading of a stream; the judges are children of this run, five at a time."""
+    """Ask the judge about each reading of a stream; the judges are children of this run, five at a time."""
     readings = reactivex.from_iterable(run.text.split())
     async with ReactiveBridge(run, concurrency=5, ordered=True) as bridge:
         answers = await bridge.collect(readings.pipe(bridge.each(holdfast.agent(judge))))
@@ -36,10 +36,10 @@ async def watch_for_ever(_: int) -> None:
 async def main() -> None:
     pool = ThreadPoolScheduler(2)
     async with holdfast.Host(agents=[judge, round_of_readings], store="memory://") as host:
-        # Inside of a run: the items are its children.
+        # Inside a run: each item is a child run.
         print(await host.session("house").ask("21 35 19", agent="round_of_readings"))
 
-        # Outside: each item is a message to the session of its room, from whichever thread it comes.
+        # Outside a run: each item is a message to the session of its room, from any thread.
         readings = [("kitchen", "22"), ("cellar", "12"), ("kitchen", "41"), ("cellar", "999"), ("attic", "33")]
         async with ReactiveBridge(concurrency=10, overflow="block") as bridge:
             asked = bridge.ask(
@@ -47,7 +47,7 @@ async def main() -> None:
                 text=lambda reading: str(reading[1]),
                 agent="judge",
                 ordered=True,
-                outcomes=True,  # one that fails does not end the stream
+                outcomes=True,  # a failed item does not end the stream
             )
             stream = reactivex.from_iterable(readings).pipe(ops.subscribe_on(pool), asked)
             for outcome in await bridge.collect(stream):
@@ -56,7 +56,7 @@ async def main() -> None:
             counts = bridge.statistics()
             print(f"{counts.received} readings: {counts.done} done, {counts.failed} failed")
 
-            # A stream without an end: disposing it interrupts what it had begun.
+            # An endless stream: disposing it interrupts the work in progress.
             subscription = reactivex.interval(0.001).pipe(bridge.each(watch_for_ever)).subscribe()
             await asyncio.sleep(0.02)
             subscription.dispose()

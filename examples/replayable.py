@@ -1,6 +1,6 @@
-"""An agent that survives kill -9: its calls are in the journal, and those with a result are not made again.
+"""An agent that survives kill -9: calls that have a result in the journal are not repeated.
 
-This program starts itself as a child, lets it be killed in the middle of a run, and starts it again.
+This program starts itself as a child process, which is killed in the middle of a run, and then resumes that run.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ CUT = Path("cut")
 
 
 def charge(item: str) -> str:
-    """An effect that must not happen twice."""
+    """Charge the customer, which must not happen twice."""
     with LEDGER.open("a") as ledger:
         ledger.write(f"{item}\n")
     return f"charged {item}"
 
 
 def power_cut() -> None:
-    """The first time, the process dies here."""
+    """Kill the process, but only the first time."""
     if not CUT.exists():
         CUT.touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -46,9 +46,9 @@ async def first_life() -> None:
 
 async def second_life() -> None:
     async with holdfast.Host(shop, store="sqlite:///shop.db") as host:
-        print(f"recovered: {len(host.recovered.restarted)} run goes on")
+        print(f"recovered: {len(host.recovered.restarted)} run resumed")
         session = host.session("alice")
-        # The same idempotency key: this is the same message, and it does not run again.
+        # With the same idempotency key, this is the same message: it does not run again.
         receipt = await session.send("a teapot", idempotency_key="order-1")
         settled = await session.wait(receipt.message_id, timeout_s=30)
         print(f"{receipt.disposition}: {settled.state}: {settled.text}")

@@ -1,4 +1,4 @@
-"""One of several agents, chosen by a function or by a model; and what a name that nobody knows leads to."""
+"""Route each message to one of several agents, chosen by a function or a model. An unknown name fails the run."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ async def repairs(run: holdfast.Run) -> str:
 
 
 def by_words(run: holdfast.Run) -> str:
-    return "billing" if "invoice" in run.text else "repairs" if "broken" in run.text else "somebody"
+    return "billing" if "invoice" in run.text else "repairs" if "broken" in run.text else "sales"
 
 
 # With a model: Agent(name="clerk", model=…, instructions="Answer in one word: billing or repairs")

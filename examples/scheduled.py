@@ -1,4 +1,4 @@
-"""A schedule sends a session messages by the clock, also after a restart; each tick once."""
+"""Send messages to a session on a schedule. It survives a restart, and each tick fires once."""
 
 import asyncio
 
@@ -7,12 +7,12 @@ from holdfast.protocol.events import RunFinished
 
 
 async def clerk(run: holdfast.Run) -> str:
-    """Does what it is told, whoever told it."""
+    """Do the task in the message."""
     return f"done: {run.text}"
 
 
 async def next_answer(session: holdfast.Session) -> str:
-    """What the next run says."""
+    """Return the text of the next run that a schedule starts."""
     receipt = await session.send("hello")
     async for event in session.events(after=receipt.cursor):
         if isinstance(event, RunFinished) and event.text != "done: hello":
@@ -23,7 +23,7 @@ async def next_answer(session: holdfast.Session) -> str:
 async def main() -> None:
     async with holdfast.Host(clerk, store="sqlite:///scheduled.db") as host:
         session = host.session("reports")
-        # The same id again changes nothing, so a program may put its schedules whenever it starts.
+        # Adding the same id again changes nothing, so a program can add its schedules at every start.
         for _ in range(2):
             await session.schedule("look for news", every_s=1.0, initial_delay_s=0.3, schedule_id="news")
         await session.schedule("weekly report", cron="30 9 * * MON", timezone="Europe/Berlin", schedule_id="weekly")

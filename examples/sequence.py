@@ -1,4 +1,4 @@
-"""Agents one after another: each is asked what the one before answered, and the last one is heard as it speaks."""
+"""Run agents one after another: each gets the previous answer, and the last one streams its text."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What a message can do to a run that is on: steer it, take it back, or wait."""
+"""Send a message while a run is active: steer the run, or roll it back."""
 
 import asyncio
 
@@ -11,14 +11,14 @@ gates = {"hotels in Oslo": holdfast.Interrupt(name="Oslo"), "hotels in Rome": ho
 
 @holdfast.tool
 async def look_up(what: str) -> str:
-    """Look something up; it takes a while."""
+    """Look something up. This takes a while."""
     if what in gates:
         await gates[what].wait()
     return f"{what}: found"
 
 
 async def looking(session: holdfast.Session, receipt: holdfast.Receipt) -> None:
-    """Wait until the run of a message has begun its call."""
+    """Wait until the message's run has started its tool call."""
     async for event in session.events(after=receipt.cursor):
         if event.kind == "tool.started":
             return
@@ -47,7 +47,7 @@ async def main() -> None:
         await looking(other, wrong)
         instead = await other.send("hotels in Lima", policy="rollback")
         print(f"rollback: {instead.disposition}")
-        print(f"the first one: {(await other.wait(wrong.message_id)).state}")
+        print(f"first message: {(await other.wait(wrong.message_id)).state}")
         print((await other.wait(instead.message_id)).text)
         print([entry.content for entry in await other.transcript() if entry.role == "user"])
 

@@ -1,4 +1,4 @@
-"""An agent that streams its answer, and a reader that follows it and comes back in the middle with a cursor."""
+"""Stream an answer, and resume reading it from a cursor after a disconnect."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ async def main() -> None:
         session = host.session("alice")
         receipt = await session.send("count")
 
-        # A reader that leaves after two pieces…
+        # Read two pieces, then disconnect…
         seen = []
         number = (await session.info()).number
         cursor = receipt.cursor
@@ -28,7 +28,7 @@ async def main() -> None:
                 cursor = f"{event.seq}-{number}"
                 if len(seen) == 2:
                     break
-        # … and comes back where it was: nothing is lost, nothing comes twice.
+        # … and resume from the cursor: nothing is lost, nothing is repeated.
         rest = session.events(after=cursor, follow=receipt.message_id)
         seen += [event.text async for event in rest if isinstance(event, TextDelta)]
         print("".join(seen))

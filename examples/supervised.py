@@ -1,4 +1,4 @@
-"""Agents that are started again when they fail: one alone, with those behind it, or all; and how that ends."""
+"""Restart agents that fail, together with the agents after them, and give up after too many restarts."""
 
 import asyncio
 from collections import Counter
@@ -17,14 +17,14 @@ async def feed(run: holdfast.Run) -> str:
 
 
 async def index(run: holdfast.Run) -> str:
-    """Lives on what the feed says, so it is started again with it."""
+    """Build an index of the feed, so it is restarted together with the feed."""
     tries["index"] += 1
     await asyncio.sleep(0.1)
     return f"indexed at try {tries['index']}"
 
 
 async def heartbeat(run: holdfast.Run) -> None:
-    """Goes on as long as the others are at work."""
+    """Keep running while the others work."""
     for number in range(1_000_000):
         await run.step(f"beat {number}")
         await asyncio.sleep(0.02)

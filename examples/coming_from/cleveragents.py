@@ -1,7 +1,7 @@
-"""Coming from CleverAgents: a reactive pipeline into a graph, without tasks that nobody owns.
+"""Coming from CleverAgents: a reactive pipeline into a graph, in which every task has an owner.
 
-Items come from the threads of two schedulers; an operator runs a LangGraph graph for each, a hundred at a time. Then a
-second pipeline is disposed in the middle, and the bridge is closed while items still arrive: nothing is left.
+Items arrive from the threads of two schedulers; an operator runs a LangGraph graph for each, up to 20 at a time. Then a
+second pipeline is disposed halfway, and the bridge is closed while items still arrive: nothing is left.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ async def clean(state: Note) -> Note:
     return {"text": state["text"].strip()}
 
 
-def shout(state: Note) -> Note:  # a sync node: it gets a thread
+def shout(state: Note) -> Note:  # a sync node gets a thread
     return {"text": state["text"].upper()}
 
 
@@ -55,7 +55,7 @@ async def pipeline(run: holdfast.Run) -> str:
             found = await bridge.collect(both.pipe(bridge.each(notes)))
             await run.emit(f"{len(found)} results, the last one in order: {sorted(found)[-1]}\n")
 
-            # Nobody wants the rest: disposing interrupts what is at work.
+            # The rest is not needed: disposing interrupts the work in progress.
             first: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
             def seen(result: str) -> None:
@@ -66,7 +66,7 @@ async def pipeline(run: holdfast.Run) -> str:
             await first
             subscription.dispose()
 
-            # Items still arrive while the bridge is closed: they are ended or refused.
+            # Items that arrive while the bridge closes are ended or refused.
             source(1000, fresh).pipe(bridge.each(notes)).subscribe(lambda _: None, lambda error: None)
             receipt = await bridge.aclose("the user left")
         counts = bridge.statistics()

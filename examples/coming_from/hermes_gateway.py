@@ -1,7 +1,7 @@
-"""Coming from the Hermes gateway: a session guard that holds while a message is still being enriched.
+"""Coming from the Hermes gateway: a session stays claimed while a message is still being enriched.
 
-Setting a run up is slow: pictures are described, voices written down, hooks are asked. Two quick messages start one run
-after the other, never two at once; a stop works during the set-up; commands leave no claim behind.
+Setting up a run is slow: pictures are described, voice is transcribed, hooks are called. Two quick messages start one
+run after the other, never two at once; a stop works during the setup; commands leave no claim behind.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ most_at_once = 0
 
 
 async def enrich(run: holdfast.Run) -> str:
-    """Ten awaits between the message and the model: the window in which the second agent used to start."""
+    """Await ten times between message and model: the window in which a second agent used to start."""
     for _ in range(10):
         await run.interrupt.sleep(0.005)
     return f"[picture: a boat] {run.text}"
@@ -42,14 +42,14 @@ async def main() -> None:
         for receipt in (first, second):
             print((await session.wait(receipt.message_id)).text)
 
-        # /stop during the set-up. What waits behind it runs.
+        # /stop during the setup. The message queued behind it runs.
         slow = await session.send("draw forever")
         waiting = await session.send("still there?")
         stopped = await session.interrupt("/stop", run_id=slow.run_id)
         print(f"/stop: {stopped.outcome}; {(await session.wait(slow.message_id)).state}")
         print((await session.wait(waiting.message_id)).text)
 
-        # /status and /help ask; they claim nothing. A message that must not wait says so.
+        # /status and /help only read; they claim nothing. A message that must not wait uses the policy reject.
         print(f"/status: {(await session.info()).state}")
         busy = await session.send("paint forever")
         try:

@@ -1,7 +1,7 @@
-"""Coming from Hermes: a gateway whose sessions have tools of their own, and a stop that reaches one session only.
+"""Coming from Hermes: a gateway whose sessions have their own tools, and a stop that affects only one session.
 
-Alice's agent runs a terminal command, has a child agent at work and calls a blocking tool; so does Bob's. Alice sends a
-follow-up that interrupts her run. Hers ends, whole process trees too; Bob's runs on.
+Alice's agent runs a terminal command, a child agent and a blocking tool; so does Bob's. Alice sends a follow-up that
+interrupts her run. Her run ends, including whole process trees; Bob's continues.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ STUBBORN = "trap '' TERM; (setsid sleep 600 &); sleep 600"
 
 
 def search(run: holdfast.Run) -> None:
-    """A blocking tool: in a thread of its own it still hears the interrupt of its own run, and of no other."""
+    """Block in a thread. It receives the interrupt of its own run, and of no other."""
     while True:
         run.interrupt.sleep_blocking(1)
 
 
 async def reviewer(run: holdfast.Run) -> None:
-    await run.interrupt.wait()  # a child: the parent's interrupt reaches it
+    await run.interrupt.wait()  # a child; the parent's interrupt reaches it
 
 
 async def assistant(run: holdfast.Run) -> str | None:
@@ -53,7 +53,7 @@ async def main() -> None:
                     terminals[session.key] = int(event.text)
                     break
 
-        # The interrupt carries Alice's next message; nothing stale greets the run that takes it.
+        # The interrupt comes with Alice's next message. The run that takes it sees no stale interrupt.
         print("alice:", await alice.ask("also run the tests", policy="interrupt"))
         first = (await alice.runs())[-1]
         assert first.receipt is not None

@@ -1,6 +1,6 @@
 """Coming from MoFA: one interrupt for a runner, its background stream, parallel agents and the nodes of a graph.
 
-All of it is one run. The interrupt wakes whoever waits, also the sleep between two ticks, and who comes late sees it.
+All of it is one run. The interrupt wakes every waiter, even the sleep between two ticks, and latecomers still see it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ async def sensor(run: holdfast.Run) -> None:
 
 async def think(run: holdfast.Run) -> None:
     await run.emit("think")
-    await run.interrupt.wait()  # parks: no window between a look at a flag and the wait
+    await run.interrupt.wait()  # waits without a race between checking a flag and waiting
 
 
 def crawl(run: holdfast.Run) -> None:
@@ -53,7 +53,7 @@ async def left(state: State) -> None:
 
 def right(state: State) -> None:
     _ = current_run().emit("right node")
-    subprocess.run(["sleep", "600"], check=False)  # a program in a thread, of which nobody told us
+    subprocess.run(["sleep", "600"], check=False)  # a program in a thread, started without Holdfast's API
 
 
 nodes = StateGraph(State)

@@ -1,7 +1,7 @@
 """Coming from SpoonOS: an agent with a state, a memory, a stream and messages from other agents.
 
-The state is the session's and cannot stick; several callers are each answered, in order; every reader of the stream
-sees everything; 150 concurrent messages are whole in the memory; a message from another agent has a deadline.
+The state belongs to the session and cannot get stuck; concurrent callers are all answered, in order; every reader of
+the stream sees everything; 150 concurrent messages are stored complete; a message from another agent has a deadline.
 """
 
 import asyncio
@@ -38,25 +38,25 @@ async def main() -> None:
     async with holdfast.Host(agent, store="memory://", settings=holdfast.Settings(mailbox_limit=200)) as host:
         spoon = host.session("spoon")
 
-        # Several callers of run(): nobody is refused, each gets the answer to what it asked, in order.
+        # Several callers of run(): none is refused, and each gets the answer to its own question, in order.
         answers = await together(*(spoon.ask(f"question {n}") for n in range(4)))
         print(*answers, sep="\n")
         print(f"state: {(await spoon.info()).state}")
 
-        # Several consumers of stream(): each sees all of it, however slow the others are.
+        # Several consumers of stream(): each sees all of it, even if the others are slow.
         receipt = await spoon.send("a stream")
         streams = await together(*(read(spoon, receipt) for _ in range(3)))
         print(f"3 readers, {len(set(streams))} text: {streams[0]!r}")
 
-        # The memory: 150 at the same time, whole and in order.
+        # The memory: 150 concurrent messages, complete and in order.
         busy = host.session("busy")
         receipts = await together(*(busy.send(f"note {n}") for n in range(150)))
         for receipt in receipts:
             await busy.wait(receipt.message_id)
-        said = [entry.content for entry in await busy.transcript() if entry.role == "user"]
-        print(f"memory: {len(said)} notes, in order: {said == [f'note {n}' for n in range(150)]}")
+        notes = [entry.content for entry in await busy.transcript() if entry.role == "user"]
+        print(f"memory: {len(notes)} notes, in order: {notes == [f'note {n}' for n in range(150)]}")
 
-        # A message from another agent: a deadline, and its failure is its own.
+        # A message from another agent has a deadline, and its failure affects nothing else.
         try:
             await host.session("other").ask("hang", timeout_s=0.2)
         except holdfast.WaitExpired as late:

@@ -24,7 +24,7 @@ SHOWN = {
     "sequence.py": ["3: a draft with beginning, middle and end of a voyage, in three", "the answer came in 13 pieces"],
     "route.py": [
         "billing looks at: my invoice is wrong\nrepairs looks at: my lamp",
-        "UnknownBranch: 'choose' answered 'somebody'",
+        "UnknownBranch: 'choose' answered 'sales'",
         "(its branches are: billing, repairs)",
     ],
     "supervised.py": [
@@ -51,19 +51,19 @@ SHOWN = {
     "streaming.py": ["1 2 3 4 5"],
     "sync_agent.py": ["['16 letters', '16 letters', '16 letters']"],
     "interrupt.py": ["outcome: gone", "first message: interrupted (changed my mind): working…", "stop: gone"],
-    "replayable.py": ["ended with -9", "1 run goes on", "duplicate: completed: charged a teapot", "['a teapot']"],
+    "replayable.py": ["ended with -9", "1 run resumed", "duplicate: completed: charged a teapot", "['a teapot']"],
     "process_tree.py": ["outcome: gone, survivors: []"],
     "client.py": ["message.accepted … "],
     "model_agent.py": ["tool.finished  190", "child.finished", "375 km in all.", "3 steps, 3 calls"],
     "approval.py": [
         "asked: pay {'to': 'Bob', 'amount': 2000}",
         "still open after the restart: pay to Bob",
-        "that is too much",
-        "pay: ok: Ann has got 20",
+        "the amount is too high",
+        "pay: ok: paid 20 to Ann",
     ],
     "steering.py": [
         "steer: steering\nI heard: hotels in Oslo | only cheap ones",
-        "the first one: superseded",
+        "first message: superseded",
         "['hotels in Lima']",
     ],
     "reactive_pipeline.py": [
@@ -73,7 +73,7 @@ SHOWN = {
         "left: 0 in flight, 0 streams",
     ],
     "history.py": ["answer 2 to 'where is this?' with ['map.png']", "2 of 4 entries", "1 attachment", "summary: They"],
-    "own_tool.py": ["connected\noutput: 3", "error: I count from 5 at most", "note: ok: 1", "closed"],
+    "own_tool.py": ["connected\noutput: 3", "error: start must be 5 or less", "note: ok: 1", "closed"],
     "langgraph_graph.py": [
         "(looking up a teapot)\nasked: a teapot costs 80. Order it?\nOrdered a teapot.",
         "You have ordered: a teapot\nYou have ordered: nothing",
