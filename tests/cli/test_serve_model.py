@@ -114,7 +114,7 @@ def test_it_serves_a_model_that_is_reached_over_a_real_protocol(tmp_path: Path) 
         ({"model": "openai:gpt-5"}, "OPENAI_API_KEY"),
         ({"model": "nobody:gpt"}, "no provider"),
         ({"model": "gpt-5"}, "write provider:model"),
-        ({"approve": "some"}, "use all, dangerous or none"),
+        ({"approve": "some"}, "choose all, dangerous or none"),
         ({"mcp": ["files"]}, "NAME=COMMAND"),
         ({"workspace": "/proc/no"}, "workspace"),
     ],

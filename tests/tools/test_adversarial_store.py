@@ -81,7 +81,7 @@ def test_no_script_starts_where_it_could_make_a_file_beside_the_store(tmp_path: 
         return [await bench("python", script="print(open('h.db-token').read())")]
 
     (told,) = used(tmp_path, agent)
-    assert "of the host lies in it" in told and SECRET not in told
+    assert "of the host, so programs are not confined there" in told and SECRET not in told
 
 
 @pytest.mark.skipif(find_isolation().kind == "none", reason=f"scripts are not confined here: {find_isolation().reason}")
@@ -133,7 +133,7 @@ def test_bubblewrap_is_told_to_hide_it_where_it_is_shown(tmp_path: Path) -> None
         told = " ".join(words)
         assert (f"--ro-bind /dev/null {tmp_path.resolve()}/h.db-token" in told) is hides
         assert (f"--tmpfs {tmp_path.resolve()}/h.db.d" in told) is hides
-    with pytest.raises(NotSupported, match="of the host lies in it"):
+    with pytest.raises(NotSupported, match="of the host, so programs are not confined there"):
         Sandbox().command(["true"], isolation=bubblewrap, directory=tmp_path, writable=[tmp_path], hidden=hidden)
 
 

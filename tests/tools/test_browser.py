@@ -133,8 +133,8 @@ def test_a_page_is_opened_read_filled_in_and_clicked(tmp_path: Path) -> None:
         told = await bench("browser_click", ref=ref(told, 'link "on"'))
         assert f"http://{here}/second" in told
         assert (await bench("browser_read", as_text=True)).endswith("/second")
-        assert "no element e999" in await bench("browser_click", ref="e999")
-        assert "no name of an element" in await bench("browser_click", ref="text=on")
+        assert "element e999 not found" in await bench("browser_click", ref="e999")
+        assert "is not an element name" in await bench("browser_click", ref="text=on")
 
     with_server(local(workspace=tmp_path, timeout_s=10.0), agent)
 
@@ -167,7 +167,7 @@ def test_private_addresses_are_refused_by_the_page_its_parts_and_redirects() -> 
                     assert (await bench("browser_open", url=url)).startswith("!ToolFailed: "), url
                 assert "T" in await bench("browser_open", url=f"http://{there}/")
                 away = await bench("browser_open", url=f"http://{there}/away")
-                assert "This was not fetched: 127.0.0.2 is at 127.0.0.2, which is not on the public internet" in away
+                assert "Request blocked: 127.0.0.2 resolves to 127.0.0.2, which is not on the public internet" in away
         assert reached == []
 
     with_server(local(timeout_s=10.0), agent)
@@ -287,7 +287,7 @@ def test_a_browser_that_is_not_there_is_told() -> None:
     async def agent(bench: Bench, here: str) -> None:
         for _ in range(2):
             told = await bench("browser_open", url=f"http://{here}/")
-            assert told.startswith("!ToolFailed: the browser could not be started"), told
+            assert told.startswith("!ToolFailed: the browser failed to start"), told
 
     if not HAS_PLAYWRIGHT:
         pytest.skip(NO_PLAYWRIGHT)

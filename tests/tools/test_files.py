@@ -73,7 +73,7 @@ def test_huge_files_and_lines_are_read_in_parts(tmp_path: Path) -> None:
         tmp_path, reading("sparse"), reading("sparse", first_line=2, lines=1), reading("sparse", first_line=3, lines=1)
     )
     assert whole.startswith("first\nxxx") and len(whole) < 60_000
-    assert "[… 2,996,001 bytes of this line left out]" in second
+    assert "[… 2,996,001 bytes of this line omitted]" in second
     assert later == "third\n[lines 3 to 3 of sparse; more follows from line 4]"
 
 
@@ -86,8 +86,8 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     assert "is a binary file of 6 bytes" in told[0]
     assert told[1] == "caf\ufffd\n"
     assert "is a named pipe, not a file" in told[2]
-    assert "outside of the workspace" in told[3] and "outside of the workspace" in told[6]
-    assert told[4] == "!ToolFailed: there is no file missing"
+    assert "outside the workspace" in told[3] and "outside the workspace" in told[6]
+    assert told[4] == "!ToolFailed: no such file: missing"
     assert "is a folder, not a file" in told[5]
 
 
@@ -107,15 +107,15 @@ def test_a_file_is_written_and_edited_exactly(tmp_path: Path) -> None:
         editing("twice", "", "b"),
         ("write_file", {"path": "bad", "content": "\ud800"}),
     ) == [
-        "new/file has 7 bytes now",
+        "new/file now has 7 bytes",
         "1 replacement in new/file, line 1",
-        "!ToolFailed: twice has this text 2 times, lines 1, 3; give more of what is around it, or set every",
+        "!ToolFailed: twice contains this text 2 times, lines 1, 3; include more context, or set every",
         "2 replacements in twice, lines 1, 3",
-        "!ToolFailed: twice does not have this text; read the file, and give it exactly as it is",
+        "!ToolFailed: twice does not contain this text; read the file and copy the text exactly",
         "1 replacement in crlf, line 1",
         "!ToolFailed: binary is a binary file; use a program to change it",
-        "!ToolFailed: old is empty; to write a whole file use write_file",
-        "!ToolFailed: the text has characters that UTF-8 cannot hold (lone surrogates)",
+        "!ToolFailed: old is empty; use write_file to write a whole file",
+        "!ToolFailed: the text contains lone surrogates, which UTF-8 cannot encode",
     ]
     assert (tmp_path / "new" / "file").read_text() == "jello\n"
     assert (tmp_path / "twice").read_text() == "c\nb\nc\n"
@@ -160,15 +160,17 @@ def test_folders_are_listed_within_bounds(tmp_path: Path) -> None:
     )
     assert told[0] == "a.txt  0 bytes\nb/\nlink -> b\nmany/"
     assert told[1] == "b/c/two.py  0 bytes\nb/one.py  5 bytes"
-    assert told[2].count("\n") == 500 and told[2].endswith("[more than these 500; name a folder or a narrower pattern]")
-    assert told[3:] == ["[nothing]", "!ToolFailed: there is no missing"]
+    assert told[2].count("\n") == 500 and told[2].endswith(
+        "[more than 500 entries; choose a subfolder or a narrower pattern]"
+    )
+    assert told[3:] == ["[no matches]", "!ToolFailed: no such file or folder: missing"]
 
 
 def test_a_folder_of_too_many_names_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.tools.entries._NAMES_LIMIT", 10)
     for number in range(11):
         (tmp_path / str(number)).touch()
-    assert do(tmp_path, ("list_files", {})) == ["!ToolFailed: ./ has more than 10 names; use a program to look at it"]
+    assert do(tmp_path, ("list_files", {})) == ["!ToolFailed: ./ has more than 10 entries; use a program to list it"]
     (tmp_path / "0").unlink()
     assert do(tmp_path, ("list_files", {}))[0].count("\n") == 9
 
@@ -190,11 +192,11 @@ def test_files_are_searched_within_bounds(tmp_path: Path) -> None:
         ("search_files", {"pattern": "x", "path": "outside"}),
         ("search_files", {"pattern": "pass", "path": "one.py"}),
     )
-    assert told[0].startswith("sub/two.txt:1: alpha beta\n[1 line found; files searched: 3; binary")
+    assert told[0].startswith("sub/two.txt:1: alpha beta\n[1 line found; files searched: 3; skipped (binary")
     assert told[1] == "one.py:1: def Alpha():\n[1 line found; files searched: 1]"
     assert told[2].count("many:") == 200 and "the search ended early: there may be more" in told[2]
-    assert told[3].startswith("!ToolFailed: the pattern is no regular expression: missing )")
-    assert "outside of the workspace" in told[4]
+    assert told[3].startswith("!ToolFailed: invalid regular expression: missing )")
+    assert "outside the workspace" in told[4]
     assert told[5].startswith("one.py:2: pass\n")
 
 

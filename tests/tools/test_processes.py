@@ -73,7 +73,7 @@ def test_a_process_is_started_polled_written_to_and_waited_for(tmp_path: Path) -
         assert (await bench("poll_process", process_id=one)).endswith("done; echo over; exit 3\n")
         assert one in await bench("list_processes")
         assert "running for" in await bench("wait_process", process_id=one, timeout_s=0.05)
-        assert "ended" in await bench("write_process", process_id=one, text="c\n", end=True)
+        assert "input closed" in await bench("write_process", process_id=one, text="c\n", end=True)
         waited = await bench("wait_process", process_id=one)
         assert waited.startswith(f"{one}: exit code 3; 23 bytes of output; while read")
         assert waited.endswith("\ngot c\nover\n")
@@ -151,7 +151,7 @@ def test_an_interrupt_leaves_it_alone_and_its_end_comes_back_as_a_message(tmp_pa
         async with asyncio.timeout(10):
             while "heard [process p" not in await transcript(session):
                 await asyncio.sleep(0.01)
-        assert "exit code 9. The end of its output:\\nbye" in await transcript(session)
+        assert "exit code 9. Last output:\\nbye" in await transcript(session)
 
     on_host([Processes(tmp_path)], by_words(start=start), scenario)
 
@@ -296,7 +296,7 @@ def test_no_session_sees_the_processes_of_another(tmp_path: Path) -> None:
         one = process_id(await ask(host.session("a", principal="ann"), "start"))
         for session in (host.session("b", principal="ann"), host.session("a", principal="bob")):
             said = await ask(session, f"touch {one}")
-            assert said.count(f"there is no process '{one}'") == 5 and said.startswith("there are none")
+            assert said.count(f"unknown process '{one}'") == 5 and said.startswith("no background processes")
         assert len(living(token)) == 1
         await host.session("a", principal="bob").stop("mine only")
         assert len(living(token)) == 1
@@ -309,12 +309,14 @@ def test_a_session_has_only_so_many_and_a_log_only_so_long(tmp_path: Path) -> No
         one = process_id(await bench("start_process", command="head -c 5000000 /dev/zero | tr '\\0' x; echo end"))
         waited = await bench("wait_process", process_id=one)
         assert "5,000,004 bytes of output" in waited and waited.endswith("xend\n")
-        assert "[… 4,992,004 bytes left out" in waited and len(waited) < 9000
+        assert "[… 4,992,004 bytes omitted" in waited and len(waited) < 9000
         log = await bench("read_process_log", process_id=one, offset=0, limit=10)
         assert log == "[bytes 4,990,004 to 4,990,014 of 5,000,004; kept from 4,990,004]\nxxxxxxxxxx"
         for _ in range(2):
             process_id(await bench("start_process", command="sleep 1000"))
-        assert "2 processes run already, which is the limit" in await bench("start_process", command="sleep 1000")
+        assert "2 processes are already running, which is the limit" in await bench(
+            "start_process", command="sleep 1000"
+        )
 
     use(Processes(tmp_path, limit=2, log_bytes=10_000), agent)
 
@@ -344,10 +346,10 @@ def test_a_command_with_odd_letters_is_shown_in_plain_ones(tmp_path: Path) -> No
 def test_what_cannot_be_started_is_told_and_takes_no_place(tmp_path: Path) -> None:
     async def agent(bench: Bench) -> None:
         for _ in range(5):
-            assert "there is no program" in await bench("start_process", command=["no-such-program"])
-            assert "outside of the workspace" in await bench("start_process", command="true", folder="..")
+            assert "not found; check that it is installed" in await bench("start_process", command=["no-such-program"])
+            assert "outside the workspace" in await bench("start_process", command="true", folder="..")
             assert "empty" in await bench("start_process", command="")
-        assert await bench("list_processes") == "there are none"
+        assert await bench("list_processes") == "no background processes"
 
     use(Processes(tmp_path, limit=2), agent)
 
@@ -357,7 +359,7 @@ def test_input_that_nobody_reads_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def agent(bench: Bench) -> None:
         one = process_id(await bench("start_process", command="sleep 1000"))
-        assert "it took only" in await bench("write_process", process_id=one, text="x" * 1_000_000)
+        assert "the process read only" in await bench("write_process", process_id=one, text="x" * 1_000_000)
         two = process_id(await bench("start_process", command="exec <&-; echo closed; sleep 1000"))
         await until(lambda: toolset._sessions[("local", "s")][two].log.total)
         assert "it has closed its input" in await bench("write_process", process_id=two, text="x")
@@ -369,7 +371,7 @@ def test_input_that_nobody_reads_is_told(tmp_path: Path, monkeypatch: pytest.Mon
 def test_one_that_runs_too_long_is_ended(tmp_path: Path) -> None:
     async def agent(bench: Bench) -> None:
         one = process_id(await bench("start_process", command="sleep 1000"))
-        assert "ended after its 0.2 s" in await bench("wait_process", process_id=one)
+        assert "ended at its limit of 0.2 s" in await bench("wait_process", process_id=one)
 
     use(Processes(tmp_path, lifetime_s=0.2), agent)
 
@@ -419,7 +421,7 @@ def test_a_note_is_kept_while_it_runs_and_only_the_end_of_the_host_leaves_it(tmp
         (
             "local",
             "left",
-            f"[process {four}] `sleep 1000` ended when the host that ran it did. Start it again if it is needed.",
+            f"[process {four}] `sleep 1000` ended together with its host. Start it again if needed.",
         )
     ]
     assert note_files(data) == []
@@ -447,7 +449,7 @@ def test_a_process_that_outlived_its_host_is_killed_only_when_it_is_the_same_one
         notes.write(right)
         asyncio.run(enter(home))
         assert child.wait(10) == -9
-        assert home.told[-1][2].startswith("[process p1] `sleeper` ended when the host that ran it did, and 1 of its")
+        assert home.told[-1][2].startswith("[process p1] `sleeper` ended together with its host; 1 of its")
     finally:
         child.kill()
         child.wait()

@@ -72,7 +72,7 @@ def test_a_result_has_the_output_the_value_and_how_it_ended(tmp_path: Path) -> N
     ) == [
         'out\nerr\n[value] {"ä": [1, null]}',
         '[value] "kept"',
-        "[it wrote nothing and has no value]",
+        "[no output and no value]",
         "[value] <class 'object'>",
         "x\n[exit code 3]",
         "[killed by signal 11 (SIGSEGV)]",
@@ -113,8 +113,8 @@ def test_output_and_value_are_bounded_and_streamed(tmp_path: Path) -> None:
                 streamed.append(event.text)
 
     on_host([Python(tmp_path, output_bytes=1000)], agent, scenario)
-    assert seen[0].startswith("begin\n") and "\nend\n[value (cut)] " in seen[0] and len(seen[0]) < 2200
-    assert seen[1].endswith("[it did not end within 0.5 s and was killed]") and len(seen[1]) < 1200
+    assert seen[0].startswith("begin\n") and "\nend\n[value (truncated)] " in seen[0] and len(seen[0]) < 2200
+    assert seen[1].endswith("[timed out after 0.5 s and was killed]") and len(seen[1]) < 1200
     assert 0 < len("".join(streamed)) < 500_000
 
 
@@ -272,7 +272,7 @@ with ThreadPoolExecutor(20) as pool:
 sum(isinstance(each, str) for each in told), [each for each in told if isinstance(each, str)][0]
 """
     (told,) = run(tmp_path, script, tools=[counted], calls_at_once=3, calls=25)
-    assert told == '[value] [15, "a script may call tools 25 times, and no more"]'
+    assert told == '[value] [15, "tool call limit reached: a script may make 25 calls"]'
     assert (most, made) == (3, 25)
 
 
@@ -325,7 +325,7 @@ def hang():
 )
 def test_a_script_that_breaks_the_rules_of_its_connection_is_killed(tmp_path: Path, attack: str) -> None:
     told, then = run(tmp_path, f"{RAW}\n{attack}\nhang()", "1", tools=[add])
-    assert "[it was killed: it broke the rules of its connection" in told
+    assert "[killed: protocol violation" in told
     assert then == "[value] 1"
     assert living(tmp_path) == []
 
@@ -339,7 +339,7 @@ def test_its_time_does_not_run_while_it_waits_for_a_tool(tmp_path: Path) -> None
     (waited,) = run(tmp_path, "tools.slow()", tools=[slow], timeout_s=2.0)
     assert waited == '[value] "waited"'
     (hung,) = run(tmp_path, "tools.add(1, 2)\nwhile True: pass", tools=[add], timeout_s=0.7)
-    assert hung == "[it did not end within 0.7 s and was killed]"
+    assert hung == "[timed out after 0.7 s and was killed]"
 
 
 @pytest.mark.parametrize("how", ["os._exit(3)", "os.kill(os.getpid(), 9)"])
@@ -458,7 +458,7 @@ def test_where_nothing_confines_it_is_refused_or_says_that_it_is_not_confined(
         monkeypatch.setattr(module, "find_isolation", lambda: nothing)
     (refused,) = run(tmp_path, "1")
     assert refused.startswith("!ToolFailed: ") and "tried in a test" in refused
-    assert "cannot be used on this machine" in Python(tmp_path).tools()[0].description
+    assert "unavailable on this machine" in Python(tmp_path).tools()[0].description
     bare = Sandbox(network="allow")
     assert run(tmp_path, "1", sandbox=bare) == ["[value] 1"]
     assert "Not isolated" in Python(tmp_path, sandbox=bare).tools()[0].description
@@ -467,7 +467,7 @@ def test_where_nothing_confines_it_is_refused_or_says_that_it_is_not_confined(
 def test_an_interpreter_that_cannot_be_started_is_told(tmp_path: Path) -> None:
     for interpreter in ("/nowhere/python", "/bin/false"):
         (told,) = run(tmp_path, "1", interpreter=interpreter)
-        assert told.startswith("!ToolFailed: the script could not be started")
+        assert told.startswith("!ToolFailed: the script failed to start")
 
 
 @pytest.mark.skipif(not os.path.exists("/bin/python3"), reason="no /bin/python3: install the system's Python")

@@ -46,7 +46,7 @@ def test_signal_deaths_are_named(tmp_path: Path) -> None:
     assert run(tmp_path, kill, "kill -TERM $$", "exit 139", "exit 255") == [
         "[killed by signal 9 (SIGKILL)]",
         "[killed by signal 15 (SIGTERM)]",
-        "[exit code 139, as of signal 11 (SIGSEGV)]",
+        "[exit code 139, signal 11 (SIGSEGV)]",
         "[exit code 255]",
     ]
 
@@ -83,13 +83,13 @@ def test_large_output_keeps_its_beginning_and_end_and_counts_the_middle(tmp_path
     (told,) = run(tmp_path, "echo first; head -c 100000000 /dev/zero | tr '\\0' x; echo; echo last; exit 5")
     assert told.startswith("first\n") and told.endswith("last\n[exit code 5]")
     assert len(told) < 33_000
-    assert "[… 99,9" in told and "bytes left out …]" in told
+    assert "[… 99,9" in told and "bytes omitted …]" in told
 
 
 def test_output_that_never_ends_is_ended_by_the_deadline(tmp_path: Path) -> None:
     (told,) = run(tmp_path, "yes", timeout_s=1.0)
     assert told.startswith("y\ny\n")
-    assert told.endswith("[it did not end within 1 s and was killed; this is what it wrote until then]")
+    assert told.endswith("[timed out after 1 s and was killed; the output up to then is above]")
 
 
 def test_binary_output_becomes_safe_text(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_binary_output_becomes_safe_text(tmp_path: Path) -> None:
     )
     assert told[0] == "café \ufffd\ufffd red bell\ufffd end\n[exit code 0]"
     assert told[1] == "[50 bytes of binary data]\n[exit code 0]"
-    assert told[2].count("é") >= 98 and told[2].count("\ufffd") == 1 and "bytes left out" in told[2]
+    assert told[2].count("é") >= 98 and told[2].count("\ufffd") == 1 and "bytes omitted" in told[2]
 
 
 def test_a_line_that_is_written_over_is_shown_as_it_was_last(tmp_path: Path) -> None:
@@ -136,9 +136,9 @@ def test_a_terminal_is_one(tmp_path: Path) -> None:
         ([""], "empty"),
         ("echo a\0b", "NUL"),
         (["echo", "a\0b"], "NUL"),
-        (["no-such-program"], "there is no program 'no-such-program'"),
-        (["./not-executable"], "no permission"),
-        (["./garbage"], "it is no program"),
+        (["no-such-program"], "program 'no-such-program' not found"),
+        (["./not-executable"], "permission denied"),
+        (["./garbage"], "not an executable"),
         (["echo", "x" * 3_000_000], "too long"),
         (["echo", "\ud800"], "surrogates"),
     ],
@@ -164,14 +164,14 @@ def test_what_cannot_be_started_is_told_plainly(tmp_path: Path, command: Any, sa
 def test_processes_that_a_command_leaves_are_ended_and_counted(tmp_path: Path) -> None:
     token = f"left-{os.getpid()}-{tmp_path.name}"
     (told,) = run(tmp_path, program("leaves-strays", token))
-    assert told == "[exit code 7; 2 processes that it left running were ended]"
+    assert told == "[exit code 7; 2 processes left running were ended]"
     assert living(token) == []
 
 
 def test_a_stray_that_holds_the_pipe_delays_nothing(tmp_path: Path) -> None:
     token = f"holds-{os.getpid()}-{tmp_path.name}"
     (told,) = run(tmp_path, program("holds-pipe", token))
-    assert told == "held\n[exit code 0; 1 process that it left running was ended]"
+    assert told == "held\n[exit code 0; 1 process left running was ended]"
     assert living(token) == []
 
 
@@ -214,7 +214,7 @@ def test_a_deadline_ends_every_hostile_tree_and_keeps_what_was_written(
 
     use(Terminal(tmp_path, environment={"code": code}), agent)
     for role, told in results.items():
-        assert told.startswith(f"{role}\n") and "did not end within 2 s" in told
+        assert told.startswith(f"{role}\n") and "timed out after 2 s" in told
     assert len(results) == len(ROLES)
     assert living(token) == []
 
@@ -303,7 +303,7 @@ def test_output_is_streamed_while_the_command_runs_and_only_so_much(tmp_path: Pa
                 go_on.touch()
         assert pieces[0] == "first\n"
         assert len("".join(pieces)) < 110_000
-        assert pieces[-1].endswith("[more follows and is not shown here; the result has the end]\n")
+        assert pieces[-1].endswith("[live output truncated; the result contains the end]\n")
 
     on_host([Terminal(tmp_path)], agent, scenario)
 

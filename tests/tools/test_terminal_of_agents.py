@@ -83,7 +83,7 @@ def say_after(*calls: CallPart) -> Callable[[Any], Any]:
 def test_a_model_runs_a_command_and_reads_its_result(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         answer = await host.session("s").ask("go")
-        assert answer.endswith("done: hello\n[exit code 3] | data has 5 bytes now"), answer
+        assert answer.endswith("done: hello\n[exit code 3] | data now has 5 bytes"), answer
 
     call = CallPart(name="terminal", arguments={"command": "echo hello; exit 3", "timeout_s": 20})
     write = CallPart(name="write_file", arguments={"path": "data", "content": "12345"})
@@ -230,7 +230,7 @@ def test_what_is_written_to_a_shell_in_the_background_is_asked_about(tmp_path: P
         if isinstance(last, UserMessage):
             return CallPart(name="start_process", arguments={"command": "bash"})
         if isinstance(last, ToolMessage) and last.name == "start_process":
-            (process_id,) = re.findall(r"process (p\w+) was", last.content)
+            (process_id,) = re.findall(r"process (p\w+) started", last.content)
             arguments = {"process_id": process_id, "text": "rm -rf build\n"}
             return CallPart(name="write_process", arguments=arguments)
         return "done"
@@ -264,7 +264,7 @@ def test_programs_are_fed_read_and_ended_on_uvloop_too(tmp_path: Path) -> None:
                 return [call, start]
             case UserMessage(content="trees"):
                 return trees
-            case ToolMessage() as last if "was started" in last.content:
+            case ToolMessage() as last if " started, pid" in last.content:
                 one = last.content.split()[1]
                 return CallPart(
                     name="write_process", arguments={"process_id": one, "text": "x" * 1_000_000, "end": True}
@@ -295,9 +295,9 @@ def heard(found: Sequence[Entry], text: str) -> bool:
 def test_the_end_of_a_process_is_told_to_its_session(tmp_path: Path) -> None:
     async def scenario(host: Host) -> None:
         session = host.session("s")
-        assert "was started" in await session.ask("go")
+        assert " started, pid" in await session.ask("go")
         async with asyncio.timeout(15):
-            while not heard(await entries(session), "exit code 5. The end of its output"):
+            while not heard(await entries(session), "exit code 5. Last output"):
                 await asyncio.sleep(0.01)
 
     call = CallPart(name="start_process", arguments={"command": "sleep 0.2; echo bye; exit 5"})
@@ -310,13 +310,13 @@ def test_processes_that_end_with_the_host_are_told_at_the_next_start(tmp_path: P
     call = CallPart(name="start_process", arguments={"command": program("double-fork", token)})
 
     async def first(host: Host) -> None:
-        assert "was started" in await host.session("s").ask("go")
+        assert " started, pid" in await host.session("s").ask("go")
         await until(lambda: len(living(token)) == 2)
 
     async def second(host: Host) -> None:
         assert living(token) == []
         async with asyncio.timeout(15):
-            while not heard(await entries(host.session("s")), "ended when the host that ran it did"):
+            while not heard(await entries(host.session("s")), "ended together with its host"):
                 await asyncio.sleep(0.01)
 
     on_agent(say_after(call), [Processes(tmp_path / "work")], first, store=store)
@@ -338,7 +338,7 @@ def test_a_killed_host_takes_its_processes_along_and_the_next_one_tells(tmp_path
     server = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
     try:
         assert server.stdout is not None
-        assert b"was started" in server.stdout.readline()
+        assert b" started, pid" in server.stdout.readline()
         await_condition(lambda: len(living(token)) >= 2, "the tree is up")
     finally:
         os.kill(server.pid, signal.SIGKILL)
@@ -348,7 +348,7 @@ def test_a_killed_host_takes_its_processes_along_and_the_next_one_tells(tmp_path
     async def main() -> None:
         async with asyncio.timeout(30):
             async with Host(agent_that_starts(str(tmp_path / "work"), command), store=store) as host:
-                while not heard(await entries(host.session("s")), "ended when the host that ran it did"):
+                while not heard(await entries(host.session("s")), "ended together with its host"):
                     await asyncio.sleep(0.01)
 
     asyncio.run(main())

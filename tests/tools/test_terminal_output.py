@@ -112,7 +112,7 @@ def test_a_recording_has_the_first_and_the_last_bytes(data: list[bytes], limit: 
     if len(whole) <= limit:
         assert text == readable(whole)
     else:
-        assert " bytes left out …]" in text
+        assert " bytes omitted …]" in text
 
 
 @given(st.text(st.sampled_from("aé漢😀"), min_size=30, max_size=60), st.integers(8, 24))

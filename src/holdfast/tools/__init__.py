@@ -1,6 +1,6 @@
-"""Tools that come with Holdfast. Each group is a `Toolset`: put an object of it among an agent's tools.
+"""Built-in tools. Each group is a `Toolset`: add an instance of it to an agent's tools.
 
-Names are loaded when they are first used.
+Names are imported on first use.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Tools that work with web pages in a real browser: open, read, click, type, look. Needs the extra ``browser``.
+"""Tools that use web pages in a real browser: open, read, click, type, screenshot. Needs the extra ``browser``.
 
 Invariants
-- A session has one browser at most. It is a piece of background work of the session's activation: an interrupt leaves
-  it alone, a stop of the session ends it with all its processes, and so does a while without use.
-- Its only way to the network is a `Gate` of its own, so private addresses are refused in whatever way a page asks.
-- Actions of one browser happen one after the other, each within its deadline. One that is interrupted stops the page
-  from loading on.
+- A session has at most one browser. It runs as background work of the session's activation: an interrupt leaves
+  it alone. A session stop ends it with all its processes, and so does the idle timeout.
+- Its only route to the network is its own `Gate`, so private addresses are refused however a page requests them.
+- Actions of one browser run one at a time, each with a deadline. An interrupted action stops the page from
+  loading further.
 """
 
 from __future__ import annotations
@@ -52,35 +52,35 @@ _ARGUMENTS = (
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--no-pings",
 )
-"""Nothing goes around the proxy, and nothing is fetched that no page asked for."""
+"""Flags that keep all traffic on the proxy and disable requests that no page made."""
 
 
 def find_chromium() -> str | None:
-    """The Chromium to use: that of the environment variable ``HOLDFAST_CHROMIUM``, or the first one in PATH."""
+    """Return the Chromium in the environment variable ``HOLDFAST_CHROMIUM``, or else the first one in PATH."""
     named = os.environ.get("HOLDFAST_CHROMIUM")
     return named or next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 class Browser(Toolset):
-    """Gives a model a browser: ``browser_open``, ``browser_read``, ``browser_click``, ``browser_type`` and, with a
+    """Browser tools for a model: ``browser_open``, ``browser_read``, ``browser_click``, ``browser_type`` and, with a
     workspace, ``browser_screenshot``.
 
-    Pages run their scripts, in Chromium's own sandbox (not when this process runs as root: Chromium has none then).
-    Private, loopback and link-local addresses cannot be reached unless they are allowed here.
+    Page scripts run in Chromium's own sandbox (except when this process runs as root: Chromium then has no sandbox).
+    Private, loopback and link-local addresses are unreachable unless allowed here.
 
     Parameters:
-        allow_networks: addresses that may be reached though they are not public, as in ``["10.1.0.0/16"]``.
-        ports: that may be connected to; None: all.
-        workspace: where screenshots are saved; None: there are none.
-        executable: Chromium; None: see `find_chromium`, else one that Playwright has installed.
-        arguments: more of them for Chromium, such as ``--no-sandbox`` where the system does not let it have one.
+        allow_networks: non-public addresses that may be reached, such as ``["10.1.0.0/16"]``.
+        ports: ports that may be connected to; None: all.
+        workspace: where screenshots are saved; None: no screenshots.
+        executable: path of Chromium; None: see `find_chromium`, else one that Playwright has installed.
+        arguments: additional Chromium arguments, such as ``--no-sandbox`` where the system does not allow its sandbox.
         timeout_s: deadline of an action, in seconds.
-        idle_s: a browser that nobody used for so long is closed.
-        text_limit: how many characters of a page a result has; the model can ask for what follows.
+        idle_s: idle time in seconds after which a browser is closed.
+        text_limit: maximum number of page characters in a result; the model can ask for the rest.
 
     Raises:
         MissingExtra: Playwright is not installed.
-        ConfigurationError: as `AddressRules` and `Workspace`.
+        ConfigurationError: see `AddressRules` and `Workspace`.
     """
 
     def __init__(
@@ -108,28 +108,28 @@ class Browser(Toolset):
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncIterator[None]:
-        """Load Playwright before the first run: it takes a second, in which the loop would stand still."""
+        """Import Playwright before the first run: the import takes a second, which would block the loop."""
         await asyncio.get_running_loop().run_in_executor(None, importlib.import_module, "playwright.async_api")
         yield
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of its workspace, if it has one."""
+        """Return the root of the workspace, if there is one."""
         return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """The tools."""
+        """Return the browser tools."""
         work: list[Callable[..., Any]] = [self.browser_open, self.browser_read, self.browser_click, self.browser_type]
         if self._workspace is not None:
             work.append(self.browser_screenshot)
         return [tool(timeout_s=self.timeout_s + _LAUNCH_S + _MARGIN_S)(one) for one in work]
 
     async def browser_open(self, call: Call, url: str) -> str:
-        """Open a URL in the browser and return what the page shows.
+        """Open a URL in the browser and return the page's content.
 
-        Elements that can be used have a name in brackets, such as [ref=e5]; it holds until the page changes.
+        Usable elements have a name in brackets, such as [ref=e5]; it is valid until the page changes.
 
         Parameters:
-            url: begins with https:// or http://.
+            url: starts with https:// or http://.
         """
         host, port = self.rules.check_url(url)
         await self.rules.addresses(host, port)
@@ -140,19 +140,19 @@ class Browser(Toolset):
         return await self._act(call, work)
 
     async def browser_read(self, call: Call, start: int = 0, as_text: bool = False) -> str:
-        """Read the page that is open.
+        """Read the current page.
 
         Parameters:
-            start: from this character on.
-            as_text: as running text with links instead of elements with names; better for articles.
+            start: character offset to start at.
+            as_text: return plain text with links instead of named elements; better for articles.
         """
         return await self._act(call, None, start=start, as_text=as_text)
 
     async def browser_click(self, call: Call, ref: str) -> str:
-        """Click an element of the page and return what the page shows then.
+        """Click an element of the page and return the page's new content.
 
         Parameters:
-            ref: its name, such as e5.
+            ref: the element's name, such as e5.
         """
 
         async def work(page: Page) -> None:
@@ -161,11 +161,11 @@ class Browser(Toolset):
         return await self._act(call, work)
 
     async def browser_type(self, call: Call, ref: str, text: str, submit: bool = False) -> str:
-        """Put text into a field of the page, in place of what is there, and return what the page shows then.
+        """Replace the text of a field of the page and return the page's new content.
 
         Parameters:
-            ref: its name, such as e5.
-            text: what to put in.
+            ref: the field's name, such as e5.
+            text: the new text.
             submit: press Enter afterwards.
         """
 
@@ -178,11 +178,11 @@ class Browser(Toolset):
         return await self._act(call, work)
 
     async def browser_screenshot(self, call: Call, path: str, whole_page: bool = False) -> str:
-        """Save a picture (PNG) of the page that is open to a file of the workspace.
+        """Save a screenshot (PNG) of the current page to a file in the workspace.
 
         Parameters:
-            path: of the file.
-            whole_page: all of the page, not only what fits the window.
+            path: path of the file.
+            whole_page: capture the whole page, not only the visible part.
         """
         assert self._workspace is not None
         async with self._using(call) as window:
@@ -200,7 +200,7 @@ class Browser(Toolset):
     async def _act(
         self, call: Call, work: Callable[[Page], Any] | None, *, start: int = 0, as_text: bool = False
     ) -> str:
-        """Do something with the page, let it settle, and tell what it shows."""
+        """Run an action on the page, let the page settle, and return its content."""
         async with self._using(call) as window:
             if work is not None:
                 await work(window.page)
@@ -221,14 +221,14 @@ class Browser(Toolset):
             if end >= len(source)
             else f"\n[characters {start:,} to {end:,} of {len(source):,}; for more: start={end}]"
         )
-        return f"[{url}]\n# {title}\n{shown or '[nothing here]'}{more}"
+        return f"[{url}]\n# {title}\n{shown or '[empty]'}{more}"
 
     @contextlib.asynccontextmanager
     async def _using(self, call: Call) -> AsyncIterator[_Window]:
-        """The session's browser, to oneself and for the time of one action.
+        """Yield the session's browser for the exclusive use of one action.
 
         Raises:
-            ToolFailed: it cannot be started, or the action failed or took too long.
+            ToolFailed: the browser does not start, or the action failed or timed out.
         """
         from playwright.async_api import Error
 
@@ -253,7 +253,7 @@ class Browser(Toolset):
             window = await self._window(call)
             async with window.turn:
                 await window.quiet()
-                if not window.closed:  # it was closed, for want of use, while this waited
+                if not window.closed:  # the idle timeout may have closed it meanwhile
                     yield window
                     return
 
@@ -284,7 +284,7 @@ class Browser(Toolset):
 
 
 class _Window:
-    """A browser of one session, from its start to its end."""
+    """One browser of a session, from start to end."""
 
     def __init__(self, settings: Browser) -> None:
         self._settings = settings
@@ -294,43 +294,43 @@ class _Window:
         self._news: asyncio.Future[None] = self._loop.create_future()
         self._stopping: asyncio.Future[None] | None = None
         self.closed = False
-        """It ends; nothing can be done with it any more."""
+        """True once the browser is shutting down; it is unusable from then on."""
         self.turn = asyncio.Lock()
         self.started: asyncio.Future[str | None] = self._loop.create_future()
-        """Done when it can be used, with None; or with the reason why not."""
+        """Result: None when the browser is ready, or the reason why it failed to start."""
 
     @property
     def page(self) -> Page:
-        """The newest page."""
+        """The newest open page."""
         if self._context is None or not self._context.pages:
             raise ToolFailed("the browser was closed; open a page again")
         return self._context.pages[-1]
 
     def stop_loading(self) -> None:
-        """The page shall load no more; whoever waited for it does not any more."""
+        """Tell the page to stop loading; its caller has stopped waiting."""
         if self._stopping is None:
             self._stopping = self._loop.create_future()
         self.wake()
 
     async def quiet(self) -> None:
-        """Wait until that is done, so that it does not hit what comes next."""
+        """Wait until a pending stop of loading is done, so that it does not affect the next action."""
         if self._stopping is not None:
             await asyncio.wait({self._stopping}, timeout=_SETTLE_S)
 
     def wake(self) -> None:
-        """Something has happened: look at it, and count the time without use from now."""
+        """Wake the attending loop and restart the idle timeout."""
         if not self._news.done():
             self._news.set_result(None)
 
     def told(self, error: Exception) -> str:
-        """What went wrong, for a model."""
+        """Return the error message for a model."""
         text = str(error).split("Call log:")[0].strip()
         if "ERR_TUNNEL_CONNECTION_FAILED" in text and (found := re.search(r" at https?://([^/:\s]+)", text)):
             text = self._gate.refusal(found[1]) or text
         return text[:1000]
 
     async def live(self) -> None:
-        """Run the browser until it is not needed any more."""
+        """Run the browser until it is closed or idle for too long."""
         from playwright.async_api import Error, async_playwright
 
         try:
@@ -341,12 +341,12 @@ class _Window:
                     await self._attend()
         except (Error, OSError) as error:
             if not self.started.done():
-                self.started.set_result(f"the browser could not be started: {str(error).split('Call log:')[0].strip()}")
+                self.started.set_result(f"the browser failed to start: {str(error).split('Call log:')[0].strip()}")
         finally:
             self.closed = True
             self._context = None
             if not self.started.done():
-                self.started.set_result("the browser was stopped while it was started")
+                self.started.set_result("the browser was stopped during startup")
 
     async def _start(self, playwright: Playwright, home: str) -> None:
         settings = self._settings
@@ -374,7 +374,7 @@ class _Window:
         self.wake()
 
     async def _attend(self) -> None:
-        """Keep the number of pages, stop what shall not load on, and see when nobody uses it any more."""
+        """Close surplus pages, stop page loads on request, and close the browser when it is idle."""
         from playwright.async_api import Error
 
         while not self.closed:
@@ -405,9 +405,9 @@ class _Window:
 async def _element(page: Page, ref: str) -> Locator:
     if not _REF.fullmatch(ref):
         raise ToolFailed(
-            f"{ref[:40]!r} is no name of an element; they look like e5, and are in what browser_read shows"
+            f"{ref[:40]!r} is not an element name; names look like e5 and appear in the output of browser_read"
         )
     element = page.locator(f"aria-ref={ref}")
     if not await element.count():
-        raise ToolFailed(f"there is no element {ref} (any more): names change with the page; read it again")
+        raise ToolFailed(f"element {ref} not found; names change with the page, so read the page again")
     return element

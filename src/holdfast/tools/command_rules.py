@@ -1,7 +1,7 @@
-"""Rules for the arguments of commands: which ones leave a command harmless.
+"""Rules for command arguments: which ones keep a command harmless.
 
-A rule takes the words behind a program's name and returns whether they read, build or test, and write files below the
-current folder only. A word that is known only at run time fails every rule but `anything`.
+A rule takes a program's arguments and returns whether they only read, build or test, and write only below the
+current folder. A word whose value is known only at run time fails every rule except `anything`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SECRET_NAMES = (".env", ".ssh", ".aws", ".gnupg", ".kube", ".netrc", ".holdfast
 
 
 def is_secret(word: Word) -> bool:
-    """Return whether a word names a place where credentials, another process or a device are found."""
+    """Return whether a word names a place that holds credentials, another process or a device."""
     text = word.known if word.text is None else word.text
     if word.has_glob and any(map(_may_be_secret, text.split("/"))):
         return True
@@ -74,14 +74,14 @@ def is_secret(word: Word) -> bool:
 
 
 def _may_be_secret(part: str) -> bool:
-    """Return whether a wildcard was written so that it finds a secret; one that finds everything was not."""
+    """Return whether a wildcard targets secret names; one that matches everything does not."""
     if not re.search(r"[*?\[{]", part) or not part.startswith((".", "h")):
         return False
     return "{" in part or any(fnmatch.fnmatchcase(name, part) for name in _SECRET_NAMES)
 
 
 def is_endless(word: Word) -> bool:
-    """Return whether a word names a device that never ends: a copy of it fills the disk."""
+    """Return whether a word names an endless device: copying it would fill the disk."""
     return re.fullmatch(r"/dev/(zero|u?random|full)", word.text or "") is not None
 
 
@@ -89,13 +89,13 @@ _HOMES = re.compile(r"~|/+(root|home|Users|var/lib)(/|$)|/+$|/+\*|\.\./\.\.(/|$)
 
 
 def reads_public(words: Sequence[Word]) -> bool:
-    """Take words that name nothing in the home of a user or far above, and not the whole machine."""
+    """Accept words that do not name a user's home, a place far above, or the whole machine."""
     named = [word.known if word.text is None else word.text for word in words]
     return not any(_HOMES.match(text if text.endswith("/") else os.path.normpath(text)) for text in named if text)
 
 
 def is_inside(word: Word) -> bool:
-    """Return whether a word names something below the current folder, and nothing of Git's own."""
+    """Return whether a word names a path below the current folder and outside of ``.git``."""
     if not word.text:
         return False
     parts = word.text.split("/")
@@ -103,7 +103,7 @@ def is_inside(word: Word) -> bool:
 
 
 def has_glob(words: Sequence[Word]) -> bool:
-    """Return whether a word can become several, or other ones than it shows."""
+    """Return whether any word contains a wildcard, so that the shell may expand it."""
     return any(word.has_glob for word in words)
 
 
@@ -113,7 +113,7 @@ def flags_of(words: Sequence[Word]) -> list[str]:
 
 
 def operands_of(words: Sequence[Word]) -> list[Word]:
-    """Return the words that are no options; behind ``--`` none is one."""
+    """Return the words that are not options; all words after ``--`` are operands."""
     operands = []
     ended = False
     for word in words:
@@ -133,23 +133,23 @@ def is_literal(words: Sequence[Word]) -> bool:
 
 
 def anything(_: Sequence[Word]) -> bool:
-    """Take all words."""
+    """Accept all words."""
     return True
 
 
 def nothing(words: Sequence[Word]) -> bool:
-    """Take no words."""
+    """Accept no words."""
     return not words
 
 
 def lacks(*patterns: str) -> Rule:
-    """Return a rule: no word matches one of the patterns from its beginning."""
+    """Return a rule: no word starts with a match of one of the patterns."""
     forbidden = re.compile("|".join(patterns))
     return lambda words: is_literal(words) and not any(forbidden.match(word.text or "") for word in words)
 
 
 def only(pattern: str) -> Rule:
-    """Return a rule: there are words, and each matches the pattern as a whole."""
+    """Return a rule: there is at least one word, and each matches the whole pattern."""
     allowed = re.compile(pattern)
     return lambda words: bool(words) and all(allowed.fullmatch(word.text or "") for word in words)
 
@@ -161,7 +161,7 @@ _OUTSIDE_OPTION = re.compile(
 
 
 def reaches_no_outside(words: Sequence[Word]) -> bool:
-    """Take words that name no file outside of the current folder."""
+    """Accept words that name no file outside the current folder."""
     return is_literal(words) and not any(
         _OUTSIDE_OPTION.match(word.text or "")
         or ((word.text or "").startswith(("/", "~", "../")) and word.text != "/dev/null")
@@ -170,7 +170,7 @@ def reaches_no_outside(words: Sequence[Word]) -> bool:
 
 
 def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
-    """Return a rule: the first word is an allowed one, and none matches `forbidden` or reaches outside."""
+    """Return a rule: the first word is allowed, and no word matches `forbidden` or reaches outside."""
     first, bad = re.compile(allowed), re.compile(forbidden)
 
     def rule(words: Sequence[Word]) -> bool:
@@ -183,9 +183,9 @@ def subcommand(allowed: str, forbidden: str = r"(?!)") -> Rule:
 
 
 def runs_script(flags: str, modules: Sequence[str] = ()) -> Rule:
-    """Return a rule: an interpreter runs a script of the current folder or a known module, or tells its version.
+    """Return a rule: an interpreter runs a script in the current folder or a known module, or prints its version.
 
-    Without a script it would run what comes on its standard input.
+    Without a script it would execute its standard input.
     """
     allowed = re.compile(flags)
 
@@ -210,7 +210,7 @@ def runs_script(flags: str, modules: Sequence[str] = ()) -> Rule:
 
 
 def writes_inside(words: Sequence[Word]) -> bool:
-    """Take files below the current folder, also in options such as ``--output=FILE``."""
+    """Accept files below the current folder, also in options such as ``--output=FILE``."""
     named = [Word(flag.partition("=")[2]) for flag in flags_of(words) if "=" in flag]
     return is_literal(words) and all(is_inside(word) for word in (*operands_of(words), *named) if word.text)
 
@@ -220,38 +220,38 @@ def _names_target_folder(words: Sequence[Word]) -> bool:
 
 
 def copies_inside(words: Sequence[Word]) -> bool:
-    """Take files from anywhere that are copied to below the current folder."""
+    """Accept a copy of any files to a place below the current folder."""
     operands = operands_of(words)
     literal = is_literal(words) and not _names_target_folder(words) and reads_public(operands)
     return literal and len(operands) >= 2 and (is_inside(operands[-1]) or operands[-1].text == ".")
 
 
 def moves_inside(words: Sequence[Word]) -> bool:
-    """Take one file below the current folder that is moved there."""
+    """Accept one file that moves within the current folder."""
     operands = operands_of(words)
     return writes_inside(words) and not _names_target_folder(words) and len(operands) == 2 and not has_glob(operands)
 
 
 def removes_named_files(words: Sequence[Word]) -> bool:
-    """Take single files below the current folder, each by its name."""
+    """Accept files below the current folder, each given by its full name."""
     plain = all(flag in ("-f", "-v", "-i", "--") for flag in flags_of(words))
     return plain and writes_inside(words) and not has_glob(words)
 
 
 def links_inside(words: Sequence[Word]) -> bool:
-    """Take links below the current folder that replace nothing."""
+    """Accept links below the current folder that replace nothing."""
     return writes_inside(words) and not _names_target_folder(words) and "f" not in "".join(flags_of(words))
 
 
 def changes_modes_inside(words: Sequence[Word]) -> bool:
-    """Take ordinary modes for files below the current folder."""
+    """Accept ordinary modes for files below the current folder."""
     mode, *files = operands_of(words) or [Word(None)]
     plain = re.fullmatch(r"[ugoa]*[+-=][rwxX]+|[0-7]{3}", mode.text or "") is not None and mode.text != "777"
     return plain and not flags_of(words) and writes_inside(files)
 
 
 def sorts_inside(words: Sequence[Word]) -> bool:
-    """Take ``-o FILE`` in its spellings below the current folder."""
+    """Accept ``-o FILE``, in all its spellings, for files below the current folder."""
     for word, following in zip_longest(words, words[1:], fillvalue=Word(None)):
         text = word.text or ""
         if text in ("-o", "--output") and not is_inside(following):
@@ -271,7 +271,7 @@ _SED_FLAG = re.compile(r"-[nErsziu]+|-e|-i\.?\w*|--(expression|quiet|regexp-exte
 
 
 def sed(words: Sequence[Word]) -> bool:
-    """Take scripts that substitute, print and delete; ``-i`` below the current folder only."""
+    """Accept scripts that substitute, print and delete; ``-i`` only below the current folder."""
     operands = operands_of(words)
     scripts = [after for word, after in zip_longest(words, words[1:], fillvalue=Word(None)) if word.text == "-e"]
     files = [word for word in operands if word not in scripts]
@@ -287,7 +287,7 @@ _AWK_REACHES = re.compile(r"system|getline|>>|print[^;}]*>|(?<!\|)\|(?!\|)|@|-i\
 
 
 def awk(words: Sequence[Word]) -> bool:
-    """Take programs that start no command and write no file."""
+    """Accept programs that start no command and write no file."""
     return is_literal(words) and not any(_AWK_REACHES.search(word.text or "") for word in words)
 
 
@@ -295,29 +295,29 @@ _TAR_FLAG = re.compile(r"-[ctxzjJvfrauk]+|--(exclude|strip-components)=\S+|-C")
 
 
 def moves_into(words: Sequence[Word]) -> bool:
-    """Take a folder below the current one to go to."""
+    """Accept one folder below the current folder."""
     return len(words) == 1 and (words[0].text == "." or is_inside(words[0])) and not words[0].has_glob
 
 
 def has_no_subscript(words: Sequence[Word]) -> bool:
-    """Take words that name no element of an array: the shell runs the commands in its number."""
+    """Accept words without an array subscript: the shell runs commands inside a subscript."""
     return not any(re.search(r"\w\[", word.text or word.known) for word in words)
 
 
 def dumps_hex(words: Sequence[Word]) -> bool:
-    """Take files of which the second, which is written, is below the current folder."""
+    """Accept an output file (the second operand) below the current folder."""
     written = operands_of(words)[1:]
     return is_literal(words) and all(map(is_inside, written))
 
 
 def lists_processes(words: Sequence[Word]) -> bool:
-    """Take options that do not show environments."""
+    """Accept options that do not show environments."""
     first = words[0].text or "" if words else ""
     return re.fullmatch(r"[a-z]*e[a-z]*", first) is None and lacks(r".*environ", "e+w*$")(words)
 
 
 def tar(words: Sequence[Word]) -> bool:
-    """Take archives that are read and unpacked below the current folder."""
+    """Accept archives that are read and unpacked below the current folder."""
     if not words or not is_literal(words):
         return False
     mode = (words[0].text or "").removeprefix("-")
@@ -329,7 +329,7 @@ _MAKE_REACHES = re.compile(r"(un)?install|publish|release|deploy\S*|push\S*|uplo
 
 
 def makes(words: Sequence[Word]) -> bool:
-    """Take targets that build."""
+    """Accept targets that build."""
     return reaches_no_outside(words) and not any(_MAKE_REACHES.fullmatch(word.text or "") for word in words)
 
 
@@ -359,7 +359,7 @@ def _no(pattern: str) -> Callable[[Texts], bool]:
 
 
 def _starts(pattern: str) -> Callable[[Texts], bool]:
-    """No words, or the first is one of these."""
+    """Return a check: there are no words, or the first one matches."""
     allowed = re.compile(pattern)
     return lambda texts: not texts or allowed.fullmatch(texts[0]) is not None
 
@@ -394,7 +394,7 @@ _GIT_VERBS: dict[str, Callable[[Texts], bool]] = {
 
 
 def uses_git(words: Sequence[Word]) -> bool:
-    """Take what reads, commits and fetches; not what discards, rewrites, pushes, or runs other programs."""
+    """Accept commands that read, commit and fetch; reject those that discard, rewrite, push or run other programs."""
     if not is_literal(words):
         return False
     outside_message = [
@@ -429,7 +429,7 @@ _METADATA = re.compile(r"(https?://)?(169\.254\.|\[?fe80|\[?fd00|metadata\b|100\
 
 
 def fetches_url(words: Sequence[Word]) -> bool:
-    """Take a plain GET of curl's, to its output or to a file below the current folder."""
+    """Accept a plain GET by curl, to standard output or to a file below the current folder."""
     if not words or not is_literal(words):
         return False
     waiting = [word.text or "" for word in words]
@@ -453,6 +453,6 @@ _OF_WGET = {"-O": "-o", "-qO": "-o", "-q": "-s", "-nv": "-s"}
 
 
 def wget(words: Sequence[Word]) -> bool:
-    """Take what `fetches_url` takes, in wget's spelling; ``-O -`` is its output."""
+    """Accept what `fetches_url` accepts, in wget's spelling; ``-O -`` is standard output."""
     texts = [_OF_WGET.get(word.text or "", word.text) for word in words]
     return fetches_url([Word("page" if text == "-" else re.sub("^-qO-$", "-s", text or "")) for text in texts])

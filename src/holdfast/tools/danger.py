@@ -1,8 +1,8 @@
-"""Decide which commands a person approves first: all that are not known to be harmless.
+"""Decide which commands need a person's approval: all that are not known to be harmless.
 
-A command passes unasked if every program in it reads, builds or tests, and writes files of the workspace only
+A command needs no approval if every program in it only reads, builds or tests, and writes only files of the workspace
 (`holdfast.tools.harmless_commands`). Anything else may destroy, reach out or change the machine. This judges text: it
-is a seat belt against a model's slip, and no wall. Scripts of the workspace run as they are.
+is a seat belt against a model's mistakes, not a security boundary. Workspace scripts run without inspection.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from holdfast.tools.shell_syntax import Redirect, SimpleCommand, Word, parse
 __all__ = ["is_dangerous", "is_dangerous_call"]
 
 _READABLE = 4_000
-"""Characters; a person cannot judge what a longer command does."""
+"""Characters; a person cannot review a longer command."""
 _SHELLS = frozenset(("bash", "sh", "dash", "zsh", "ksh"))
 _OUTPUTS = re.compile(r"/dev/(null|stdout|stderr|tty)|/tmp/[\w.-]+|\d+|-")
 _CONTROLLING = re.compile(
@@ -26,24 +26,24 @@ _CONTROLLING = re.compile(
     r"PATH|ENV|IFS|SHELL|SHELLOPTS|\w*PAGER|\w*EDITOR|VISUAL|BROWSER|PROMPT_COMMAND|PS[0-4]|HOME|CC|CXX|CFLAGS|LDFLAGS|"
     r"CDPATH|HISTFILE|POSIXLY_CORRECT|\w*_?(proxy|PROXY)|GOFLAGS|GOPATH|TAR_OPTIONS|LESS\w*|RIPGREP_CONFIG_PATH|CURL_HOME|WGETRC"
 )
-"""Variables that make harmless programs run others, or read other settings."""
+"""Variables that make harmless programs run other programs or read other settings."""
 _ASSIGN = frozenset(
     ("read", "printf", "let", "wait", "unset", "export", "local", "readonly", "declare", "typeset", "mapfile")
 )
-"""Builtins whose arguments are names of variables."""
+"""Builtins whose arguments are variable names."""
 _SUBSCRIPT = re.compile(
     r"'[^']*\w\[[^][']*(\$\(|`)|\"[^\"]*\w\[[^][\"]*\\(\$\(|`)|\$'[^']*\\(x24|0?44|u0024)|\b\w+='[^']*\$\("
 )
-"""A quoted element of an array, or a variable for one: where the shell takes it for a number, it runs what is in it."""
+"""A quoted array element, or a variable that holds one: in an arithmetic context the shell runs commands in it."""
 _RETURN = re.compile(r"\s*(;|&&)\s*cd (\.\.|-)\s*$")
-"""It goes back in the end, where nothing follows."""
+"""A final `cd` back: nothing runs after it."""
 _UNCONTROLLING = frozenset(
     ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "NODE_ENV", "CARGO_TERM_COLOR")
 )
 
 
 def is_dangerous(command: str | Sequence[str]) -> bool:
-    """Return whether a person should see the command first.
+    """Return whether a person should review the command first.
 
     Parameters:
         command: a shell command line, or a program and its arguments.
@@ -71,7 +71,7 @@ def _is_controlling(name: str) -> bool:
 
 
 def is_dangerous_call(arguments: dict[str, Any]) -> bool:
-    """Return `is_dangerous` of a call's ``command``, and of the ``stdin`` that a shell in it reads: an `Approval`."""
+    """Return `is_dangerous` of a call's ``command``, or of the ``stdin`` that a shell in it reads: an `Approval`."""
     command = arguments.get("command", "")
     given = command if isinstance(command, str) else [str(word) for word in command]
     if not given:
@@ -79,11 +79,11 @@ def is_dangerous_call(arguments: dict[str, Any]) -> bool:
     if not _reads_commands(given):
         return is_dangerous(given)
     stdin = arguments.get("stdin")
-    return isinstance(stdin, str) and is_dangerous(stdin)  # what a background shell is sent later is judged by itself
+    return isinstance(stdin, str) and is_dangerous(stdin)  # later input to a background shell is judged on its own
 
 
 def _reads_commands(command: str | list[str]) -> bool:
-    """Whether it is a shell alone, which takes its commands from standard input."""
+    """Return whether the command is a bare shell, which reads its commands from standard input."""
     words = command.split() if isinstance(command, str) else command
     return (
         bool(words) and words[0].rpartition("/")[2] in _SHELLS and all(word in ("-s", "-e", "-x") for word in words[1:])
@@ -91,7 +91,7 @@ def _reads_commands(command: str | list[str]) -> bool:
 
 
 def _is_harmless(command: SimpleCommand) -> bool:
-    """As `harmless_commands.is_harmless`, and of a line that a shell is given."""
+    """Return `harmless_commands.is_harmless`; for ``sh -c``, judge the inner command line."""
     if command.name.text is not None and command.name.text.rpartition("/")[2] in _SHELLS:
         *options, line = command.arguments or (Word(None),)
         if options and re.fullmatch(r"-[a-z]*c", options[-1].text or "") and line.text is not None:

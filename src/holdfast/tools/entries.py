@@ -1,6 +1,6 @@
-"""What is in a folder of a workspace: its kind, its name, its content, and a walk over all of it.
+"""Entries of a workspace folder: their kind, name and content, and a recursive walk.
 
-Everything is named by the descriptor of the folder that it is in, so nothing that is changed meanwhile leads elsewhere.
+Each entry is addressed by its name and its folder's descriptor, so a concurrent change cannot redirect it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ __all__ = [
 LIST_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DEPTH_LIMIT = 64
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
-"""What names are not given or shown with: control characters and lone surrogates."""
+"""Characters that names may not contain and are never shown: control characters and lone surrogates."""
 
 _NAMES_LIMIT = 100_000
 _CHUNK_BYTES = 1 << 20
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 Version = tuple[int, int, int] | None
-"""Which content a file has: inode, size and time of change; None where there is no file."""
+"""Fingerprint of a file's content: inode, size and modification time; None if the file does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a path leads: a name in an open folder, which may not exist, and was no link when it was looked at.
+    """Where a path leads: a name in an open folder. It may not exist, and was not a link when it was resolved.
 
     Parameters:
         folder: descriptor of the folder.
-        name: in that folder; ``.`` for the root itself.
-        path: from the root, for people.
+        name: name in that folder; ``.`` for the root itself.
+        path: path from the root, for display.
     """
 
     folder: int
@@ -58,7 +58,7 @@ class Place:
     path: str
 
     def status(self) -> os.stat_result | None:
-        """What is there; None for nothing."""
+        """Return the status of the file; None if it does not exist."""
         try:
             return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -67,13 +67,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a walk found; for use until the walk goes on.
+    """One entry found by a walk; valid until the walk advances.
 
     Parameters:
-        folder: descriptor of the folder that it is in.
-        name: in that folder.
-        path: from the root, for people.
-        status: of itself, not of what a link points to.
+        folder: descriptor of its folder.
+        name: name in that folder.
+        path: path from the root, for display.
+        status: status of the entry itself, not of a link's target.
     """
 
     folder: int
@@ -87,7 +87,7 @@ class Entry:
         return stat.S_ISREG(self.status.st_mode)
 
     def read(self, limit_bytes: int) -> bytes:
-        """The beginning of the file. Raises `OSError`, `ToolFailed`."""
+        """Return the first `limit_bytes` of the file. Raises `OSError`, `ToolFailed`."""
         with os.fdopen(open_regular(Place(folder=self.folder, name=self.name, path=self.path)), "rb", 0) as file:
             parts = []
             while limit_bytes > 0 and (data := file.read(min(limit_bytes, _CHUNK_BYTES))):
@@ -96,7 +96,7 @@ class Entry:
             return b"".join(parts)
 
     def line(self) -> str:
-        """One line for people."""
+        """Return one line for display."""
         mode = self.status.st_mode
         if stat.S_ISDIR(mode):
             return f"{self.path}/"
@@ -106,12 +106,12 @@ class Entry:
 
 
 def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]) -> Iterator[Entry]:
-    """What is in a folder and below; it owns and closes the descriptor. See `Workspace.walk`."""
+    """Yield the entries in and below a folder; owns and closes the descriptor. See `Workspace.walk`."""
     try:
         with os.scandir(folder) as listed:
             names = sorted(entry.name for entry in itertools.islice(listed, _NAMES_LIMIT + 1))
         if len(names) > _NAMES_LIMIT:
-            raise ToolFailed(f"{above or './'} has more than {_NAMES_LIMIT:,} names; use a program to look at it")
+            raise ToolFailed(f"{above or './'} has more than {_NAMES_LIMIT:,} entries; use a program to list it")
         for name in names:
             try:
                 status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -130,24 +130,24 @@ def walk_folder(folder: int, above: str, depth: int, unsearched: Collection[str]
 
 
 def version(status: os.stat_result | None) -> Version:
-    """Which content a file has now."""
+    """Return the fingerprint of a file's current content."""
     return None if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_binary(data: bytes) -> bool:
-    """Whether this is no text."""
+    """Return whether the data is binary."""
     return b"\0" in data
 
 
 def printable(name: str) -> str:
-    """A name on one line, U+FFFD for what cannot be shown."""
+    """Return a name on one line, with U+FFFD for unprintable characters."""
     if UNFIT.search(name):
         name = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return UNFIT.sub("\ufffd", name)
 
 
 def kind(mode: int) -> str:
-    """What a file mode stands for, with its article."""
+    """Return the file type of a mode, with its article."""
     match stat.S_IFMT(mode):
         case stat.S_IFREG:
             return "a file"
@@ -164,19 +164,19 @@ def kind(mode: int) -> str:
 
 
 def link_target(name: str, folder: int) -> str | None:
-    """Where a symbolic link points; None for what is no link."""
+    """Return the target of a symbolic link; None if the name is not a link."""
     try:
         return os.readlink(name, dir_fd=folder)
-    except OSError:  # no link, or nothing at all: whoever opens it learns which
+    except OSError:  # not a link, or missing: opening it tells which
         return None
 
 
 def open_regular(place: Place) -> int:
-    """A descriptor of the regular file at a place, to read. Raises `ToolFailed` for anything else, and `OSError`."""
+    """Open the regular file at a place for reading. Raises `ToolFailed` for anything else, and `OSError`."""
     status = place.status()
     if status is None:
-        raise ToolFailed(f"there is no file {place.path}")
-    if stat.S_ISREG(status.st_mode):  # before it is opened: to open a device can have an effect already
+        raise ToolFailed(f"no such file: {place.path}")
+    if stat.S_ISREG(status.st_mode):  # check first: merely opening a device can have side effects
         fd = os.open(place.name, _OPEN_FILE, dir_fd=place.folder)
         status = os.fstat(fd)
         if stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""The environment that programs of tools get: what a program needs to work, and no secret of the host's."""
+"""Environment variables for programs that tools start: what programs need, without the host's secrets."""
 
 from __future__ import annotations
 
@@ -40,36 +40,36 @@ _SECRET = (
     "*DATABASE_URL*",
 )
 _QUIET = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "TERM": "dumb"}
-"""So that no program waits for a person who is not there."""
+"""So that no program waits for user input."""
 
 
 def is_secret(name: str) -> bool:
-    """Whether an environment variable of this name is taken for a secret."""
+    """Return whether an environment variable of this name counts as a secret."""
     return any(fnmatch.fnmatchcase(name.upper(), pattern) for pattern in _SECRET)
 
 
 def clean_environment(passed: Sequence[str] = (), added: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a program of a tool.
+    """Return the environment for a program that a tool starts.
 
-    It keeps honest programs from telling secrets; it is no wall: a program of the same user can read what that user
-    can, this process's own environment too.
+    This keeps honest programs from leaking secrets; it is not a security boundary. A program of the same user can
+    read all that this user can, including this process's own environment.
 
     Parameters:
-        passed: further names, or patterns such as ``XDG_*``, of this process's variables to hand on.
-        added: variables with their values; they win.
+        passed: additional variables of this process to pass on: names, or patterns such as ``XDG_*``.
+        added: variables with their values; they take precedence.
 
     Raises:
-        ConfigurationError: `passed` names a secret, or `added` a variable of Holdfast's.
+        ConfigurationError: `passed` names a secret, or `added` sets a ``HOLDFAST_*`` variable.
     """
     for name in passed:
         if is_secret(name):
             raise ConfigurationError(
-                f"the environment variable {name} looks like a secret and is not handed to the programs of tools",
-                hint="if they need it, give its value on purpose: environment={...}",
+                f"environment variable {name} looks like a secret and is not passed on to tool programs",
+                hint="to pass it deliberately, set its value with environment={...}",
             )
     for name in added or {}:
         if name.upper().startswith("HOLDFAST_"):
-            raise ConfigurationError(f"{name} cannot be given to the programs of tools: HOLDFAST_* is the host's own")
+            raise ConfigurationError(f"{name} is reserved: HOLDFAST_* variables are not passed to tool programs")
     patterns = (*_PASSED, *passed)
     kept = {
         name: value

@@ -1,4 +1,4 @@
-"""Tools that read, write, edit, list and search the files of a workspace, and nothing outside of it."""
+"""Tools that read, write, edit, list and search the files of a workspace, and nothing outside it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _LOOK_EVERY = 256
 
 
 class Files(Toolset):
-    """Gives a model the tools ``read_file``, ``write_file``, ``edit_file``, ``list_files`` and ``search_files``.
+    """File tools for a model: ``read_file``, ``write_file``, ``edit_file``, ``list_files`` and ``search_files``.
 
-    A path never leads out of the workspace, through links neither. Files are replaced whole; a call that was stopped
-    before that writes nothing.
+    A path never leads out of the workspace, not even through links. Files are replaced atomically; a call that was
+    stopped before the replacement writes nothing.
 
     Parameters:
         workspace: where the files are. None: see `Workspace`.
-        read_bytes: how much of a file one call returns at most.
-        approval: a person must approve each change of a file; or a predicate of the arguments that says so.
+        read_bytes: maximum number of bytes that one call returns.
+        approval: whether a person must approve each file change, or a predicate on the arguments that decides.
 
     Raises:
-        ConfigurationError: as `Workspace`.
+        ConfigurationError: see `Workspace`.
     """
 
     executes = True
@@ -67,11 +67,11 @@ class Files(Toolset):
         )
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of its workspace."""
+        """Return the root of the workspace."""
         return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """Five tools."""
+        """Return the five file tools."""
         return self._tools
 
     def _of(self, call: Call) -> Workspace:
@@ -82,8 +82,8 @@ class Files(Toolset):
 
         Parameters:
             path: relative to the workspace.
-            first_line: where to begin, from 1.
-            lines: how many lines at most.
+            first_line: line to start at, counted from 1.
+            lines: maximum number of lines.
         """
         kept: list[bytes] = []
         room = self._read_bytes
@@ -92,7 +92,7 @@ class Files(Toolset):
         with self._of(call).open_file(path) as (file, place):
             if is_binary(file.read(8192)):
                 size = os.fstat(file.fileno()).st_size
-                raise ToolFailed(f"{place.path} is a binary file of {size:,} bytes; look at it with a program")
+                raise ToolFailed(f"{place.path} is a binary file of {size:,} bytes; use a program to inspect it")
             file.seek(0)
             at = 0
             while at < number and _skip_line(file):
@@ -100,14 +100,14 @@ class Files(Toolset):
                 if not at % _LOOK_EVERY:
                     check_interrupt()
                 if file.tell() > _SCAN_BYTES:
-                    raise ToolFailed(f"line {first_line:,} of {place.path} is too far in; use a program to get there")
+                    raise ToolFailed(f"line {first_line:,} of {place.path} is beyond the read limit; use a program")
             while len(kept) < wanted and room > 0:
                 check_interrupt()
                 line = file.readline(_LINE_BYTES)
                 if not line:
                     break
                 if len(line) == _LINE_BYTES and not line.endswith(b"\n"):
-                    line += f" [… {_skip_line(file):,} bytes of this line left out]\n".encode()
+                    line += f" [… {_skip_line(file):,} bytes of this line omitted]\n".encode()
                 kept.append(line)
                 room -= len(line)
             more = bool(file.read(1))
@@ -121,26 +121,26 @@ class Files(Toolset):
         return f"{text}{'' if text.endswith(chr(10)) else chr(10)}[lines {number + 1} to {last} of {place.path}{rest}]"
 
     def write_file(self, call: Call, path: str, content: str) -> str:
-        """Write a text file of the workspace, whole; folders are made, and what the file had is replaced.
+        """Write a text file of the workspace. Missing folders are created; existing content is replaced.
 
         Parameters:
             path: relative to the workspace.
-            content: all of the new content.
+            content: the complete new content.
         """
         data = _encoded(content)
-        return f"{self._of(call).replace(path, data, check=check_interrupt)} has {len(data):,} bytes now"
+        return f"{self._of(call).replace(path, data, check=check_interrupt)} now has {len(data):,} bytes"
 
     def edit_file(self, call: Call, path: str, old: str, new: str, every: bool = False) -> str:
-        """Replace a piece of text in a file of the workspace.
+        """Replace text in a file of the workspace.
 
         Parameters:
             path: relative to the workspace.
-            old: the exact text, with enough of its surroundings to occur only once.
-            new: what to put in its place.
-            every: replace it wherever it occurs.
+            old: the exact text to replace, with enough context to be unique.
+            new: the replacement.
+            every: replace all occurrences.
         """
         if not old:
-            raise ToolFailed("old is empty; to write a whole file use write_file")
+            raise ToolFailed("old is empty; use write_file to write a whole file")
         workspace = self._of(call)
         before, after = _encoded(old), _encoded(new)
         for _ in range(_EDIT_ATTEMPTS):
@@ -156,11 +156,11 @@ class Files(Toolset):
                 piece, instead = _with_crlf(before), _with_crlf(after)
             count = data.count(piece)
             if not count:
-                raise ToolFailed(f"{place.path} does not have this text; read the file, and give it exactly as it is")
+                raise ToolFailed(f"{place.path} does not contain this text; read the file and copy the text exactly")
             if count > 1 and not every:
                 raise ToolFailed(
-                    f"{place.path} has this text {count} times, {_lines_of(piece, data)}; give more of what is around"
-                    " it, or set every"
+                    f"{place.path} contains this text {count} times, {_lines_of(piece, data)}; include more context"
+                    ", or set every"
                 )
             try:
                 workspace.replace(
@@ -172,15 +172,15 @@ class Files(Toolset):
             except FileChanged:
                 continue
             return f"{count} replacement{'' if count == 1 else 's'} in {place.path}, {_lines_of(piece, data)}"
-        raise ToolFailed(f"{path} is changed by others all the time; nothing was written")
+        raise ToolFailed(f"{path} keeps changing concurrently; nothing was written")
 
     def list_files(self, call: Call, path: str = ".", pattern: str = "*", recursive: bool = False) -> str:
         """List files and folders of the workspace with their sizes.
 
         Parameters:
             path: the folder, relative to the workspace.
-            pattern: which names to list, such as *.py.
-            recursive: what is in folders below too.
+            pattern: names to list, such as *.py.
+            recursive: include all subfolders.
         """
         lines: list[str] = []
         more = False
@@ -193,8 +193,8 @@ class Files(Toolset):
                         break
                     lines.append(entry.line())
         if more:
-            lines.append(f"[more than these {_LISTED}; name a folder or a narrower pattern]")
-        return "\n".join(lines) or "[nothing]"
+            lines.append(f"[more than {_LISTED} entries; choose a subfolder or a narrower pattern]")
+        return "\n".join(lines) or "[no matches]"
 
     async def search_files(
         self, call: Call, pattern: str, path: str = ".", files: str = "*", ignore_case: bool = False
@@ -202,10 +202,10 @@ class Files(Toolset):
         """Search files of the workspace for lines that match a regular expression.
 
         Parameters:
-            pattern: a regular expression in Python's syntax, held against each line.
+            pattern: a regular expression in Python syntax, matched against each line.
             path: the file or folder to search, relative to the workspace.
-            files: which file names to search, such as *.py.
-            ignore_case: capitals and small letters are the same.
+            files: file names to search, such as *.py.
+            ignore_case: match case-insensitively.
         """
         around = current_scope()
         assert around is not None, "tools run in a scope"
@@ -218,7 +218,7 @@ class Files(Toolset):
         except Interrupted as interrupted:
             if interrupted.cause.kind == "deadline" and not around.interrupt.triggered:
                 raise ToolFailed(
-                    f"the search did not end within {_SEARCH_S + _SEARCH_MARGIN_S:g} s and was killed; the pattern"
+                    f"the search took longer than {_SEARCH_S + _SEARCH_MARGIN_S:g} s and was killed; the pattern"
                     " takes too long on some line: avoid nested repetition such as (a+)+"
                 ) from None
             raise
@@ -226,7 +226,7 @@ class Files(Toolset):
 
 
 def _skip_line(file: IO[bytes]) -> int:
-    """Skip the rest of a line; how many bytes that were, 0 at the end of the file."""
+    """Skip the rest of a line and return the number of bytes skipped; 0 at the end of the file."""
     skipped = 0
     while piece := file.readline(_PIECE_BYTES):
         skipped += len(piece)
@@ -240,7 +240,7 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise ToolFailed("the text has characters that UTF-8 cannot hold (lone surrogates)") from None
+        raise ToolFailed("the text contains lone surrogates, which UTF-8 cannot encode") from None
 
 
 def _with_crlf(data: bytes) -> bytes:
@@ -248,7 +248,7 @@ def _with_crlf(data: bytes) -> bytes:
 
 
 def _lines_of(piece: bytes, data: bytes) -> str:
-    """On which lines a piece occurs, the first few of them."""
+    """Return the line numbers of the first few occurrences of a piece."""
     lines: list[int] = []
     at = data.find(piece)
     while at >= 0 and len(lines) < 6:

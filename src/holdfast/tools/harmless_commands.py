@@ -1,6 +1,6 @@
-"""The commands that run without a person's look, and the rule that the arguments of each must keep.
+"""Commands that run without a person's approval, and the rule that the arguments of each must satisfy.
 
-What is not in the table, or breaks its rule, is shown to a person first.
+A command that is not in the table, or breaks its rule, needs approval.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["is_harmless"]
 _UNKNOWN = Word(None)
 _WRAPPER_LIMIT = 5
 _INSTALLED = frozenset((".venv", "venv", ".bin", ".tox", ".nox"))
-"""Folders of programs that are not the project's own."""
+"""Folders of installed programs, as opposed to the project's own."""
 _PROJECT_SCRIPTS = {"gradlew": "gradle", "mvnw": "mvn"}
 _SYSTEM_FOLDERS = ("/bin", "/usr/bin", "/usr/local/bin")
 
 
 def is_harmless(command: SimpleCommand, wrappers: int = 0) -> bool:
-    """Return whether a command may run without a person's look.
+    """Return whether a command may run without a person's approval.
 
     Parameters:
         command: program and arguments.
-        wrappers: how many programs that run it (``env``, ``timeout``, …) were looked through.
+        wrappers: number of wrapper programs (``env``, ``timeout``, …) already unwrapped.
     """
     name = None if command.name.has_glob else _program(command.name.text or "")
     if name is None or wrappers > _WRAPPER_LIMIT or any(map(is_secret, command.arguments)):
@@ -52,7 +52,7 @@ def _takes_few_bytes(words: Sequence[Word]) -> bool:
 
 
 def _program(name: str) -> str | None:
-    """Return the name by which the table knows a program; None for a path that leads outside of the current folder."""
+    """Return the name of a program in the table; None for a path that leads outside the current folder."""
     folder, slash, base = name.rpartition("/")
     if not slash or folder in _SYSTEM_FOLDERS:
         return base
@@ -70,7 +70,7 @@ Unwrap = Callable[[Sequence[Word]], list[Word]]
 
 
 def _behind(flags: str = r"(?!)", *, with_value: str = r"(?!)", operands: int = 0) -> Unwrap:
-    """Return what finds the program behind known options and so many operands; it finds none behind other options."""
+    """Return a function that finds the program after known options and `operands` operands; else it returns []."""
     known, valued = re.compile(flags), re.compile(with_value)
 
     def unwrap(words: Sequence[Word]) -> list[Word]:
@@ -99,13 +99,13 @@ def _env(words: Sequence[Word]) -> list[Word]:
 
 
 def _xargs(words: Sequence[Word]) -> list[Word]:
-    """The program gets further arguments, which are known only when it runs."""
+    """Return the wrapped program with one more argument, which is unknown until it runs."""
     inner = _behind(r"-0|-r|-t|-\w\d+|--null|--no-run-if-empty", with_value="-[nPLIdsa]")(words)
     return [*inner, _UNKNOWN] if inner else []
 
 
 _RUNNERS = ("uv", "poetry", "pipenv", "pdm", "hatch")
-"""They run a program in the project's environment."""
+"""Programs whose ``run`` subcommand runs a program in the project's environment."""
 _WRAPPERS: dict[str, Unwrap] = {
     "env": _env,
     "time": _behind("-p|-v"),
@@ -121,7 +121,7 @@ _WRAPPERS: dict[str, Unwrap] = {
 
 
 def _find(words: Sequence[Word], wrappers: int) -> bool:
-    """It deletes and writes nothing, and what it runs for each file is harmless whatever the file is."""
+    """Accept `find` if it neither deletes nor writes, and what it runs is harmless for any file name."""
     texts = [word.text for word in words]
     if None in texts or any(text in ("-delete", "-fprint", "-fprint0", "-fprintf", "-fls") for text in texts):
         return False
@@ -185,7 +185,7 @@ _RULES: dict[str, Rule] = {
     **_each("pytest py.test", lambda words: rules.reaches_no_outside(words) and rules.lacks("--basetemp")(words)),
     **_each("ninja mkdocs hugo", lambda words: rules.makes(words) and rules.lacks("-t", "gh-deploy")(words)),
     **_each("hostname env", rules.nothing),
-    "trap": lambda words: bool(words) and words[0].text in ("", "-"),  # no command of its own
+    "trap": lambda words: bool(words) and words[0].text in ("", "-"),  # sets no command
     "rg": rules.lacks("--pre", "--hostname-bin"),
     "ag": rules.lacks("--pager"),
     "fd": rules.lacks("-x", "-X", "--exec"),
@@ -209,7 +209,7 @@ _RULES: dict[str, Rule] = {
     "tar": rules.tar,
     **_each("gzip gunzip bzip2 bunzip2 xz unxz zstd unzstd unzip", rules.writes_inside),
     "zip": lambda words: rules.writes_inside(words) and rules.lacks("-m", "-T", "--unzip")(words),
-    # the project's own programs and scripts, and what checks and builds them
+    # the project's own programs and scripts, and tools that check and build them
     **_each(_CHECKS_AND_BUILDS, rules.reaches_no_outside),
     **_each("python python3 pypy3", rules.runs_script(r"-[uOBEsSIxWd]+|-W\w+", _PYTHON_MODULES.split())),
     **_each(
@@ -222,7 +222,7 @@ _RULES: dict[str, Rule] = {
     "make": rules.makes,
     "cmake": lambda words: rules.makes(words) and rules.lacks("--install", "-E", "-P")(words),
     "git": rules.uses_git,
-    # packages, services and containers: what they show
+    # packages, services and containers: read-only subcommands
     **_each("pip pip3", rules.subcommand(f"list|show|freeze|check|index|{_VERSION}", "-i$|--(extra-)?index-url|--log")),
     "uv": rules.subcommand(f"tree|{_VERSION}"),
     **_each(

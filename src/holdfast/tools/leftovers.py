@@ -1,6 +1,6 @@
-"""Notes about background processes, so that those a host left when it ended can be ended and told about.
+"""Notes about background processes, so that a host can end and report those that an earlier host left behind.
 
-Reapers end every tree with its host; a process that a note names lives on only where its reaper was killed first.
+Reapers end every process tree with its host; a noted process survives only if its reaper was killed first.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Note", "Notes", "make_note"]
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a background process while it runs.
+    """Record of a background process while it runs.
 
     Parameters:
-        process_id: ours, as the model knows it.
-        principal, session_key: whose it is.
-        command: for people.
-        pid, started: of the program; the start time in clock ticks since the boot, 0 where it cannot be had.
-        boot: names the boot of the machine.
+        process_id: our id, as the model knows it.
+        principal, session_key: owner of the process.
+        command: command line, for display.
+        pid, started: pid and start time of the program; the time in clock ticks since boot, 0 if unavailable.
+        boot: id of the machine's boot.
         host: ``<pid>.<start time>`` of the host that runs it.
     """
 
@@ -40,14 +40,14 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     host: str
 
     def of_living_other(self) -> bool:
-        """Whether another host, which lives, runs it."""
+        """Return whether another live host runs the process."""
         pid, _, started = self.host.partition(".")
         if self.boot != _boot() or self.host == host_marker().decode() or not started.isdigit():
             return False
         return procfs.lives(int(pid), int(started))
 
     def kill(self) -> int:
-        """Kill what is left of its tree, where it is proven to be the same process; how many were killed."""
+        """Kill the rest of the process tree if it is provably the same process; return how many were killed."""
         if not self.started or self.boot != _boot() or not procfs.lives(self.pid, self.started):
             return 0
         tree = [(pid, procfs.start_time(pid)) for pid in (self.pid, *procfs.descendants(self.pid))]
@@ -55,33 +55,33 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kill(pid: int, started: int | None) -> bool:
-    """Kill exactly the process that started then."""
+    """Kill the process with this pid and start time, and no other."""
     return procfs.strike(pid, signal.SIGKILL, lambda now: now.started == started) == "hit"
 
 
 class Notes:
-    """A folder with one file for each process that runs.
+    """A folder with one file for each running process.
 
     Parameters:
-        folder: made when the first note is written.
+        folder: created when the first note is written.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def write(self, note: Note) -> None:
-        """Keep a note, whole or not at all. Raises `OSError`."""
+        """Write a note atomically. Raises `OSError`."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         part = self._folder / f"{note.process_id}.{ids.secret('')[:8]}.part"
         part.write_bytes(msgspec.json.encode(note))
         part.rename(self._path(note.process_id))
 
     def remove(self, process_id: str) -> None:
-        """Drop a note; nothing when there is none."""
+        """Delete a note, if it exists."""
         self._path(process_id).unlink(missing_ok=True)
 
     def left(self) -> list[Note]:
-        """The notes of processes whose host has ended. What cannot be read is removed."""
+        """Return the notes of processes whose host has ended. Unreadable notes are deleted."""
         found = []
         for path in sorted(self._folder.glob("*")):
             note = None
@@ -98,7 +98,7 @@ class Notes:
 
 
 def make_note(*, process_id: str, principal: str, session_key: str, command: str, pid: int) -> Note:
-    """A note about a process of this host that runs now."""
+    """Return a note about a running process of this host."""
     return Note(
         process_id=process_id,
         principal=principal,

@@ -1,8 +1,8 @@
 """The tools of an MCP server as tools of an agent (extra ``mcp``).
 
-One connection serves the runs of all sessions, or, for a program, one of each principal; see `holdfast.tools.mcp_link`
-for what keeps them apart. A server that is a program dies with the host. When a call is interrupted, or its deadline is
-over, the server is told to cancel it.
+One connection serves the runs of all sessions; for a program, optionally one connection per principal. See
+`holdfast.tools.mcp_link` for how they are kept apart. A server program ends with the host. When a call is
+interrupted or exceeds its deadline, the server is asked to cancel it.
 """
 
 from __future__ import annotations
@@ -46,31 +46,31 @@ Approval = bool | Callable[[str, dict[str, Any]], bool]
 
 
 class McpServer(Toolset):
-    """A server of the Model Context Protocol, and its tools.
+    """A Model Context Protocol server and its tools.
 
-    It is connected when the host starts and stays connected; while it cannot be reached, calls wait for it and then
-    tell the model why. A run has the tools that the server had when the run began.
+    Holdfast connects when the host starts and reconnects as needed. While the server is unreachable, calls wait for it
+    and then report the reason to the model. A run uses the tools that the server had when the run began.
 
     Parameters:
-        name: names the server in logs and errors, and begins the names of its tools: ``<name>_<tool>``.
-        command: start this program and speak over its pipes. Either this or `url`.
-        url: speak HTTP with the server at this address.
-        env: what the program's environment has besides the usual; the keys of this process are not passed on.
-        cwd: where the program starts.
-        headers: sent with each HTTP request, such as ``authorization``.
-        timeout_s: deadline of a call; None: the run's own.
-        connect_s: how long connecting may take, and a call wait for it.
-        approval: ask a person before a call: always, or when this says so of the server's tool and the arguments.
-        prefix: begins the names of the tools in place of ``<name>_``.
-        tell_caller: tell the server with each call who asks: principal, session and call, in ``_meta``. None: a program
-            is told, an address is not.
-        per_principal: start a program for each principal, with its first call, so that what the program keeps for one
-            is not there for others. Up to `principals` at once; one that has no call under way makes room.
-        principals: bounds those programs.
+        name: server name in logs and errors, and prefix of its tool names: ``<name>_<tool>``.
+        command: program to start; it is spoken to over its pipes. Give either this or `url`.
+        url: address of a server to reach over HTTP.
+        env: variables added to the program's environment; the keys of this process are not passed on.
+        cwd: folder in which the program starts.
+        headers: headers of each HTTP request, such as ``authorization``.
+        timeout_s: deadline of a call, in seconds; None: the run's own.
+        connect_s: timeout for connecting, and for a call that waits for a connection, in seconds.
+        approval: whether a person must approve each call, or a predicate on the server's tool and the arguments.
+        prefix: prefix of tool names in place of ``<name>_``.
+        tell_caller: send the caller's identity with each call: principal, session and call, in ``_meta``. None: send
+            it to a program, but not to a URL.
+        per_principal: start a separate program for each principal with its first call, so that principals share no
+            state in it. At most `principals` run at once; an idle one is stopped to make room.
+        principals: maximum number of these programs.
 
     Raises:
-        ConfigurationError: neither or both of `command` and `url`, a `name` that no tool name can begin with, a
-            header that cannot be sent, or `per_principal` with a `url`.
+        ConfigurationError: neither or both of `command` and `url`, a `name` that is invalid as a tool name prefix, an
+            invalid header, or `per_principal` with a `url`.
     """
 
     def __init__(
@@ -92,28 +92,30 @@ class McpServer(Toolset):
     ) -> None:
         if (not command) == (not url) or isinstance(command, str):
             raise ConfigurationError(
-                f"the MCP server {name!r} needs a command (a list of the program and its arguments) or a url",
+                f"MCP server {name!r} needs either a command (a list of the program and its arguments) or a url",
                 hint='McpServer("files", command=["npx", "…"]) or McpServer("search", url="https://…/mcp")',
             )
         if per_principal and url:
             raise ConfigurationError(
-                f"the MCP server {name!r} has a url, so it cannot be started for each principal",
-                hint="use tell_caller=True and let the server tell them apart",
+                f"MCP server {name!r} has a url, so per_principal does not apply",
+                hint="use tell_caller=True and let the server tell principals apart",
             )
         if url and not url.startswith(("http://", "https://")):
-            raise ConfigurationError(f"{url!r} is not the address of an MCP server", hint="it begins with https://")
+            raise ConfigurationError(
+                f"{url!r} is not a valid MCP server URL", hint="use a URL that starts with https://"
+            )
         self.name = name
         self.prefix = f"{name}_" if prefix is None else prefix
         if not re.fullmatch(r"[a-zA-Z0-9_-]{0,40}", self.prefix):
             raise ConfigurationError(
-                f"the tools of an MCP server cannot be named {self.prefix!r} and so on",
+                f"the prefix {self.prefix!r} is not valid in tool names",
                 hint="use at most 40 letters, digits, _ and -",
             )
         for header, value in (headers or {}).items():
             if not (f"{header}{value}".isascii() and f"{header}{value}".isprintable()):
                 raise ConfigurationError(
-                    f"the header {header!r} of the MCP server {name!r} has characters that no header can have",
-                    hint="a key that was read from a file may end with a line break: strip() it",
+                    f"header {header!r} of MCP server {name!r} contains invalid characters",
+                    hint="a key read from a file may end with a line break: strip() it",
                 )
         self.executes = self.unwalled = command is not None
         self._command = tuple(command or ())
@@ -130,33 +132,33 @@ class McpServer(Toolset):
         self._per_principal = per_principal
         self._principals = principals
         self._scope: Scope | None = None
-        self._own: dict[str, _Own] = {}  # the one that was used longest ago first
+        self._own: dict[str, _Own] = {}  # least recently used first
 
     def __repr__(self) -> str:
         return f"<McpServer {self.name!r} {'connected' if self.connected else 'not connected'}>"
 
     @property
     def connected(self) -> bool:
-        """Whether calls can be made now."""
+        """True if calls can be made now."""
         return self._link is not None and self._link.connected
 
     @property
     def problem(self) -> str | None:
-        """Why there is no connection, in a sentence."""
+        """Reason why there is no connection; None if there is none to report."""
         return self._link.problem if self._link is not None else None
 
     def tools(self) -> Sequence[Tool]:
-        """The server's tools as it listed them last; none before it was reached for the first time."""
+        """Return the server's tools from its latest listing; empty before the first connection."""
         return self._tools
 
     @asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncGenerator[None, None]:
-        """Connect, and stay connected until the block is left.
+        """Connect, and stay connected until the block exits.
 
         Raises:
             MissingExtra: the package ``mcp`` is not installed.
-            ConfigurationError: the program cannot be started. A server that only does not answer yet is waited for in
-                the background.
+            ConfigurationError: the program fails to start. A server that merely does not answer yet is retried in the
+                background.
         """
         try:
             import mcp  # noqa: F401
@@ -169,7 +171,7 @@ class McpServer(Toolset):
             await link.settled()
             if isinstance(link.error, (FileNotFoundError, PermissionError, NotADirectoryError)) and self._command:
                 raise ConfigurationError(
-                    f"the program of the MCP server {self.name!r} cannot be started: {link.error}",
+                    f"failed to start the program of MCP server {self.name!r}: {link.error}",
                     hint="check its command and cwd, and that it is installed",
                 )
             self._link, self._scope = link, scope
@@ -188,12 +190,12 @@ class McpServer(Toolset):
         return open_streams
 
     def _listed(self, found: Sequence[ServerTool]) -> None:
-        """Take over the list; what cannot be a tool of ours is left out, and said."""
+        """Replace the list of tools; leave out duplicates and log them."""
         tools: dict[str, Tool] = {}
         for tool in found:
             name = _tool_name(self.prefix, tool.name)
             if name in tools:
-                _log.warning("%s has two tools that would be named %s; the second is left out", self.name, name)
+                _log.warning("MCP server %s: duplicate tool name %s; skipping the second", self.name, name)
             else:
                 tools[name] = self._tool(name, tool)
         self._tools = tuple(tools.values())
@@ -214,7 +216,7 @@ class McpServer(Toolset):
         )
 
     def _caller(self, call: Call) -> dict[str, str]:
-        """Return who asks, as the server is told."""
+        """Return the caller's identity for the server."""
         if not self._tells_caller:
             return {}
         run = call.run
@@ -222,17 +224,17 @@ class McpServer(Toolset):
         return {f"holdfast/{name}": value for name, value in {**named, "call": call.call_id}.items()}
 
     def _own_of(self, principal: str) -> tuple[_Own, _Own | None]:
-        """Return the program of a principal, with one call more under way, and one to stop that gave up its place.
+        """Return a principal's program with its call count raised by one, and an idle program to stop, if any.
 
         Raises:
-            ToolFailed: all that may run are at work for others.
+            ToolFailed: all programs are busy with calls of other principals.
         """
         own = self._own.pop(principal, None)
         if own is None:
             idle = next((name for name, one in self._own.items() if not one.calls), None)
             past = self._own.pop(idle) if idle is not None and len(self._own) >= self._principals else None
             if len(self._own) >= self._principals:
-                raise ToolFailed(f"the MCP server {self.name!r} is at work for {len(self._own)} users; try again later")
+                raise ToolFailed(f"MCP server {self.name!r} is busy with {len(self._own)} users; try again later")
             assert self._scope is not None, "it is connected"
             scope = self._scope.child(f"mcp {self.name} of {principal}", grace_s=_CLOSE_S).open()
             link = Link(self.name, self._opener(scope), connect_s=self._connect_s, on_tools=lambda _: None)
@@ -246,16 +248,16 @@ class McpServer(Toolset):
         return own, None
 
     async def _call(self, tool: str, call: Call, /, **arguments: Any) -> Any:
-        """Make a call; its result, or an error that the model can use."""
+        """Make a call; return its result or raise an error that the model can use."""
         from mcp import MCPError
 
         if self._link is None:
-            raise ToolFailed(f"the MCP server {self.name!r} is not connected: its host is not open")
+            raise ToolFailed(f"MCP server {self.name!r} is not connected: its host is not open")
         own, past = self._own_of(call.run.principal) if self._per_principal else (None, None)
         link = self._link if own is None else own.link
         try:
             if past is not None:
-                await past.scope.stop("another principal needs its place")
+                await past.scope.stop("another principal needs the slot")
             result = await link.call(tool, arguments, _Progress(call), caller=self._caller(call))
         except (LinkDown, MCPError) as error:
             raise ToolFailed(str(error)) from None
@@ -270,7 +272,7 @@ class McpServer(Toolset):
 
 @dataclass(slots=True)
 class _Own:
-    """The program of one principal, and how many of its calls are under way."""
+    """The program of one principal, and its number of calls in progress."""
 
     scope: Scope
     link: Link
@@ -278,16 +280,16 @@ class _Own:
 
 
 def _fitting(schema: dict[str, Any], arguments: dict[str, Any], /) -> dict[str, Any]:
-    """The arguments, held against what can be read of the server's schema; the server has the last word."""
+    """Check the arguments against the server's schema as far as we understand it; the server has the last word."""
     try:
         check_schema(arguments, schema)
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
-        _log.debug("a schema that is not plain is left to the server: %.200r", schema)
+        _log.debug("schema too complex to check; leaving it to the server: %.200r", schema)
     return arguments
 
 
 class _Progress:
-    """Streams what a server tells of a call; what comes too fast, or is too much, is left out."""
+    """Streams a server's progress messages of a call; drops those that come too fast or are too many."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -303,12 +305,12 @@ class _Progress:
         self._shown_at = now
         share = f"{progress:g}/{total:g}" if total else f"{progress:g}"
         text = f" {message[:_PROGRESS_CHARS]}" if message else ""
-        with suppress(RunClosed):  # it came after the end of the run
+        with suppress(RunClosed):  # it arrived after the run ended
             _ = self._call.output(f"[{share}]{text}\n")
 
 
 def _tool_name(prefix: str, name: str) -> str:
-    """A name that models take: cut where it is too long, with a mark that keeps it unlike others."""
+    """Return a name that models accept; a name that is too long is cut and gets a hash to keep it unique."""
     plain = prefix + re.sub(r"[^a-zA-Z0-9_-]", "_", name)
     if len(plain) <= _NAME_LENGTH:
         return plain
@@ -317,13 +319,13 @@ def _tool_name(prefix: str, name: str) -> str:
 
 
 def _content(result: CallToolResult) -> Any:
-    """What a call gave, as text or a JSON value; for pictures and sounds a note stands in the text."""
+    """Return a call's result as text or a JSON value; images and audio become a note in the text."""
     text = "\n".join(filter(None, map(_block, result.content)))
     structured = result.structured_content
     if structured is None:
         return text
     if isinstance(structured, dict) and structured.keys() == {"result"}:
-        structured = structured["result"]  # so do servers wrap what is no object
+        structured = structured["result"]  # servers wrap non-object values this way
     if not text or text == structured or _same(text, structured):
         return structured
     return {"text": text, "structured": structured}
@@ -351,4 +353,4 @@ def _block(block: Any) -> str:
             size = len(resource.blob) * 3 // 4
             return f"[resource {resource.uri} {resource.mime_type or 'of unknown type'}, {size:,} bytes, not shown]"
         case kind:
-            return f"[content of an unknown kind: {kind}]"
+            return f"[content of unknown kind {kind}]"

@@ -1,7 +1,7 @@
-"""MCP over HTTP: a transport in which what goes wrong with one request stays with that request.
+"""MCP over HTTP: a transport in which a failed request affects only that request.
 
-The protocol's own client ends the whole connection, with the calls of everybody on it, when one request cannot be
-sent. Here that request is answered with an error in its place, and no answer may be longer than its bound.
+The protocol's own client ends the whole connection, with all calls on it, when one request fails to send. Here
+that request gets an error response instead, and responses have a maximum size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOLD = frozenset((401, 403, 407, 429))
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """The body of an answer, cut with an error when it grows over the limit."""
+    """A response body that raises an error when it exceeds the limit."""
 
     def __init__(self, inner: httpx2.AsyncByteStream) -> None:
         self._inner = inner
@@ -37,7 +37,7 @@ class _Bounded(httpx2.AsyncByteStream):
         async for chunk in self._inner:
             size += len(chunk)
             if size > _MESSAGE_BYTES:
-                raise httpx2.StreamError(f"the answer has more than {_MESSAGE_BYTES:,} bytes")
+                raise httpx2.StreamError(f"the response exceeds {_MESSAGE_BYTES:,} bytes")
             yield chunk
 
     async def aclose(self) -> None:
@@ -45,7 +45,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class _Contained(httpx2.AsyncBaseTransport):
-    """Sends requests, and answers those that fail with an error that only their caller gets."""
+    """Sends requests; answers a failed one with an error that only its caller gets."""
 
     def __init__(self) -> None:
         self._inner = httpx2.AsyncHTTPTransport(limits=httpx2.Limits(max_connections=None))
@@ -53,15 +53,15 @@ class _Contained(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             response = await self._inner.handle_async_request(request)
-        except httpx2.ProtocolError as error:  # its text may have what was sent, keys too
-            return _failure(request, f"{request.url.host} does not speak HTTP as it should ({type(error).__name__})")
+        except httpx2.ProtocolError as error:  # its text may contain what was sent, including keys
+            return _failure(request, f"{request.url.host} violated the HTTP protocol ({type(error).__name__})")
         except httpx2.TransportError as error:
             return _failure(request, f"no connection to {request.url.host}: {told(error)}")
         if response.status_code >= 500 or response.status_code in _TOLD:
             await response.aclose()
-            return _failure(request, f"{request.url.host} answered {response.status_code} {response.reason_phrase}")
+            return _failure(request, f"{request.url.host} responded {response.status_code} {response.reason_phrase}")
         kind = response.headers.get("content-type", "").lower()
-        if not kind.startswith("text/event-stream"):  # the events of a stream have their own bound
+        if not kind.startswith("text/event-stream"):  # stream events have their own limit
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _Bounded(response.stream)
         return response
@@ -71,7 +71,7 @@ class _Contained(httpx2.AsyncBaseTransport):
 
 
 def _failure(request: httpx2.Request, text: str) -> httpx2.Response:
-    """An error answer as JSON-RPC has it; its id is put in by the session."""
+    """Return a JSON-RPC error response; the session fills in its id."""
     body = {"jsonrpc": "2.0", "id": None, "error": {"code": _INTERNAL_ERROR, "message": text}}
     headers = {"content-type": "application/json"}
     return httpx2.Response(502, headers=headers, content=msgspec.json.encode(body), request=request)
@@ -79,15 +79,15 @@ def _failure(request: httpx2.Request, text: str) -> httpx2.Response:
 
 @asynccontextmanager
 async def open_http(url: str, *, headers: Mapping[str, str]) -> AsyncGenerator[TransportStreams, None]:
-    """Give the streams of the messages to and from a server. Nothing is sent yet.
+    """Yield the message streams to and from a server. Sends nothing yet.
 
     Parameters:
         url: the endpoint.
-        headers: sent with every request, such as ``authorization``.
+        headers: headers of every request, such as ``authorization``.
     """
     from mcp.client.streamable_http import streamable_http_client
 
-    timeout = httpx2.Timeout(None, connect=_CONNECT_S)  # the deadlines of calls are the caller's
+    timeout = httpx2.Timeout(None, connect=_CONNECT_S)  # callers set the deadlines of calls
     async with httpx2.AsyncClient(headers=dict(headers), timeout=timeout, transport=_Contained()) as http:
         async with streamable_http_client(url, http_client=http, max_sse_event_size=_MESSAGE_BYTES) as streams:
             yield streams

@@ -1,9 +1,9 @@
-"""A connection to an MCP server that is made again when it breaks, shared by the runs of all sessions.
+"""A self-reconnecting connection to an MCP server, shared by the runs of all sessions.
 
-- Everything of the connection runs in a scope of its own: what a run's interrupt cancels is that run's call, never the
-  connection or the call of another run. (The protocol's client starts tasks in the context of whoever sends; in a run's
-  context they would belong to the run, and its end would take the connection with it.)
-- A call whose waiter is cancelled is cancelled too, and the server is told. A call is never made twice by itself.
+- The whole connection runs in its own scope: a run's interrupt cancels only that run's call, never the connection
+  or the call of another run. (The protocol's client starts tasks in the sender's context; in a run's context they
+  would belong to the run, and its end would close the connection.)
+- Cancelling a call's waiter also cancels the call on the server. A call is never retried automatically.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ Opener = Callable[[Callable[[str], None]], AbstractAsyncContextManager["Transpor
 
 
 class LinkDown(Exception):
-    """There is no connection; its text says why."""
+    """The server is not connected; the text gives the reason."""
 
 
 class Link:
-    """The connection. Of one loop; `start` it in a scope that outlives all runs.
+    """The connection, bound to one loop; `start` it in a scope that outlives all runs.
 
     Parameters:
-        name: of the server, for people.
-        open_streams: makes the streams of a connection; gets what to call when the other side ends by itself.
-        connect_s: how long connecting, or a call's wait for a connection, may take, in seconds.
+        name: server name, for display.
+        open_streams: opens the streams of a connection; takes a callback for when the other side ends on its own.
+        connect_s: timeout for connecting, and for a call that waits for a connection, in seconds.
         on_tools: called with the server's tools after each listing.
     """
 
@@ -80,11 +80,11 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether calls can be made now."""
+        """True if calls can be made now."""
         return self._client is not None
 
     def start(self, scope: Scope) -> None:
-        """Connect, and stay connected until `scope` ends."""
+        """Connect, and reconnect until `scope` ends."""
         self._scope = scope
         self._changed = asyncio.get_running_loop().create_future()
         _ = scope.spawn(self._keep(), name=f"mcp {self.name}")
@@ -97,13 +97,13 @@ class Link:
     async def call(
         self, tool: str, arguments: dict[str, Any], progress: Progress, *, caller: Mapping[str, str]
     ) -> CallToolResult:
-        """Call a tool of the server. When the waiting task is cancelled, the server is told to cancel the call.
+        """Call a tool of the server. Cancelling the waiting task also cancels the call on the server.
 
         Parameters:
-            caller: who asks, for the server: goes into ``_meta`` of the request.
+            caller: the caller's identity, sent in ``_meta`` of the request.
 
         Raises:
-            LinkDown: there is no connection, or it broke during the call.
+            LinkDown: the server is not connected, or the connection broke during the call.
             mcp.MCPError: the server refused the call.
         """
         client = await self._connected()
@@ -124,7 +124,7 @@ class Link:
     async def _call(
         self, client: Client, tool: str, arguments: dict[str, Any], progress: Progress, caller: Mapping[str, str]
     ) -> CallToolResult | Exception:
-        """The outcome as a value: an error must not end the scope that everybody shares."""
+        """Return the outcome as a value: an error must not end the shared scope."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED
 
@@ -133,10 +133,10 @@ class Link:
             return await client.call_tool(tool, arguments, progress_callback=progress, meta=meta)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED:
-                why = self.problem or f"the MCP server {self.name!r} did not answer: {error.message}"
-                return LinkDown(f"{why}; whether the call took effect is not known")
+                why = self.problem or f"MCP server {self.name!r} did not respond: {error.message}"
+                return LinkDown(f"{why}; the call may or may not have taken effect")
             if error.code == _INVALID_REQUEST and error.message == "Session terminated":
-                self._broken(client, f"the MCP server {self.name!r} has forgotten the session")
+                self._broken(client, f"MCP server {self.name!r} has lost the session")
                 return LinkDown(self._why())
             return error
         except Exception as error:
@@ -145,7 +145,7 @@ class Link:
     # ── the connection ───────────────────────────────────────────────────────────────────────────────────────────
 
     async def _connected(self) -> Client:
-        """The connection, once there is one."""
+        """Wait for a connection and return its client."""
         try:
             async with asyncio.timeout(self._connect_s):
                 while self._client is None:
@@ -155,10 +155,10 @@ class Link:
         return self._client
 
     def _why(self) -> str:
-        return self.problem or f"the MCP server {self.name!r} is not connected"
+        return self.problem or f"MCP server {self.name!r} is not connected"
 
     async def _change(self) -> None:
-        """Wait for the next change of what is known about the connection."""
+        """Wait for the next change of the connection's state."""
         assert self._changed is not None
         await asyncio.shield(self._changed)
 
@@ -169,7 +169,7 @@ class Link:
         self._changed = asyncio.get_running_loop().create_future()
 
     async def _keep(self) -> None:
-        """Connect again and again; later, the more often it fails."""
+        """Connect again after each disconnect, with exponential backoff."""
         loop = asyncio.get_running_loop()
         delay_s = _FIRST_DELAY_S
         while True:
@@ -177,18 +177,18 @@ class Link:
             try:
                 why = await self._connection()
                 self.error = None
-            except Exception as error:  # whatever a server answers, or a library makes of it
+            except Exception as error:  # any server response or library error
                 self.error = _first(error)
-                why = self._ended or f"the MCP server {self.name!r} cannot be reached: {_said(self.error)}"
+                why = self._ended or f"failed to reach MCP server {self.name!r}: {_said(self.error)}"
             if loop.time() - began > _STEADY_S:
                 delay_s = _FIRST_DELAY_S
-            _log.warning("%s; next attempt in %.1f s", why, delay_s)
+            _log.warning("%s; retrying in %.1f s", why, delay_s)
             self._note(None, why)
             await asyncio.sleep(delay_s)
             delay_s = min(_MOST_DELAY_S, delay_s * 2)
 
     async def _connection(self) -> str:
-        """One connection, from its beginning to its end; why it ended."""
+        """Run one connection from start to end; return why it ended."""
         from mcp import Client
 
         self._ended, self._stale = None, True
@@ -228,14 +228,14 @@ class Link:
             self._wake()
 
     def _broken(self, client: Client, why: str) -> None:
-        """A call found that the connection is no good any more."""
+        """End a connection that a call found broken."""
         if client is self._client:
             self._other_side_ended(why)
 
     # ── the list of tools ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _list(self, client: Client) -> None:
-        """Ask for the list, page by page, up to its bounds."""
+        """Fetch the list of tools page by page, up to the limits."""
         self._stale = False
         found: list[Tool] = []
         cursor: str | None = None
@@ -246,7 +246,7 @@ class Link:
                 schema = len(json.dumps(tool.input_schema))
                 if schema > _SCHEMA_CHARS:
                     _log.warning(
-                        "%s has a tool %.100r with a schema of %d characters; left out", self.name, tool.name, schema
+                        "MCP server %s: skipping tool %.100r: schema has %d characters", self.name, tool.name, schema
                     )
                     continue
                 description = (tool.description or tool.title or "")[:_DESCRIPTION_CHARS]
@@ -256,17 +256,17 @@ class Link:
             if cursor is None:
                 break
             if len(found) > _TOOLS or size > _LIST_CHARS:
-                _log.warning("%s has more tools than are taken; those of the first pages are used", self.name)
+                _log.warning("MCP server %s has too many tools; using those of the first pages", self.name)
                 break
         self._on_tools(found[:_TOOLS])
 
     async def _list_again(self, client: Client) -> None:
-        """Take over a change of the list; a server that does not answer keeps its old one."""
+        """Refresh the list of tools; keep the old list if the server does not respond."""
         try:
             async with asyncio.timeout(self._connect_s):
                 await self._list(client)
         except TimeoutError:
-            _log.warning("%s did not say within %g s what tools it has now", self.name, self._connect_s)
+            _log.warning("MCP server %s did not list its tools within %g s", self.name, self._connect_s)
         await asyncio.sleep(_LIST_EVERY_S)
 
     def _outdated(self) -> None:
@@ -274,14 +274,14 @@ class Link:
         self._wake()
 
     async def _heard(self, message: object) -> None:
-        """Servers that keep a session tell of changes by themselves."""
+        """Handle change notifications from servers that keep a session."""
         from mcp_types import ToolListChangedNotification
 
         if isinstance(message, ToolListChangedNotification):
             self._outdated()
 
     async def _listen(self, client: Client) -> None:
-        """Newer servers tell of changes on a stream that is asked for; it is asked for again when it is cut."""
+        """Subscribe to change notifications of newer servers; resubscribe when the stream breaks."""
         from mcp import MCPError
         from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
@@ -290,7 +290,7 @@ class Link:
         while True:
             try:
                 async with client.listen(tools_list_changed=True) as changes:
-                    self._outdated()  # it may have changed since it was listed
+                    self._outdated()  # the list may have changed since the last fetch
                     listened, delay_s = True, _FIRST_DELAY_S
                     async for _ in changes:
                         self._outdated()
@@ -298,14 +298,14 @@ class Link:
                 return
             except (MCPError, SubscriptionLost):
                 if not listened:
-                    return  # it does not tell
+                    return  # the server does not support it
             await asyncio.sleep(delay_s)
             delay_s = min(_MOST_DELAY_S, delay_s * 2)
 
 
 async def _cancel(handle: Handle[Any]) -> None:
-    """Cancel a call; bounded: a server that reads nothing is told in the background, or never."""
-    handle.interrupt.trigger("nobody waits for the call any more", kind="stop")
+    """Cancel a call within a bounded time; an unresponsive server is notified in the background, or never."""
+    handle.interrupt.trigger("the caller stopped waiting", kind="stop")
     try:
         async with asyncio.timeout(_CANCEL_S):
             await handle
@@ -314,7 +314,7 @@ async def _cancel(handle: Handle[Any]) -> None:
 
 
 def _first(error: Exception) -> Exception:
-    """The first error of a group."""
+    """Return the first error of a group."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -322,5 +322,5 @@ def _first(error: Exception) -> Exception:
 
 def _said(error: Exception) -> str:
     if isinstance(error, TimeoutError) and not str(error):
-        return "it did not answer in time"
+        return "it did not respond in time"
     return str(error) if isinstance(error, OSError) else told(error)

@@ -1,7 +1,7 @@
-"""MCP over the pipes of a program under the process host: its whole tree dies with the connection, and with us.
+"""MCP over a program's pipes: the program runs under the process host, and its tree dies with the connection.
 
-- A line that is no message, or one that is too long, costs at most the call that it answers; the others go on.
-- Nothing waits for the program: its pipes are read for as long as it lives, and its tree is killed at the end.
+- A line that is not a valid message, or is too long, costs at most the call that it answers; other calls continue.
+- Nothing waits for the program: its pipes are read as long as it lives, and its tree is killed at the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANSWER_TO = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*
 
 
 def inherited(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """The environment of a server: what every program needs, and `extra`; the keys of this process stay here."""
+    """Return a server's environment: the basic variables and `extra`; the keys of this process are not passed on."""
     base = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return {**base, **(extra or {})}
 
@@ -50,18 +50,18 @@ async def open_stdio(
     cwd: str | None,
     on_end: Callable[[str], None],
 ) -> AsyncGenerator[TransportStreams, None]:
-    """Start the program and give the streams of its messages; at the end its tree is gone.
+    """Start the program and yield its message streams; kill its process tree at the end.
 
     Parameters:
         scope: owns the program.
         command: the program and its arguments.
-        name: of the server, for people.
-        env: what its environment has besides the usual.
-        cwd: where it starts.
-        on_end: called once with a sentence when it ends by itself.
+        name: server name, for display.
+        env: variables added to the basic environment.
+        cwd: folder in which the program starts.
+        on_end: called once, with the reason, when the program ends on its own.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the program fails to start.
     """
     import anyio
     from mcp.shared.message import SessionMessage
@@ -76,7 +76,7 @@ async def open_stdio(
     async def read() -> None:
         async with incoming:
             await _read(process, name, incoming.send)
-            on_end(await ended())  # before the session hears it, and calls fail
+            on_end(await ended())  # before the session notices and calls fail
 
     async def write() -> None:
         async with to_send:
@@ -97,14 +97,14 @@ async def open_stdio(
             _log.debug("%s: %s", name, text)
 
     async def ended() -> str:
-        """Why it ended, in a sentence."""
+        """Return a sentence that describes how the program ended."""
         code = "its output"
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
                 code = f"with exit code {await process.wait()}"
                 await noting
-        last = f"; it wrote: {' | '.join(notes)}" if notes else ""
-        return f"the MCP server {name!r} ended {code}{last}"
+        last = f"; stderr: {' | '.join(notes)}" if notes else ""
+        return f"MCP server {name!r} ended {code}{last}"
 
     noting = scope.spawn(_contained(follow_notes), name=f"mcp {name} notes")
     work = [noting, *(scope.spawn(_contained(part), name=f"mcp {name}") for part in (read, write))]
@@ -119,17 +119,17 @@ async def open_stdio(
 
 
 async def _contained(part: Callable[[], Any]) -> None:
-    """Read or write until that side is gone."""
+    """Read or write until the other side closes."""
     import anyio
 
     try:
         await part()
     except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-        pass  # the session is closed; nobody waits for more
+        pass  # the session is closed
 
 
 async def _close(process: Process) -> None:
-    """End the program: its input ends, then SIGTERM, then all of its tree is killed. Bounded."""
+    """End the program in bounded time: close its input, send SIGTERM, then kill its whole tree."""
     if process.stdin is not None:
         process.stdin.close()
     try:
@@ -147,10 +147,10 @@ async def _read(process: Process, name: str, deliver: Callable[[Any], Any]) -> N
 
     async for line in _lines(process, "stdout", _MESSAGE_BYTES):
         if isinstance(line, _Cut):
-            _log.warning("%s sent a message of more than %d bytes, which was dropped", name, _MESSAGE_BYTES)
+            _log.warning("MCP server %s: dropped a message of more than %d bytes", name, _MESSAGE_BYTES)
             answered = _ANSWER_TO.match(line)
             if answered:
-                text = f"the answer has more than {_MESSAGE_BYTES:,} bytes"
+                text = f"the response exceeds {_MESSAGE_BYTES:,} bytes"
                 number = answered[1].decode()
                 to = number[1:-1] if number.startswith('"') else int(number)
                 error = ErrorData(code=INTERNAL_ERROR, message=text)
@@ -161,17 +161,17 @@ async def _read(process: Process, name: str, deliver: Callable[[Any], Any]) -> N
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
-            _log.warning("%s wrote a line that is no message: %.200r", name, line)
+            _log.warning("MCP server %s: ignoring a line that is not a message: %.200r", name, line)
             continue
         await deliver(SessionMessage(message))
 
 
 class _Cut(bytes):
-    """The beginning of a line that was too long; the rest was dropped."""
+    """The start of a line that was too long; the rest was dropped."""
 
 
 async def _lines(process: Process, source: str, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The lines of a pipe; of one that is too long a `_Cut`."""
+    """Yield the lines of a pipe; an oversized line becomes a `_Cut`."""
     reader = getattr(process, source)
     kept = bytearray()
     cut = False

@@ -1,9 +1,9 @@
-"""What a program writes, kept within bounds: read as it comes, and shown as text that a model can take.
+"""Bounded capture of a program's output, rendered as text for a model.
 
 Invariants
-- Nothing here waits for the end of a pipe: a process that holds one keeps nobody waiting.
-- Memory is bounded by the limits given, whatever the program writes, and a program that floods its output is slowed
-  down by its own full pipe, not the loop by the program.
+- Nothing here waits for the end of a pipe: a process that keeps a pipe open delays no one.
+- Memory stays within the given limits whatever the program writes. A program that floods its output blocks on its
+  own full pipe and does not slow down the loop.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _UNPRINTABLE = "\ufffd"
 
 
 def _plain(text: str) -> str:
-    """Without terminal escapes; controls that are no white space become U+FFFD."""
+    """Remove terminal escapes; replace control characters that are not white space with U+FFFD."""
     return _CONTROLS.sub(_UNPRINTABLE, _ESCAPES.sub("", text).replace("\r\n", "\n"))
 
 
 def readable(data: bytes) -> str:
-    """Bytes as text: UTF-8, U+FFFD for what is none; a line that was written over is as it was last.
+    """Return bytes as text: decoded as UTF-8, with U+FFFD for invalid bytes; an overwritten line keeps its last state.
 
-    Binary data gives one line that says how much there is.
+    Binary data becomes one line that gives its size.
     """
     text = _plain(data.decode("utf-8", "replace"))
     if "\r" in text:
@@ -57,7 +57,7 @@ def readable(data: bytes) -> str:
 
 
 def unfinished(data: bytes) -> int:
-    """How many bytes at the end are the beginning of a UTF-8 character."""
+    """Return how many bytes at the end belong to an incomplete UTF-8 character."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 != 0x80:
@@ -67,10 +67,10 @@ def unfinished(data: bytes) -> int:
 
 
 class Log:
-    """The newest bytes of a stream, addressed by their place in the whole stream.
+    """The newest bytes of a stream, addressed by their offset in the whole stream.
 
     Parameters:
-        limit_bytes: how much is kept at most.
+        limit_bytes: maximum number of bytes to keep.
     """
 
     __slots__ = ("_kept", "limit_bytes", "total")
@@ -78,37 +78,37 @@ class Log:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total = 0
-        """Bytes that were fed in all."""
+        """Number of bytes fed in total."""
         self._kept = bytearray()
 
     @property
     def first(self) -> int:
-        """The place of the oldest byte that is kept."""
+        """Offset of the oldest byte that is kept."""
         return self.total - min(len(self._kept), self.limit_bytes)
 
     def feed(self, data: bytes) -> None:
-        """Append; the oldest bytes give way."""
+        """Append data and drop the oldest bytes beyond the limit."""
         self.total += len(data)
         self._kept += data[-self.limit_bytes :] if self.limit_bytes else b""
         if len(self._kept) > 2 * self.limit_bytes:
             del self._kept[: len(self._kept) - self.limit_bytes]
 
     def read(self, offset: int, limit_bytes: int) -> tuple[int, bytes]:
-        """At most `limit_bytes` from `offset` on, or from the oldest byte that is kept; and where they begin."""
+        """Return up to `limit_bytes` from `offset`, or from the oldest byte kept, preceded by their actual offset."""
         start = min(max(offset, self.first), self.total)
         index = len(self._kept) - (self.total - start)
         return start, bytes(self._kept[index : index + limit_bytes])
 
     def last(self, limit_bytes: int) -> bytes:
-        """The newest bytes, at most `limit_bytes`."""
+        """Return the newest bytes, at most `limit_bytes`."""
         return self.read(self.total - limit_bytes, limit_bytes)[1]
 
 
 class Recording:
-    """The first and the last bytes of a stream; what is between them is counted.
+    """The first and last bytes of a stream, and the number of bytes omitted between them.
 
     Parameters:
-        limit_bytes: how much is kept at most; half of it from the beginning.
+        limit_bytes: maximum number of bytes to keep, half of them from the beginning.
     """
 
     __slots__ = ("_head", "_head_bytes", "_tail", "total")
@@ -118,10 +118,10 @@ class Recording:
         self._head = bytearray()
         self._tail = Log(limit_bytes - self._head_bytes)
         self.total = 0
-        """Bytes that were fed in all."""
+        """Number of bytes fed in total."""
 
     def feed(self, data: bytes) -> None:
-        """Append."""
+        """Append data."""
         self.total += len(data)
         room = self._head_bytes - len(self._head)
         if room > 0:
@@ -131,7 +131,7 @@ class Recording:
             self._tail.feed(data)
 
     def text(self) -> str:
-        """What is kept, with a line in the place of what is not."""
+        """Return the text that is kept, with one line in place of what was omitted."""
         head = bytes(self._head)
         tail = self._tail.last(self._tail.limit_bytes)
         left_out = self.total - len(head) - len(tail)
@@ -140,16 +140,16 @@ class Recording:
         cut = unfinished(head)
         head = head[: len(head) - cut]
         begin = next((n for n, byte in enumerate(tail[:4]) if byte & 0xC0 != 0x80), 0)
-        left_out += cut + begin  # the rest of a character that is cut in two
-        return f"{readable(head)}\n[… {left_out:,} bytes left out …]\n{readable(tail[begin:])}"
+        left_out += cut + begin  # the parts of a character that was cut
+        return f"{readable(head)}\n[… {left_out:,} bytes omitted …]\n{readable(tail[begin:])}"
 
 
 class Capture:
-    """Reads a pipe or pseudo-terminal on the running loop, and owns its descriptor.
+    """Reads a pipe or pseudo-terminal on the running loop; owns its descriptor.
 
     Parameters:
-        fd: the reading end; it is closed at the end of file, by `drain` or by `close`.
-        feed: gets what is read.
+        fd: the read end; closed at the end of file, by `drain` or by `close`.
+        feed: called with the data.
     """
 
     def __init__(self, fd: int, feed: Callable[[bytes], object]) -> None:
@@ -163,12 +163,12 @@ class Capture:
         self._loop.add_reader(fd, self._on_readable)
 
     def _take(self) -> bool:
-        """Read once; False when there is nothing (any more)."""
+        """Read once; return False when no data is available."""
         try:
             data = os.read(self._fd, _CHUNK_BYTES)
         except BlockingIOError:
             return False
-        except OSError:  # a pseudo-terminal that nobody has open any more
+        except OSError:  # a pseudo-terminal that no process has open
             data = b""
         if not data:
             self.close()
@@ -189,14 +189,14 @@ class Capture:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def drain(self) -> None:
-        """Take what is there without waiting, at most a few pipes full, then close."""
+        """Read what is available without waiting, at most a few pipes full, then close."""
         goal = self._read + _DRAIN_BYTES
         while self._open and self._read < goal and self._take():
             pass
         self.close()
 
     def close(self) -> None:
-        """Read no more. Idempotent."""
+        """Stop reading and close the descriptor. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -207,11 +207,11 @@ class Capture:
 
 
 class LiveOutput:
-    """Streams what a program writes as the output of a call, in pieces and up to a limit.
+    """Streams a program's output as the output of a call, in pieces and up to a limit.
 
     Parameters:
-        call: whose output it is.
-        limit_bytes: what comes later is not streamed; one line says so.
+        call: the call to stream to.
+        limit_bytes: maximum number of bytes to stream; one line notes the cut.
     """
 
     def __init__(self, call: Call, limit_bytes: int) -> None:
@@ -225,7 +225,7 @@ class LiveOutput:
         self._cut = False
 
     def feed(self, data: bytes) -> None:
-        """Take a piece; it is shown within a moment."""
+        """Take a piece of output; it is shown shortly afterwards."""
         if self._cut:
             return
         self._pending += data[: self._room]
@@ -246,13 +246,13 @@ class LiveOutput:
         text = _plain(text)
         if self._cut and not self._room:
             self._room = -1
-            text += "\n[more follows and is not shown here; the result has the end]\n"
+            text += "\n[live output truncated; the result contains the end]\n"
         if text:
-            with contextlib.suppress(RunClosed, Interrupted):  # the run has ended: nothing more counts
+            with contextlib.suppress(RunClosed, Interrupted):  # the run has ended
                 _ = self._call.output(text)
 
     def close(self) -> None:
-        """Show what is left."""
+        """Show the remaining output."""
         if self._timer is not None:
             self._timer.cancel()
         self._show(last=True)

@@ -1,11 +1,11 @@
-"""Tools for programs that go on after their call: started, looked at, written to, waited for and killed by a session.
+"""Tools for background processes of a session: start, poll, write to, wait for and kill them.
 
 Invariants
-- A process belongs to one session's activation: an interrupt of the run leaves it alone, the session's stop ends it.
-- A session can name its own processes only; the id of another one's does not exist for it.
-- A start that is cut before it returns is taken back: what runs is in the session's list.
-- Each process ends once, and what is told of it says how. Its session gets a message then, unless a call waited for it
-  and returned, or a tool call or a stop ended it, or the host itself ends: then the next start tells, from its note.
+- A process belongs to one activation of a session: an interrupt of the run leaves it alone, a session stop ends it.
+- A session can name only its own processes; ids of other sessions do not exist for it.
+- A start that is cancelled before it returns is undone: every running process is in the session's list.
+- Each process ends once, and the report of its end states how. The session then gets a message, unless a waiting call
+  returned it, or a tool call or stop caused the end. If the host ends, its next start sends the message from the note.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Owner = tuple[str, str]
 
 
 class BackgroundProcess:
-    """One program of a session, and what is known of it; also after it has ended, for a while."""
+    """One program of a session with its state; kept for a while after it ends."""
 
     def __init__(self, owner: Owner, command: str, *, log_bytes: int, clock: Clock) -> None:
         self.process_id = f"p{ids.secret('')[:6]}"
@@ -55,28 +55,28 @@ class BackgroundProcess:
         self.command = command
         self.log = Log(log_bytes)
         self.seen = 0
-        """Up to where the log was shown by `news`."""
+        """Offset up to which `news` has shown the log."""
         self.started: Once[Program | Exception] = Once()
         self.ended: Once[str] = Once()
         self.wanted = True
-        """False once somebody asked for its end: nobody needs a message about it."""
+        """False once someone has asked for its end: it needs no message then."""
         self.watching: list[Once[bool]] = []
-        """Calls that wait for its end; each is set when it has returned: whether it tells of the end."""
+        """Calls waiting for its end; each is set when the call returns: True if that call reports the end."""
         self.scope: Scope | None = None
-        """What it runs in; None before it begins."""
+        """Scope it runs in; None before it starts."""
         self.clock = clock
         self.begun_at = clock.monotonic()
 
     @property
     def program(self) -> Program:
-        """The program. Raises `ToolFailed` where it has ended."""
+        """The running program. Raises `ToolFailed` after its end."""
         program = self.started.value
         if self.ended.value is not None or not isinstance(program, Program):
-            raise ToolFailed(f"process {self.process_id} has ended ({self.ended.value or 'it was not started'})")
+            raise ToolFailed(f"process {self.process_id} has ended ({self.ended.value or 'it did not start'})")
         return program
 
     def state(self) -> str:
-        """One line for people and models."""
+        """Return the state on one line, for people and models."""
         if self.ended.value is not None:
             state = self.ended.value
         elif isinstance(self.started.value, Program):
@@ -86,37 +86,37 @@ class BackgroundProcess:
         return f"{self.process_id}: {state}; {self.log.total:,} bytes of output; {self.command}"
 
     def news(self) -> str:
-        """Its state, and what it wrote since this was asked for last."""
+        """Return the state and the output since the last call."""
         start, data = self.log.read(max(self.seen, self.log.total - _NEWS_BYTES), _NEWS_BYTES)
         missed = start - self.seen
-        if self.ended.value is None:  # the rest of a character is still to come
+        if self.ended.value is None:  # an incomplete character may still be completed
             data = data[: len(data) - unfinished(data)]
         self.seen = start + len(data)
-        skipped = f"[… {missed:,} bytes left out; read_process_log has what is kept …]\n" if missed else ""
+        skipped = f"[… {missed:,} bytes omitted; read_process_log returns what is kept …]\n" if missed else ""
         return f"{self.state()}\n{skipped}{readable(data)}"
 
     def last_words(self) -> str:
-        """The end of what it wrote."""
+        """Return the end of the output."""
         text = readable(self.log.last(_LAST_WORDS_BYTES)).strip()
-        return f"The end of its output:\n{text}" if text else "It wrote nothing."
+        return f"Last output:\n{text}" if text else "It produced no output."
 
 
 class Processes(Toolset):
-    """Gives a model tools for background processes; see the module.
+    """Tools for background processes; see the module.
 
     Parameters:
         workspace: where commands start. They can leave it: they have all rights of this process's user.
             None: see `Workspace`.
-        limit: processes that a session may have running.
-        log_bytes: how much of what one writes is kept, the newest.
-        lifetime_s: a process that runs longer is ended.
-        wait_limit_s: the longest wait that the model may ask for.
-        pass_environment, environment: as for `Terminal`.
-        approval: a person must approve each start, and all that is written to a process, which may be a shell; or a
-            predicate of the arguments that says so. It gets what is written as ``command`` too.
+        limit: maximum number of running processes per session.
+        log_bytes: maximum bytes of a process's output to keep, newest first.
+        lifetime_s: maximum run time of a process, in seconds; it is ended afterwards.
+        wait_limit_s: maximum wait that the model may request, in seconds.
+        pass_environment, environment: see `Terminal`.
+        approval: whether a person must approve each start and each write to a process (which may be a shell), or a
+            predicate on the arguments that decides. For a write it gets the text as ``command``.
 
     Raises:
-        ConfigurationError: as `Workspace` and `clean_environment`.
+        ConfigurationError: see `Workspace` and `clean_environment`.
     """
 
     executes = True
@@ -157,18 +157,18 @@ class Processes(Toolset):
         self._ended_bytes = 0
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of its workspace."""
+        """Return the root of the workspace."""
         return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """Seven tools."""
+        """Return the seven process tools."""
         return self._tools
 
-    # ── over the host's life ─────────────────────────────────────────────────────────────────────────────────────
+    # ── host lifespan ────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncIterator[None]:
-        """End what an earlier host left, tell its sessions, and keep notes while this one is up."""
+        """End processes that an earlier host left behind, notify their sessions, and keep notes from then on."""
         self._clock = home.clock
         notes = None if home.data_dir is None else Notes(home.data_dir / "processes")
         if notes is not None:
@@ -184,12 +184,12 @@ class Processes(Toolset):
     # ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start_process(self, call: Call, command: str | list[str], folder: str = ".", pty: bool = False) -> str:
-        """Start a program that goes on in the background, and return its id. You get a message when it ends.
+        """Start a program in the background and return its id. You get a message when it ends.
 
         Parameters:
             command: a shell command line, or a list of a program and its arguments.
             folder: where to run it, in the workspace.
-            pty: give it a terminal, for programs that want one.
+            pty: attach a terminal, for programs that need one.
         """
         run = call.run
         owner = (run.principal, run.session_key)
@@ -197,7 +197,7 @@ class Processes(Toolset):
         mine = self._sessions.setdefault(owner, {})
         running = sum(one.ended.value is None for one in mine.values())
         if running >= self._limit:
-            raise ToolFailed(f"{running} processes run already, which is the limit; kill one of them first")
+            raise ToolFailed(f"{running} processes are already running, which is the limit; kill one first")
         one = BackgroundProcess(owner, shown(command), log_bytes=self._log_bytes, clock=self._clock)
         mine[one.process_id] = one
         try:
@@ -206,34 +206,34 @@ class Processes(Toolset):
             )
             started = await one.started.wait()
         except BaseException:
-            one.started.set(ToolFailed("its start was cut"))  # if it did not begin yet it never will
+            one.started.set(ToolFailed("its start was cancelled"))  # so that it never starts later
             self._forget(one)
             if one.scope is not None:
-                await one.scope.stop("its start was cut", grace_s=0.0)
+                await one.scope.stop("its start was cancelled", grace_s=0.0)
             raise
         if isinstance(started, Exception):
             raise started
-        return f"process {one.process_id} was started, pid {started.process.pid}"
+        return f"process {one.process_id} started, pid {started.process.pid}"
 
     async def list_processes(self, call: Call) -> str:
-        """List this session's background processes: those that run, and the last ones that ended."""
+        """List this session's background processes: those running, and the last ones that ended."""
         mine = self._sessions.get((call.run.principal, call.run.session_key), {})
-        return "\n".join(one.state() for one in mine.values()) or "there are none"
+        return "\n".join(one.state() for one in mine.values()) or "no background processes"
 
     async def poll_process(self, call: Call, process_id: str) -> str:
-        """Return the state of a background process, and what it wrote since this was asked for last.
+        """Return the state of a background process and its output since the last call.
 
         Parameters:
-            process_id: what start_process returned.
+            process_id: the id that start_process returned.
         """
         return self._find(call, process_id).news()
 
     async def wait_process(self, call: Call, process_id: str, timeout_s: float = 60.0) -> str:
-        """Wait until a background process has ended or the time is over; then return what poll_process does.
+        """Wait until a background process ends or the timeout expires, then return what poll_process returns.
 
         Parameters:
-            process_id: what start_process returned.
-            timeout_s: how long to wait at most, in seconds. The process goes on.
+            process_id: the id that start_process returned.
+            timeout_s: maximum wait in seconds. The process keeps running.
         """
         one = self._find(call, process_id)
         watch: Once[bool] = Once()
@@ -244,19 +244,19 @@ class Processes(Toolset):
                     await one.ended.wait()
             watch.set(one.ended.value is not None)
         finally:
-            watch.set(False)  # where it was not set, the wait was cut
+            watch.set(False)  # no effect unless the wait was cancelled
             one.watching.remove(watch)
         return one.news()
 
     async def read_process_log(
         self, call: Call, process_id: str, offset: int | None = None, limit: int = _NEWS_BYTES
     ) -> str:
-        """Return a part of what a background process wrote; the newest output is kept, up to a limit.
+        """Return a part of a background process's output; only the newest output is kept.
 
         Parameters:
-            process_id: what start_process returned.
-            offset: the first byte, counted from the beginning of all output; the end of the output if left out.
-            limit: bytes to return at most.
+            process_id: the id that start_process returned.
+            offset: first byte to return, counted from the start of all output; default: the end of the output.
+            limit: maximum bytes to return.
         """
         log = self._find(call, process_id).log
         limit = min(max(limit, 1), 4 * _NEWS_BYTES)
@@ -267,25 +267,25 @@ class Processes(Toolset):
         """Write to the standard input of a background process, or to its terminal.
 
         Parameters:
-            process_id: what start_process returned.
-            text: what to write, with its line breaks; on a terminal Ctrl-C is \\u0003.
-            end: end the input afterwards.
+            process_id: the id that start_process returned.
+            text: the text to write, with its line breaks; on a terminal Ctrl-C is \\u0003.
+            end: close the input afterwards.
         """
         one = self._find(call, process_id)
         program = one.program
         data = typed(text, end=end and program.pty)
         taken = await program.write(data, timeout_s=_WRITE_S)
         if taken < len(data):
-            raise ToolFailed(f"it took only {taken:,} of {len(data):,} bytes in {_WRITE_S:g} s; it does not read")
+            raise ToolFailed(f"the process read only {taken:,} of {len(data):,} bytes within {_WRITE_S:g} s")
         if end and not program.pty:
             program.close_input()
-        return "written, and the input is ended" if end else "written"
+        return "written; input closed" if end else "written"
 
     async def kill_process(self, call: Call, process_id: str) -> str:
-        """End a background process and all that it started: first asked with SIGTERM, then killed.
+        """End a background process and its child processes: SIGTERM first, then SIGKILL.
 
         Parameters:
-            process_id: what start_process returned.
+            process_id: the id that start_process returned.
         """
         one = self._find(call, process_id)
         if one.ended.value is None:
@@ -298,15 +298,15 @@ class Processes(Toolset):
     def _find(self, call: Call, process_id: str) -> BackgroundProcess:
         one = self._sessions.get((call.run.principal, call.run.session_key), {}).get(process_id)
         if one is None:
-            raise ToolFailed(f"there is no process {process_id!r}; list_processes shows those that there are")
+            raise ToolFailed(f"unknown process {process_id!r}; call list_processes for valid ids")
         return one
 
-    # ── the life of one process ──────────────────────────────────────────────────────────────────────────────────
+    # ── process lifecycle ────────────────────────────────────────────────────────────────────────────────────────
 
     async def _attend(
         self, one: BackgroundProcess, command: str | Sequence[str], folder: Path, pty: bool
     ) -> str | None:
-        """Run it to its end, in the session's activation; what this returns is sent to the session."""
+        """Run a process to its end in the session's activation; return the message for the session, if any."""
         one.scope = scope = current_scope()
         assert scope is not None, "it runs in the background of a session"
         if one.started.value is not None:
@@ -332,12 +332,12 @@ class Processes(Toolset):
             if self._notes is not None and not _ends_the_host(scope.interrupt.cause):
                 self._notes.remove(one.process_id)
             await program.leave()
-            one.started.set(ToolFailed(f"the process could not be kept: {error}"))
+            one.started.set(ToolFailed(f"the process was ended: {error}"))
             one.ended.set("ended with the session's activation")
             raise
-        how = f"ended after its {self._lifetime_s:g} s" if returncode is None else ending(returncode)
+        how = f"ended at its limit of {self._lifetime_s:g} s" if returncode is None else ending(returncode)
         if left := sum(pid != program.process.pid for pid in result.killed):
-            how += f"; {left} of its processes that were left {'was' if left == 1 else 'were'} ended"
+            how += f"; {left} remaining process{'' if left == 1 else 'es'} ended"
         self._settle(one, how)
         told = [await watch.wait() for watch in tuple(one.watching)]
         return f"`{one.command}` has ended: {how}. {one.last_words()}" if one.wanted and not any(told) else None
@@ -356,7 +356,7 @@ class Processes(Toolset):
             )
 
     def _settle(self, one: BackgroundProcess, how: str) -> None:
-        """It has ended: keep what it wrote for a while."""
+        """Record the end; keep the output for a while."""
         if self._notes is not None:
             self._notes.remove(one.process_id)
         one.ended.set(how)
@@ -375,14 +375,14 @@ class Processes(Toolset):
 
 
 def _of_input(approval: Approval) -> Approval:
-    """Of what is written to a process: it is judged as a command, which it is to a shell."""
+    """Return the approval for writes to a process: the text is judged as a command, since a shell would run it."""
     if not callable(approval):
         return approval
     return lambda arguments: approval({**arguments, "command": arguments["text"]})
 
 
 def _ends_the_host(cause: Cause | None) -> bool:
-    """Whether the process ended because its host did, so that its session is still to be told."""
+    """Return whether the process ended because its host did, so that its session still needs the message."""
     while cause is not None:
         if cause.kind in ("shutdown", "lease_lost", "crash"):
             return True
@@ -391,14 +391,14 @@ def _ends_the_host(cause: Cause | None) -> bool:
 
 
 async def _tell_of(note: Note, home: Home) -> bool:
-    """End what a host left of a process, and tell its session; False when that was not possible now."""
+    """Kill what a host left of a process and notify its session; return False if the message must be retried."""
     killed = note.kill()
-    alive = f", and {killed} of its processes that outlived it were killed" if killed else ""
-    text = f"`{note.command}` ended when the host that ran it did{alive}. Start it again if it is needed."
+    alive = f"; {killed} of its processes survived it and were killed" if killed else ""
+    text = f"`{note.command}` ended together with its host{alive}. Start it again if needed."
     try:
         await home.tell(note.principal, note.session_key, f"[process {note.process_id}] {text}")
-    except (Conflict, NotFound, InvalidRequest):  # the session is deleted: nobody is left to be told
+    except (Conflict, NotFound, InvalidRequest):  # the session is deleted
         return True
-    except HoldfastError:  # such as a full mailbox: the next start tries again
+    except HoldfastError:  # such as a full mailbox: the next start retries
         return False
     return True

@@ -1,9 +1,9 @@
-"""Starts a program for a tool in the current scope, with one stream for all that it writes and an end that is told.
+"""Start a program for a tool in the current scope: one stream for all its output, and a recorded exit.
 
 Invariants
-- The program and everything that it starts belong to the scope that the tool's code runs in: reapers hold them.
-- Every descriptor made here is closed when the start fails, and by `Program.close` when it does not.
-- Nothing waits for the end of a pipe, so a stray that holds one delays nothing.
+- The program and its descendants belong to the scope in which the tool's code runs; reapers track them.
+- Every descriptor created here is closed if the start fails, and otherwise by `Program.close`.
+- Nothing waits for the end of a pipe, so a stray process that holds one delays nothing.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from holdfast.tools.output import Capture
 __all__ = ["Program", "command_line", "ending", "input_file", "shown", "typed"]
 
 _LINGER_S = 0.2
-"""How long what a program leaves behind may take to end by itself, such as the far end of a pipe of a shell."""
+"""Time for remaining processes to end on their own, such as the far end of a shell pipeline."""
 _ROWS_AND_COLUMNS = (40, 120)
 _ON_TERMINAL = 'exec <>"$0" >&0 2>&0 && exec "$@"'
-"""A session leader without a terminal gets the one that it opens."""
+"""A session leader without a terminal acquires the one that it opens."""
 _SHOWN_CHARACTERS = 120
 
 
 def command_line(command: str | Sequence[str]) -> list[str]:
-    """The program and arguments for a shell command, or for a list of words.
+    """Return the program and arguments for a shell command or a list of words.
 
     Raises:
-        ToolFailed: nothing to run, or text that no program can get.
+        ToolFailed: the command is empty or contains text that cannot be passed to a program.
     """
     words = [_shell(), "-c", command] if isinstance(command, str) else list(command)
     if not words or not words[0] or (isinstance(command, str) and not command.strip()):
         raise ToolFailed("the command is empty; give a shell command, or a list of the program and its arguments")
     for word in words:
         if "\0" in word:
-            raise ToolFailed("a command cannot have a NUL character; write such data to a file and name it")
+            raise ToolFailed("the command contains a NUL character; write such data to a file and pass its name")
         try:
             os.fsencode(word)
         except UnicodeEncodeError:
-            raise ToolFailed("the command has characters that cannot be encoded (lone surrogates)") from None
+            raise ToolFailed("the command contains lone surrogates, which cannot be encoded") from None
     return words
 
 
@@ -61,17 +61,17 @@ def _shell() -> str:
 
 
 def shown(command: str | Sequence[str]) -> str:
-    """A command on one line of bounded length, for people."""
+    """Return a command on one line of bounded length, for display."""
     line = printable(" ".join((command if isinstance(command, str) else " ".join(command)).split()))
     return line if len(line) <= _SHOWN_CHARACTERS else line[: _SHOWN_CHARACTERS - 1] + "…"
 
 
 def ending(returncode: int) -> str:
-    """An exit code in words: signals are named, those that a shell reports as 128 and more too."""
+    """Return a description of an exit code; names the signal, also for a shell's codes above 128."""
     if returncode < 0:
         return f"killed by {_signal_name(-returncode)}"
     if returncode > 128 and returncode - 128 in signal.valid_signals():
-        return f"exit code {returncode}, as of {_signal_name(returncode - 128)}"
+        return f"exit code {returncode}, {_signal_name(returncode - 128)}"
     return f"exit code {returncode}"
 
 
@@ -83,14 +83,14 @@ def _signal_name(number: int) -> str:
 
 
 def typed(text: str, *, end: bool) -> bytes:
-    """What a person types on a terminal to enter a text, and to end the input; on a line that has begun that is twice
-    the same key: the first time it only sends the line."""
+    """Return the bytes a person would type on a terminal to enter a text and end the input. After a partial line
+    end-of-file is typed twice: the first one only sends the line."""
     data = text.encode("utf-8", "replace")
     return data + (b"\x04" if not data or data.endswith(b"\n") else b"\x04\x04") if end else data
 
 
 def input_file(text: str) -> IO[bytes]:
-    """An unnamed file with a program's whole input: reading it can neither block nor be waited for."""
+    """Return an unnamed file with a program's whole input: reading it never blocks."""
     file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
     file.write(text.encode("utf-8", "surrogatepass"))
     file.seek(0)
@@ -98,11 +98,11 @@ def input_file(text: str) -> IO[bytes]:
 
 
 class Program:
-    """A program that was started for a tool; see `start`. For the loop that started it.
+    """A program started for a tool; see `start`. Use it on the loop that started it.
 
     Attributes:
-        process: the program itself.
-        pty: whether it has a terminal.
+        process: the running process.
+        pty: whether it is attached to a terminal.
     """
 
     def __init__(self, process: Process, scope: Scope, capture: Capture, entry: int | None, *, pty: bool) -> None:
@@ -123,18 +123,18 @@ class Program:
         stdin: IO[bytes] | Literal["none", "open"] = "none",
         pty: bool = False,
     ) -> Program:
-        """Start it in the current scope.
+        """Start a program in the current scope.
 
         Parameters:
-            command: as for `command_line`.
-            folder: where it starts.
-            environment: all of its environment.
-            feed: gets what it writes, to standard output and standard error alike.
+            command: see `command_line`.
+            folder: folder in which it starts.
+            environment: its complete environment.
+            feed: called with its output, from standard output and standard error alike.
             stdin: a file, nothing, or a pipe for `write`.
-            pty: give it a terminal, which `write` then goes to; `stdin` does not count.
+            pty: attach a terminal, which `write` writes to; `stdin` is ignored.
 
         Raises:
-            ToolFailed: it cannot be started.
+            ToolFailed: the program fails to start.
             ScopeClosed: the scope is stopping.
         """
         words = command_line(command)
@@ -168,7 +168,7 @@ class Program:
         return cls(process, scope, capture, entry, pty=pty)
 
     async def wait(self) -> int:
-        """The program's exit code, once it has ended and what it left had a moment to end too."""
+        """Wait for the program's end, and briefly for its remaining processes; return its exit code."""
         returncode = await self.process.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
@@ -176,10 +176,10 @@ class Program:
         return returncode
 
     async def end(self, *, term_first_s: float = 0.0) -> TreeResult:
-        """Kill what is left of its tree, take the rest of what it wrote, and close.
+        """Kill the rest of its process tree, read its remaining output, and close.
 
         Parameters:
-            term_first_s: how long it may end by itself after a SIGTERM, in seconds.
+            term_first_s: grace period after SIGTERM before the kill, in seconds.
         """
         try:
             return await self.process.kill_tree(term_first_s=term_first_s)
@@ -187,9 +187,9 @@ class Program:
             self.close()
 
     async def leave(self) -> None:
-        """For whoever waits for it and is cancelled: take what it writes until it is gone, then close.
+        """Clean up after a cancelled wait: read the output until the program is gone, then close.
 
-        A scope that is being stopped has asked the tree to end, and kills it by its deadline.
+        A scope that is stopping has already sent SIGTERM to the tree, and kills it at its deadline.
         """
         try:
             if self._scope.interrupt.triggered:
@@ -200,14 +200,14 @@ class Program:
             self.close()
 
     async def write(self, data: bytes, *, timeout_s: float) -> int:
-        """Give it input; returns how many bytes it took in time.
+        """Write to the program's input; return how many bytes it accepted in time.
 
         Raises:
-            ToolFailed: it takes no input, or has closed it.
+            ToolFailed: the program has no input, or has closed it.
         """
         if self._entry is None:
             raise ToolFailed("its input is closed")
-        fd = os.dup(self._entry)  # so that neither another write nor the end of the program is in the way
+        fd = os.dup(self._entry)  # a copy, so that a concurrent write or close does not interfere
         rest = memoryview(data)
         try:
             async with asyncio.timeout(timeout_s):
@@ -227,13 +227,13 @@ class Program:
         return len(data) - len(rest)
 
     def close_input(self) -> None:
-        """It reads the end of its input. On a terminal write what `typed` gives."""
+        """Close the program's input. For a terminal, write the result of `typed` instead."""
         if self._entry is not None:
             os.close(self._entry)
             self._entry = None
 
     def close(self) -> None:
-        """Take what it wrote so far, and close. Idempotent."""
+        """Read the output so far, and close. Idempotent."""
         self._capture.drain()
         self.close_input()
 
@@ -257,14 +257,14 @@ def _not_started(error: OSError | ValueError, command: str | Sequence[str], fold
     name = shown(command)
     match error:
         case FileNotFoundError() | NotADirectoryError() if not folder.is_dir():
-            return ToolFailed("the folder to start in is gone")
+            return ToolFailed("the working folder no longer exists")
         case FileNotFoundError() | NotADirectoryError():
-            return ToolFailed(f"there is no program {command[0]!r}; is it installed, and spelled right?")
+            return ToolFailed(f"program {command[0]!r} not found; check that it is installed and spelled correctly")
         case PermissionError():
-            return ToolFailed(f"{name}: no permission to execute it")
+            return ToolFailed(f"{name}: permission denied")
         case OSError(errno=errno.E2BIG):
             return ToolFailed("the command is too long; pass large data through stdin or a file")
         case OSError(errno=errno.ENOEXEC):
-            return ToolFailed(f"{name}: it is no program; name its interpreter, as in ['python3', 'script.py']")
+            return ToolFailed(f"{name}: not an executable; name its interpreter, as in ['python3', 'script.py']")
         case _:
-            return ToolFailed(f"{name} could not be started: {error}")
+            return ToolFailed(f"{name} failed to start: {error}")

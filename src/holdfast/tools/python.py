@@ -1,11 +1,11 @@
-"""The tool that runs a Python script in a confined interpreter of its own; the script can call the agent's tools.
+"""The tool that runs a Python script in its own confined interpreter; the script can call the agent's tools.
 
 Invariants
-- Script and host talk over a socket pair that the script inherits: there is no path that others could open.
-- What the script sends is bounded: the size of a frame, calls at once (then its socket is not read), calls in all.
-- The script's calls are calls of the run: in its journal and log, under its limits and approvals. When the script has
-  ended, however, those that are still on are stopped before the tool returns.
-- The script's process tree is dead when the tool returns or its cancellation goes on.
+- Script and host communicate over a socket pair that the script inherits: no path exists that others could open.
+- The script's messages are bounded: frame size, concurrent calls (beyond them its socket is not read), total calls.
+- The script's calls are calls of the run: in its journal and log, under its limits and approvals. When the script
+  ends, its unfinished calls are stopped before the tool returns.
+- The script's process tree is dead before the tool returns or its cancellation proceeds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Python"]
 _CHILD = str(Path(__file__).with_name("python_child.py"))
 _LIVE_BYTES = 200_000
 _FRAME_BYTES = 1_100_000
-"""A little over what a run takes as arguments or result of a call."""
+"""Slightly more than a run accepts as arguments or result of a call."""
 _LAST_WORDS_S = 1.0
 _CALLS_GRACE_S = 1.0
 _LENGTH = struct.Struct("!I")
@@ -69,27 +69,26 @@ _decode = msgspec.json.Decoder(_Hello | _Use | _Value).decode
 
 
 class Python(Toolset):
-    """Gives a model the tool ``python``: a script in a fresh interpreter, in the workspace, with the agent's tools.
+    """The tool ``python`` for a model: runs a script in a fresh interpreter, in the workspace, with the agent's tools.
 
-    How far it is confined depends on `sandbox` and on this machine, see `holdfast.tools.sandbox`; the tool's
-    description says which holds. Where the network is to be denied and cannot be, each call is refused.
+    Its confinement depends on `sandbox` and on this machine, see `holdfast.tools.sandbox`; the tool's description
+    states it. If the network must be denied and this machine cannot do so, every call is refused.
 
     Parameters:
-        workspace: where scripts start, and the only folder that a confined one can change. None: see `Workspace`.
-        sandbox: network and limits.
-        tools: what scripts may call; None: the tools of the agent.
-        timeout_s: deadline of a script that names none, in seconds; the time in which it waits for tools is not
-            counted.
-        timeout_limit_s: the longest deadline that the model may ask for.
-        output_bytes: how much of the output the result has, and as much of the value.
-        calls_at_once: how many calls of tools a script may have under way; it waits with more.
-        calls: how many calls of tools it may make in all.
-        interpreter: the Python that runs scripts, with its packages; at least 3.9.
-        pass_environment, environment: as for `Terminal`.
-        approval: as for `Tool`.
+        workspace: where scripts start, and the only folder that a confined script can change. None: see `Workspace`.
+        sandbox: network access and limits.
+        tools: tools that scripts may call; None: the agent's tools.
+        timeout_s: default deadline of a script, in seconds; time spent waiting for tools does not count.
+        timeout_limit_s: maximum deadline that the model may request.
+        output_bytes: maximum size of the output in the result, and of the value.
+        calls_at_once: maximum concurrent tool calls of a script; further calls wait.
+        calls: maximum total tool calls of a script.
+        interpreter: Python that runs scripts, with its packages; at least 3.9.
+        pass_environment, environment: see `Terminal`.
+        approval: see `Tool`.
 
     Raises:
-        ConfigurationError: as `Workspace` and `clean_environment`.
+        ConfigurationError: see `Workspace` and `clean_environment`.
     """
 
     executes = True
@@ -123,31 +122,31 @@ class Python(Toolset):
         self._approval = approval
 
     @property
-    def unwalled(self) -> bool:  # type: ignore[override]  # known once it has been looked what this machine can do
-        """Whether scripts run with the rights of the host's user, as this machine can confine none."""
+    def unwalled(self) -> bool:  # type: ignore[override]  # known after the machine was probed
+        """Whether scripts run unconfined with the rights of the host's user, for lack of isolation on this machine."""
         return find_isolation().kind == "none"
 
     @contextlib.asynccontextmanager
     async def lifespan(self, home: Home) -> AsyncIterator[None]:
-        """Find out, before the first run, what this machine can do."""
+        """Probe the machine's isolation before the first run."""
         await asyncio.get_running_loop().run_in_executor(None, find_isolation)
         yield
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of its workspace."""
+        """Return the root of the workspace."""
         return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """The one tool."""
+        """Return the single tool."""
         isolation = find_isolation()
         try:
             self._sandbox.check(isolation)
             holds = self._sandbox.describe(isolation)
         except NotSupported as error:
-            holds = f"It cannot be used on this machine: {error.message}"
+            holds = f"It is unavailable on this machine: {error.message}"
         about = (
-            "Run a Python script and return what it wrote and its value: that of the last line when it is an "
-            "expression, else of the variable `result`. Nothing is kept from one script to the next but files. "
+            "Run a Python script and return its output and its value: the value of the last line if that is an "
+            "expression, else the variable `result`. Only files persist between scripts. "
             "Your other tools are functions in the script: `from holdfast_tools import <name>`, then "
             f"`<name>(parameter=value)`; they return what you would get, or raise ToolFailed. {holds}"
         )
@@ -157,8 +156,8 @@ class Python(Toolset):
         """Run a Python script.
 
         Parameters:
-            script: the source.
-            timeout_s: seconds after which it is ended, not counting its calls of tools; what it wrote is returned.
+            script: the source code.
+            timeout_s: seconds until it is ended, excluding its tool calls; its output up to then is returned.
         """
         isolation = find_isolation()
         folder = self._workspace.of(call.run).folder(".")
@@ -188,11 +187,11 @@ class Python(Toolset):
                     program = await Program.start(argv, folder=folder, environment=environment, feed=feed, stdin=given)
                 returncode = await conversation.hold(program, reader, writer, script)
         if not conversation.begun and not conversation.expired:
-            raise ToolFailed(f"the script could not be started: {recording.text().strip() or ending(returncode or 0)}")
+            raise ToolFailed(f"the script failed to start: {recording.text().strip() or ending(returncode or 0)}")
         return self._told(recording.text(), conversation, returncode, wait_s)
 
     def _tools_of(self, agent: Agent) -> list[Tool]:
-        """What a script may call; not this tool, as a script can run Python itself."""
+        """Return the tools that a script may call, without this one: a script can run Python itself."""
         tools = toolbox(agent).values() if self._offered is None else self._offered
         return [tool for tool in tools if tool.name != "python"]
 
@@ -207,26 +206,26 @@ class Python(Toolset):
                 hidden=(*own_paths(), *private_paths()),
             )
         except NotSupported as error:
-            raise ToolFailed(f"{error.message}. Tell the user that the operator has to decide this.") from error
+            raise ToolFailed(f"{error.message}. Tell the user that the operator must decide this.") from error
 
     def _told(self, text: str, conversation: _Conversation, returncode: int | None, wait_s: float) -> str:
         parts = [text.rstrip("\n")] if text.strip() else []
         if conversation.value is not None:
-            cut = " (cut)" if conversation.value.cut else ""
+            cut = " (truncated)" if conversation.value.cut else ""
             parts.append(f"[value{cut}] {conversation.value.text}")
         if conversation.fault is not None:
-            parts.append(f"[it was killed: {conversation.fault}]")
+            parts.append(f"[killed: {conversation.fault}]")
         elif returncode is None:
-            parts.append(f"[it did not end within {wait_s:g} s and was killed]")
+            parts.append(f"[timed out after {wait_s:g} s and was killed]")
         elif returncode == -signal.SIGXCPU:
-            parts.append(f"[it was killed: it had used its {self._sandbox.cpu_s} CPU seconds]")
+            parts.append(f"[killed: used up its {self._sandbox.cpu_s} CPU seconds]")
         elif returncode:
             parts.append(f"[{ending(returncode)}]")
-        return "\n".join(parts) or "[it wrote nothing and has no value]"
+        return "\n".join(parts) or "[no output and no value]"
 
 
 def _home_of(interpreter: str) -> list[Path]:
-    """What an interpreter needs to see of its installation; nothing for our own, which is seen anyway."""
+    """Return the parts of an interpreter's installation to expose; none for our own, which is always exposed."""
     if interpreter == sys.executable:
         return []
     roots = {Path(interpreter).absolute().parent.parent, Path(interpreter).resolve().parent.parent}
@@ -234,7 +233,7 @@ def _home_of(interpreter: str) -> list[Path]:
 
 
 class _Conversation:
-    """What host and one script tell each other, from its start to its end."""
+    """The exchange between the host and one script, from start to end."""
 
     def __init__(
         self,
@@ -264,7 +263,7 @@ class _Conversation:
     async def hold(
         self, program: Program, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, script: str
     ) -> int | None:
-        """Give the script, serve its calls, and end everything that is left; its exit code, None when time was up."""
+        """Send the script, serve its calls, and end all that remains; return its exit code, None on timeout."""
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
         calls = scope.child("calls of the script", grace_s=_CALLS_GRACE_S)
@@ -283,7 +282,7 @@ class _Conversation:
             await program.end()
             self._ended = True
             await calls.stop("the script has ended")
-            self._slots.release()  # for a listener that waits: calls that were stopped before they began keep theirs
+            self._slots.release()  # for a waiting listener: calls stopped before they began never release theirs
             if listening is not None:
                 await _until(listening)
                 listening.interrupt.trigger("the script has ended", kind="stop")
@@ -305,12 +304,12 @@ class _Conversation:
     async def _listen(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, calls: Scope, program: Program
     ) -> None:
-        """Take what the script sends until its end; kill it when it is no message."""
+        """Process the script's messages until its end; kill the script on an invalid message."""
         try:
             while True:
                 (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
                 if length > _FRAME_BYTES:
-                    raise ValueError(f"it sent a message of {length:,} bytes")
+                    raise ValueError(f"message of {length:,} bytes")
                 message = _decode(await reader.readexactly(length))
                 match message:
                     case _Hello():
@@ -329,11 +328,11 @@ class _Conversation:
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         except (ValueError, RecursionError) as error:  # msgspec's errors too
-            self.fault = f"it broke the rules of its connection: {error}"
+            self.fault = f"protocol violation: {error}"
             program.process.signal(signal.SIGKILL)
 
     def _count(self, change: int) -> None:
-        """One call more or less is under way; while there is any, the script's time does not run."""
+        """Count a call that starts or ends; the script's clock is paused while any call is in progress."""
         self._under_way += change
         deadline = self._deadline
         if deadline is None or deadline.expired():
@@ -349,7 +348,7 @@ class _Conversation:
         try:
             try:
                 if not allowed:
-                    raise ToolFailed(f"a script may call tools {self._calls:,} times, and no more")
+                    raise ToolFailed(f"tool call limit reached: a script may make {self._calls:,} calls")
                 answer = {"kind": "result", "id": message.id, "value": await self._use(message)}
             except Exception as error:
                 text = str(error) if isinstance(error, ToolFailed) else told(error)
@@ -360,18 +359,18 @@ class _Conversation:
             with contextlib.suppress(ConnectionError):  # the script has ended
                 await writer.drain()
         finally:
-            self._slots.release()  # not before the answer is taken: so answers cannot pile up
+            self._slots.release()  # after the answer is read, so that answers do not pile up
 
     async def _use(self, message: _Use) -> Any:
         tool = self._offered.get(message.tool)
         if tool is None:
-            raise ToolFailed(f"there is no tool {message.tool!r}; there are: {', '.join(self._offered) or 'none'}")
+            raise ToolFailed(f"unknown tool {message.tool!r}; available: {', '.join(self._offered) or 'none'}")
         return await self._call.run.use(tool, message.arguments)
 
 
 @contextlib.asynccontextmanager
 async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, socket.socket]]:
-    """A socket pair: our end as streams, and the other end, which is the caller's to close."""
+    """Yield a socket pair: our end as streams, and the other end, which the caller must close."""
     ours, theirs = socket.socketpair()
     try:
         reader, writer = await asyncio.open_connection(sock=ours)
@@ -386,12 +385,12 @@ async def _connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Stre
 
 
 def _framed(message: dict[str, Any]) -> bytes:
-    data = encode_json(message)  # texts of errors can have what no JSON carries
+    data = encode_json(message)  # error texts may contain characters that JSON does not allow
     return _LENGTH.pack(len(data)) + data
 
 
 async def _until(listening: Handle[None]) -> None:
-    """The script is gone, and with it its side of the connection: its last words are there already."""
+    """Wait for the listener to read the script's last messages: the script's end of the socket is already closed."""
     with contextlib.suppress(TimeoutError, Interrupted):
         async with asyncio.timeout(_LAST_WORDS_S):
             await listening

@@ -1,13 +1,13 @@
-"""The interpreter of a script: it runs the script, and carries the script's calls of tools to the host.
+"""The interpreter of a script: runs the script and forwards its tool calls to the host.
 
-Started as a file by any Python from 3.9 on, so it imports the standard library only. Its descriptor 0 is a socket;
-both sides send frames: four bytes of length, then a JSON object with a ``kind``.
+Started as a file by any Python from 3.9 on, so it imports only the standard library. Its descriptor 0 is a socket;
+both sides send frames: a four-byte length, then a JSON object with a ``kind``.
 
     to the script       ``script`` (source, tools, value_limit, frame_limit) first; ``result`` or ``error`` (id, …)
     from the script     ``hello`` first; ``use`` (id, tool, arguments); ``value`` (text, cut) at most once
 
-- The script's standard input is empty, and no program that it starts inherits the socket.
-- A thread reads answers, from the first call on; calls may be made from any thread of the script's own process.
+- The script's standard input is empty, and programs that it starts do not inherit the socket.
+- A thread reads answers from the first call on; any thread of the script's own process may make calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME = "<script>"
 
 
 class ToolFailed(Exception):
-    """A tool could not do what it was asked; the text says why."""
+    """A tool call failed; the text gives the reason."""
 
 
 class Link:
@@ -51,15 +51,15 @@ class Link:
         self.frame_limit = 1 << 20
 
     def send(self, frame: dict[str, Any]) -> None:
-        """Send one frame whole."""
+        """Send one complete frame."""
         data = json.dumps(frame, ensure_ascii=False, allow_nan=False).encode()
         if len(data) > self.frame_limit:
-            raise ToolFailed(f"the arguments take {len(data):,} bytes, more than {self.frame_limit:,}; use a file")
+            raise ToolFailed(f"the arguments take {len(data):,} bytes, limit {self.frame_limit:,}; use a file")
         with self._sending:
             self._connection.sendall(struct.pack("!I", len(data)) + data)
 
     def receive(self) -> dict[str, Any] | None:
-        """The next frame; None at the end."""
+        """Return the next frame; None at the end."""
         head = self._input.read(4)
         if len(head) < 4:
             return None
@@ -70,7 +70,7 @@ class Link:
     def use(self, tool: str, arguments: dict[str, Any]) -> Any:
         """Call a tool of the agent and wait for its result."""
         if os.getpid() != self._pid:
-            raise RuntimeError("tools can be called in the script's own process only, not in one that it forked")
+            raise RuntimeError("tools can be called only in the script's own process, not in a forked one")
         number = next(self._numbers)
         answer: Future[Any] = Future()
         self._waiting[number] = answer
@@ -153,7 +153,7 @@ def _function(link: Link, tool: str, parameters: list[str]) -> Callable[..., Any
 
 
 def _run(source: str, namespace: dict[str, Any]) -> Any:
-    """The value of the last line when it is an expression, else of the variable ``result``."""
+    """Run the script; return the value of its last line if that is an expression, else the variable ``result``."""
     linecache.cache[_NAME] = (len(source), None, source.splitlines(keepends=True), _NAME)
     tree: ast.Module = compile(source, _NAME, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
     last = tree.body[-1] if tree.body else None
@@ -176,7 +176,7 @@ def _text(value: object) -> str:
 
 
 def _tell(error: BaseException) -> None:
-    """Show the error without the frames of this file."""
+    """Print the error without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

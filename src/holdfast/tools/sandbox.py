@@ -1,22 +1,22 @@
-"""Confines a program: what of the machine it sees, whether it has a network, and how much it may use.
+"""Confine a program: which files it sees, whether it has network access, and how much it may use.
 
-What holds depends on the machine; `find_isolation` tries it once and says so.
+The confinement depends on the machine; `find_isolation` probes it once and reports the result.
 
 ==================  =========================================================  ==========================
                     ``namespaces`` and ``bwrap``                                ``none``
 ==================  =========================================================  ==========================
-network             none with ``deny``, not even this machine's loopback        whatever this process has
-files               reads the system, the interpreter and what is named;        whatever this user may
+network             none with ``deny``, not even this machine's loopback        all that this process has
+files               reads the system, the interpreter and what is named;        all that this user may
                     writes the workspace, ``/tmp`` and ``/dev/shm`` (both its own, empty, in memory)
 other processes     sees, signals and traces only its own                       all of this user's
 limits per process  address space, CPU seconds, size of a file, open files      the same
 processes           bounded: by ``RLIMIT_NPROC`` (Linux 5.14; not for real       not bounded
                     root), for root by the namespace (Linux 6.14, at least 301)
-set-uid files       cannot be made, nor file capabilities                      the same, on Linux
+set-uid files       cannot be created, nor file capabilities                   the same, on Linux
 ==================  =========================================================  ==========================
 
-Not confined by any: the kernel itself (a sandbox for mistakes and for what a model does, not for kernel exploits), the
-disk space of the workspace, and memory and CPU summed over processes. Use containers or machines for those.
+Never confined: the kernel itself (this sandbox guards against mistakes and models, not against kernel exploits),
+the disk space of the workspace, and memory and CPU summed over processes. Use containers or machines for those.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ _INSTALLATION = ("libexec", "share", "ssl")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Isolation:
-    """What this machine can do to confine a program.
+    """The isolation that this machine can provide.
 
     Parameters:
-        kind: ``namespaces`` (made by us), ``bwrap`` (made by bubblewrap), or ``none``.
-        reason: why not something better; empty for ``namespaces``.
+        kind: ``namespaces`` (created by us), ``bwrap`` (created by bubblewrap), or ``none``.
+        reason: why no better kind is available; empty for ``namespaces``.
     """
 
     kind: Literal["namespaces", "bwrap", "none"]
@@ -89,19 +89,19 @@ class Isolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    """How a program is confined.
+    """Limits and access of a confined program.
 
     Parameters:
-        network: ``deny``: no network at all; where this machine cannot do that, programs are refused.
-            ``allow``: the network of this process, its loopback included; where this machine has no isolation,
+        network: ``deny``: no network access; where this machine cannot enforce that, programs are refused.
+            ``allow``: the network of this process, including its loopback; on a machine without isolation,
             programs then run with limits only.
         memory_bytes: address space of each process.
-        cpu_s: CPU seconds of each process; SIGXCPU, and a second later SIGKILL.
-        processes: processes and threads at once.
+        cpu_s: CPU seconds of each process; then SIGXCPU, and SIGKILL a second later.
+        processes: maximum number of concurrent processes and threads.
         open_files: open descriptors of each process.
-        file_bytes: size of a file that it writes.
+        file_bytes: maximum size of a file that it writes.
         scratch_bytes: size of its own ``/tmp`` and ``/dev/shm``, each.
-        readable: files and folders that it may read besides the system and the interpreter.
+        readable: files and folders that it may read in addition to the system and the interpreter.
     """
 
     network: Literal["deny", "allow"] = "deny"
@@ -114,27 +114,27 @@ class Sandbox:
     readable: tuple[str | os.PathLike[str], ...] = ()
 
     def check(self, isolation: Isolation) -> None:
-        """Is that enough?
+        """Check that the isolation suffices.
 
         Raises:
-            NotSupported: the network is to be denied, and this machine cannot do that.
+            NotSupported: the network is denied, but this machine cannot enforce that.
         """
         if self.network == "deny" and isolation.kind == "none":
             raise NotSupported(
-                f"a program cannot be kept off the network here: {isolation.reason}",
-                hint="allow user namespaces or install bubblewrap; or give network='allow' to run it with limits only",
+                f"network isolation is not available on this machine: {isolation.reason}",
+                hint="allow user namespaces or install bubblewrap; or set network='allow' to run with limits only",
             )
 
     def describe(self, isolation: Isolation) -> str:
-        """What holds for a program, in a sentence or two that a model and an operator can use."""
+        """Return the confinement in a sentence or two, for models and operators."""
         limits = (
             f"Each process may use {self.memory_bytes >> 20:,} MiB of memory, {self.cpu_s} CPU seconds and files of "
             f"{self.file_bytes >> 20:,} MiB."
         )
         if isolation.kind == "none":
-            return f"Not isolated on this machine: it has the network and the files of the server's user. {limits}"
-        network = "There is no network." if self.network == "deny" else "It has network access."
-        return f"{network} It can write only in the workspace and in /tmp, which is emptied afterwards. {limits}"
+            return f"Not isolated on this machine: it has the server user's network and file access. {limits}"
+        network = "No network access." if self.network == "deny" else "It has network access."
+        return f"{network} It can write only to the workspace and to /tmp, which is emptied afterwards. {limits}"
 
     def command(
         self,
@@ -146,19 +146,19 @@ class Sandbox:
         readable: Sequence[str | os.PathLike[str]] = (),
         hidden: Sequence[str] = (),
     ) -> list[str]:
-        """The words that start `argv` confined; with the exit code 125 and a line on standard error when that fails.
+        """Return the command that runs `argv` confined; it exits with 125 and one line on standard error on failure.
 
         Parameters:
-            argv: the program, found by the PATH inside, and its arguments.
-            isolation: what `find_isolation` found.
-            directory: where it starts; must be in something that it may see.
+            argv: program, searched in the sandbox's PATH, and its arguments.
+            isolation: result of `find_isolation`.
+            directory: working folder; must be inside a visible path.
             writable: folders that it may change.
-            readable: what it may read besides the system and ``self.readable``.
-            hidden: what of all that it finds empty, where it is there, but for what it may change; real paths.
+            readable: paths that it may read in addition to the system and ``self.readable``.
+            hidden: real paths to cover with something empty if they exist, except what it may change.
 
         Raises:
-            NotSupported: as `check`; or something to hide lies in a folder that it may change: what is not there yet
-                cannot be hidden, and it could make it.
+            NotSupported: see `check`; or a hidden path lies in a writable folder: a path that does not exist yet
+                is impossible to hide, and the program could create it.
         """
         self.check(isolation)
         limits = {
@@ -197,9 +197,9 @@ def _start(limits: Mapping[str, int | None], places: dict[str, Any] | None) -> l
 
 
 def interpreter_paths() -> list[str]:
-    """Return what a script needs to see of this interpreter's installation, and nothing else of its folder.
+    """Return the parts of this interpreter's installation that a script needs, and nothing else of its folder.
 
-    An environment may lie in, or be, the folder of a project: with settings, workspaces and whatever else is in it.
+    An environment may lie in, or be, a project folder, along with settings, workspaces and other files.
     """
     own = [os.path.join(sys.prefix, part) for part in _INTERPRETER]
     return own + [os.path.join(sys.base_prefix, part) for part in (*_INTERPRETER, *_INSTALLATION)]
@@ -210,8 +210,8 @@ def _check_hidden(write: Collection[str], hidden: Sequence[str]) -> None:
         for folder in write:
             if path == folder or path.startswith(f"{folder.rstrip('/')}/"):
                 raise NotSupported(
-                    f"a program cannot be confined to {folder}: {path} of the host lies in it",
-                    hint="give the tools a workspace apart from the folder of the store, such as one below it",
+                    f"folder {folder} contains {path} of the host, so programs are not confined there",
+                    hint="give the tools a workspace that does not contain the store, such as a subfolder",
                 )
 
 
@@ -233,15 +233,16 @@ def _bubblewrap(places: dict[str, Any]) -> list[str]:
 
 @functools.cache
 def find_isolation() -> Isolation:
-    """Try once, with a program that looks for a network, what this machine can do. It blocks: a second at most, rarely
-    up to 30; call it from a thread. ``find_isolation.cache_clear()`` forgets the answer.
+    """Probe once, by running a small program, how this machine can isolate programs.
+
+    Blocks for a second at most, rarely up to 30; call it from a thread. ``find_isolation.cache_clear()`` resets it.
     """
     if not sys.platform.startswith("linux"):
-        return Isolation(kind="none", reason="only Linux has namespaces")
+        return Isolation(kind="none", reason="namespaces need Linux")
     failed = _try(Isolation(kind="namespaces"))
     if failed is None:
         return Isolation(kind="namespaces")
-    if os.geteuid() == 0:  # in bubblewrap root would still be root
+    if os.geteuid() == 0:  # inside bubblewrap root would still be root
         return Isolation(kind="none", reason=failed)
     if shutil.which("bwrap") is None:
         return Isolation(kind="none", reason=f"{failed}; bubblewrap is not installed")
@@ -252,7 +253,7 @@ def find_isolation() -> Isolation:
 
 
 def _try(isolation: Isolation) -> str | None:
-    """None when a program can be kept off the network so, else why not."""
+    """Return None if this isolation keeps a program off the network, else the reason why it does not."""
     argv = Sandbox().command([sys.executable, "-I", "-S", "-c", _PROBE], isolation=isolation, directory="/tmp")
     try:
         ended = process_host().run_blocking(argv, timeout_s=_PROBE_S, cwd="/", env=clean_environment(), name="sandbox")
@@ -261,4 +262,4 @@ def _try(isolation: Isolation) -> str | None:
     if ended.returncode == 0:
         return None
     said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-    return said[-1] if said else f"{isolation.kind}: a program inside still saw the network"
+    return said[-1] if said else f"{isolation.kind}: a program inside still had network access"

@@ -1,15 +1,15 @@
-"""The program before a confined program: it enters namespaces of its own, sets limits, and becomes what it was told.
+"""Launcher of a confined program: enters its own namespaces, sets limits, and executes the program.
 
-Started as a file by a bare interpreter, so it imports the standard library only. Its first argument is a JSON object:
-``limits`` (numbers by name), ``places`` (null: no namespaces; else what the file system shows) and ``filter`` (of
-system calls, as hexadecimal digits; null: none), then the program.
+Started as a file by a bare interpreter, so it imports only the standard library. Its first argument is a JSON object:
+``limits`` (numbers by name), ``places`` (null: no namespaces; else the visible file system) and ``filter`` (of
+system calls, as hexadecimal digits; null: none). The program follows.
 
-- Everything is set up before the program is started; what cannot be set up ends this with exit code 125 and one line.
+- Everything is set up before the program starts; a failed setup ends this with exit code 125 and one line.
 - Three processes: this one waits outside the process-id namespace, its child is that namespace's first process, and
   the program is the child of that. When the program ends, the kernel kills all that it left in the namespace.
-- The program has no capability in its user namespace, so it cannot take back what was mounted read-only; and it gets
-  no user namespace of its own.
-- What it starts is under the same filter: no exec takes it off.
+- The program has no capability in its user namespace, so it cannot undo a read-only mount, and it cannot create a
+  user namespace of its own.
+- Its child processes run under the same filter: exec does not remove it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 CANNOT = 125
-"""Exit code: the program was not started, because it could not be confined."""
+"""Exit code: the program was not started because the setup failed."""
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUTS = 0x04000000
@@ -79,8 +79,8 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def _outlive(limits: dict[str, Any], places: dict[str, Any], calls: bytes, program: list[str]) -> NoReturn:
-    """Fork the first process of the new namespace, and end as the program ends."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # sent to the whole tree: it is the program's to obey
+    """Fork the first process of the new namespace, and exit the way the program exits."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # sent to the whole tree; the program handles it
         signal.signal(signum, signal.SIG_IGN)
     read, write = os.pipe()
     if os.fork() == 0:
@@ -102,7 +102,7 @@ def _outlive(limits: dict[str, Any], places: dict[str, Any], calls: bytes, progr
 def _be_first(
     limits: dict[str, Any], places: dict[str, Any], calls: bytes, program: list[str], report: int
 ) -> NoReturn:
-    """As the first process of the namespace: arrange the file system, start the program, and end after it."""
+    """Run as the first process of the namespace: set up the file system, start the program, and end after it."""
     try:
         _arrange(places, limits["processes"])
         _limit_processes(limits["processes"])
@@ -139,16 +139,16 @@ def _become(program: list[str]) -> NoReturn:
 
 
 def _limit_processes(processes: int) -> None:
-    """In a user namespace only: elsewhere all processes of the user would count."""
+    """Limit the number of processes. Only in a user namespace: elsewhere all processes of the user would count."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    most = processes + 2  # those that wait for the program
+    most = processes + 2  # plus the two that wait for the program
     if hard != resource.RLIM_INFINITY:
         most = min(most, hard)
     resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
 
 
 def _limit(limits: dict[str, Any]) -> None:
-    """Limits of each process; no hard limit is raised."""
+    """Set the limits of each process; never raises a hard limit."""
     for which, value in (
         (resource.RLIMIT_AS, limits["memory_bytes"]),
         (resource.RLIMIT_CPU, limits["cpu_s"]),
@@ -157,10 +157,10 @@ def _limit(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_CORE, 0),
     ):
         if which == resource.RLIMIT_AS and sys.platform != "linux":
-            continue  # macOS has it in name only
+            continue  # macOS does not enforce it
         hard = resource.getrlimit(which)[1]
         lowered = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # One second between the signal that says why, and the kill.
+        # One second between the signal, which gives the reason, and the kill.
         last = lowered + 1 if which == resource.RLIMIT_CPU and hard == resource.RLIM_INFINITY else lowered
         resource.setrlimit(which, (lowered, last))
     if sys.platform == "linux":
@@ -168,7 +168,7 @@ def _limit(limits: dict[str, Any]) -> None:
 
 
 def _enter_namespaces(*, network: bool) -> None:
-    """A user namespace in which the user is who it was, and its own mounts, processes, IPC, names and network."""
+    """Enter new namespaces for mounts, processes, IPC, host name and network, with the same user and group ids."""
     uid, gid = os.getuid(), os.getgid()
     flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWPID | _CLONE_NEWIPC | _CLONE_NEWUTS
     _check(_libc.unshare(flags | (0 if network else _CLONE_NEWNET)), "unshare")
@@ -178,7 +178,7 @@ def _enter_namespaces(*, network: bool) -> None:
 
 
 def _arrange(places: dict[str, Any], processes: int) -> None:
-    """Make a file system of what may be seen, and let go of the old one."""
+    """Build a file system of the visible paths and detach the old one."""
     pivot_root = _SYS_PIVOT_ROOT.get(platform.machine())
     if pivot_root is None:
         raise OSError(errno.ENOSYS, f"pivot_root is not known for {platform.machine()}")
@@ -193,7 +193,7 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
         os.makedirs(os.path.dirname(_STAGE + link), exist_ok=True)
         os.symlink(target, _STAGE + link)
     shown = [*((path, False) for path in places["read"]), *((path, True) for path in places["write"])]
-    for path, writable in sorted(shown):  # what is deeper lies over what it is in
+    for path, writable in sorted(shown):  # deeper paths are mounted over their parents
         _show(path, _ATTR_NOSUID | _ATTR_NODEV | (0 if writable else _ATTR_RDONLY))
     for path in places["hidden"]:
         _hide(path, [inner for inner in places["write"] if inner.startswith(f"{path}/")])
@@ -213,7 +213,7 @@ def _arrange(places: dict[str, Any], processes: int) -> None:
 
 
 def _bound_pids(processes: int) -> None:
-    """Where the kernel can (6.14), bound the namespace itself: the limit of processes does not hold for real root."""
+    """Bound the namespace's process ids where the kernel can (6.14): the process limit does not apply to real root."""
     try:
         with open(f"{_STAGE}/proc/sys/kernel/pid_max", "r+") as file:
             if int(file.read()) > processes:
@@ -224,7 +224,7 @@ def _bound_pids(processes: int) -> None:
 
 
 def _forbid_user_namespaces() -> None:
-    """In one of its own the program would have all capabilities again."""
+    """Forbid user namespaces: in its own one the program would regain all capabilities."""
     with open(f"{_STAGE}/proc/sys/user/max_user_namespaces", "w") as file:
         file.write("0")
 
@@ -241,7 +241,7 @@ def _show(path: str, attributes: int) -> None:
 
 
 def _hide(path: str, shown: list[str]) -> None:
-    """Lay something empty over it, if it is shown; but for the folders in it that the program may change."""
+    """Cover a visible path with something empty, except the writable folders in it."""
     target = _STAGE + path
     if os.path.isdir(target):
         _mount("tmpfs", target, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=4k,mode=755")
@@ -274,7 +274,7 @@ def _drop_capabilities() -> None:
 
 
 def _filter_calls(calls: bytes) -> None:
-    """Have the kernel judge each system call of this process and of all that it starts, from now on."""
+    """Install the system call filter for this process and its descendants."""
     if not calls:
         return
     program = ctypes.create_string_buffer(calls, len(calls))

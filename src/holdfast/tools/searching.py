@@ -1,4 +1,4 @@
-"""Searches the files of a workspace for a pattern. Run in a process of its own: a bad pattern may never come back."""
+"""Search the files of a workspace for a pattern. Runs in its own process: a bad pattern may never return."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _UNSEARCHED = (".git",)
 def search(
     root: str, pattern: str, path: str, files: str, ignore_case: bool, budget_s: float, private: tuple[str, ...]
 ) -> str:
-    """The lines that match, as ``path:number: line``, and what was left out.
+    """Return the matching lines as ``path:number: line``, and a note on what was skipped.
 
     Parameters:
-        root: of the workspace.
-        pattern: a regular expression, held against each line.
+        root: root of the workspace.
+        pattern: a regular expression, matched against each line.
         path: file or folder to search.
-        files: which names to search, such as ``*.py``.
-        ignore_case: capitals and small letters are the same.
-        budget_s: after so many seconds what was found is returned.
-        private: what is kept private where the call is made.
+        files: file names to search, such as ``*.py``.
+        ignore_case: match case-insensitively.
+        budget_s: time limit in seconds; then the matches so far are returned.
+        private: paths that are private in the calling process.
 
     Raises:
-        ToolFailed: the pattern or the path cannot be used.
+        ToolFailed: the pattern is invalid or the path is unusable.
     """
     with kept_private(private):
         return _search(root, pattern, path, files, ignore_case, budget_s)
@@ -46,7 +46,7 @@ def _search(root: str, pattern: str, path: str, files: str, ignore_case: bool, b
     try:
         matches = re.compile(pattern, re.IGNORECASE if ignore_case else 0).search
     except (re.error, RecursionError, OverflowError) as error:
-        raise ToolFailed(f"the pattern is no regular expression: {error}") from None
+        raise ToolFailed(f"invalid regular expression: {error}") from None
     workspace = Workspace(root)
     until = system_clock.monotonic() + budget_s
     found: list[str] = []
@@ -60,7 +60,7 @@ def _search(root: str, pattern: str, path: str, files: str, ignore_case: bool, b
             continue
         try:
             data = entry.read(_FILE_BYTES + 1)
-        except (OSError, ToolFailed):  # unreadable, or something else by now
+        except (OSError, ToolFailed):  # unreadable, or no longer a file
             skipped += 1
             continue
         if len(data) > _FILE_BYTES or is_binary(data):
@@ -82,7 +82,7 @@ def _search(root: str, pattern: str, path: str, files: str, ignore_case: bool, b
             break
     told = f"{len(found)} line{'' if len(found) == 1 else 's'} found; files searched: {searched}"
     if skipped:
-        told += f"; binary, large or unreadable ones left out: {skipped}"
+        told += f"; skipped (binary, large or unreadable): {skipped}"
     if why:
         told += f"; the search ended early: {why}; narrow it down"
     return "\n".join([*found, f"[{told}]"])

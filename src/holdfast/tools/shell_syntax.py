@@ -1,7 +1,7 @@
 """Parse a shell command line into the simple commands, redirections and assignments that it contains.
 
-The grammar is tree-sitter's for Bash, whose parser never raises and never runs for long. Commands are found wherever
-they stand: in pipelines, loops, subshells, command and process substitutions, and here-documents.
+Uses tree-sitter's grammar for Bash, whose parser never raises and never runs for long. Finds commands everywhere:
+in pipelines, loops, subshells, command and process substitutions, and here-documents.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Word:
     """One word of a command.
 
     Parameters:
-        text: its value after quotes were removed; None if that is known only when the command runs.
-        has_glob: whether it has unquoted wildcards or braces, so that it can become several words.
-        known: what is known of it, for a word without text: each part that is not has a ``?`` in its place.
+        text: value after quote removal; None if it is known only at run time.
+        has_glob: whether it contains unquoted wildcards or braces, and so may expand to several words.
+        known: known parts of a word without text; each unknown part is a ``?``.
     """
 
     text: str | None
@@ -40,7 +40,7 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class SimpleCommand:
-    """A program and its arguments, in the order of the line."""
+    """A program and its arguments, in their order on the line."""
 
     name: Word
     arguments: tuple[Word, ...]
@@ -61,13 +61,13 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What a command line contains.
+    """The commands, redirections and assignments of a command line.
 
     Parameters:
         commands: all simple commands.
         redirects: all redirections.
-        variables: names that are assigned, for the shell or for one command.
-        is_understood: False if the text is not valid Bash, or defines functions, so that names mean something else.
+        variables: names of assigned variables, for the shell or for one command.
+        is_understood: False if the text is invalid Bash, or defines functions, which may redefine names.
     """
 
     commands: tuple[SimpleCommand, ...]
@@ -77,7 +77,7 @@ class CommandLine:
 
 
 def parse(text: str) -> CommandLine:
-    """Return what a command line contains. Raises nothing; call it from any thread."""
+    """Parse a command line. Never raises; safe to call from any thread."""
     root = _parser().parse(text.encode("utf-8", "replace")).root_node
     commands: list[SimpleCommand] = []
     redirects: list[Redirect] = []
@@ -126,7 +126,7 @@ def _read_command(node: Node) -> SimpleCommand:
 
 
 def _read_declaration(node: Node) -> SimpleCommand:
-    """Of ``export``, ``declare``, ``unset`` and the like; what they assign is found with the other variables."""
+    """Read ``export``, ``declare``, ``unset`` and the like; their assignments count with the other variables."""
     keyword, *others = node.children
     words = [child for child in others if child.is_named and child.type not in _NOT_WORDS]
     return SimpleCommand(
@@ -166,7 +166,7 @@ def _read_word(node: Node) -> Word:
             return Word(_text(node), has_glob=node.type in "{[")
         case "brace_expression" | "extglob_pattern" | "regex":
             return Word(_text(node), has_glob=True)
-        case "arithmetic_expansion":  # a number, whatever it is
+        case "arithmetic_expansion":  # always a number
             return Word("0")
         case "simple_expansion" | "expansion" if _text(node) in ("$HOME", "${HOME}"):
             return Word(None, known="~")

@@ -1,13 +1,13 @@
-"""The system calls that a confined program is refused: those that leave something behind or lead out of its walls.
+"""System calls that a confined program is denied: those that leave something behind or lead out of the sandbox.
 
-A set-uid file made inside a sandbox is real outside of it: whoever runs it there acts as its owner, the server's user.
-So no mode with the set-uid or set-gid bit, and no extended attribute (file capabilities are one), can be written.
-Namespaces do not hold for sockets to the machine's host (``AF_VSOCK``) and the kernel's keyrings, which all scripts of
-a server would share: sockets are Unix, internet and netlink ones, and there are no keys.
+A set-uid file created inside a sandbox is real outside it: anyone who runs it there acts as its owner, the server's
+user. So modes with the set-uid or set-gid bit, and extended attributes (file capabilities are one), are blocked.
+Namespaces do not cover sockets to the machine's host (``AF_VSOCK``) or the kernel's keyrings, which all scripts of
+a server would share: only Unix, internet and netlink sockets are allowed, and key calls are blocked.
 
-- The filter looks at numbers and plain arguments; a call whose mode lies in memory (``openat2``, ``io_uring``) is
-  answered as if the kernel did not have it, and C libraries then take the plain one.
-- Calls by another instruction set of the processor (32 bit, x32) are answered the same way.
+- The filter sees numbers and plain arguments only. A call whose mode lies in memory (``openat2``, ``io_uring``) fails
+  as if the kernel did not support it; C libraries then fall back to the plain call.
+- Calls through another instruction set of the processor (32 bit, x32) fail the same way.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _REFUSED = {
 _MODE_AT = {"chmod": 1, "fchmod": 1, "fchmodat": 2, "fchmodat2": 2, "creat": 1, "mknod": 1, "mknodat": 2}
 _FLAGS_AND_MODE_AT = {"open": (1, 2), "openat": (2, 3)}
 
-# Classic BPF: load a word of the call's description, jump on it, return a verdict.
+# Classic BPF: load a word of the call description, jump on it, return a verdict.
 _LOAD, _IF_EQUAL, _IF_LEAST, _IF_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ALLOW, _ERROR = 0x7FFF0000, 0x00050000
@@ -85,10 +85,10 @@ _Step = tuple[int, int, int, int]
 
 
 def system_call_filter(machine: str = "") -> bytes | None:
-    """Return the filter as the kernel takes it: an array of ``struct sock_filter``; None for an unknown processor.
+    """Return the filter as an array of ``struct sock_filter``; None for an unknown processor.
 
     Parameters:
-        machine: the processor, as ``platform.machine()`` names it; this machine's by default.
+        machine: processor name as in ``platform.machine()``; default: this machine's.
     """
     machine = machine or platform.machine()
     numbers = _NUMBERS.get(machine)
@@ -110,7 +110,7 @@ def system_call_filter(machine: str = "") -> bytes | None:
 
 
 def _judge(name: str) -> list[_Step]:
-    """Return the steps for one call, the last of which is a verdict."""
+    """Return the steps for one call; the last one is a verdict."""
     if name in _REFUSED:
         return [_verdict(_REFUSED[name])]
     if name == "socket":
@@ -134,7 +134,7 @@ def _judge_mode(argument: int) -> list[_Step]:
 
 
 def _load_argument(index: int) -> _Step:
-    """The lower half of a 64-bit argument; modes and flags have no other. All known processors are little-endian."""
+    """Load the lower half of a 64-bit argument, which holds all modes and flags; known processors are little-endian."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
 
 

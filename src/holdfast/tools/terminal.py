@@ -1,4 +1,4 @@
-"""The tool that runs a command to its end, in a workspace: bounded output, every exit told, and nothing left alive."""
+"""The tool that runs a command to completion in a workspace: bounded output, exit status reported, no process left."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from holdfast.tools.workspace import Workspace
 __all__ = ["Terminal"]
 
 _MARGIN_S = 30.0
-"""The call's own deadline comes so much after the command's: time to end its tree and to tell."""
+"""Margin of the call's deadline over the command's: time to kill the process tree and report."""
 _TERM_FIRST_S = 1.0
 _LIVE_BYTES = 100_000
 
 
 class Terminal(Toolset):
-    """Gives a model the tool ``terminal``: a shell command, or a program with its arguments, run to its end.
+    """The tool ``terminal`` for a model: runs a shell command, or a program with its arguments, to completion.
 
-    What the command starts ends with it, also what left its session or ignores SIGTERM; when the run is interrupted,
-    everything is asked to end and killed after the grace.
+    Child processes end with the command, even those that left its session or ignore SIGTERM. When the run is
+    interrupted, all of them get SIGTERM, and are killed after the grace period.
 
     Parameters:
         workspace: where commands start. They can leave it: they have all rights of this process's user.
             None: see `Workspace`.
-        timeout_s: deadline of a command that names none.
-        timeout_limit_s: the longest deadline that the model may ask for.
-        output_bytes: how much of the output the result has; half of it from the beginning, half from the end.
-        pass_environment: names or patterns of environment variables to hand on besides the usual ones; secrets are
+        timeout_s: default deadline of a command, in seconds.
+        timeout_limit_s: maximum deadline that the model may request, in seconds.
+        output_bytes: maximum size of the output in the result; half from the beginning, half from the end.
+        pass_environment: names or patterns of additional environment variables to pass on; secrets are
             refused.
         environment: variables to add, with their values.
-        approval: a person must approve each command; or a predicate of the arguments that says so.
+        approval: whether a person must approve each command, or a predicate on the arguments that decides.
 
     Raises:
-        ConfigurationError: as `Workspace` and `clean_environment`.
+        ConfigurationError: see `Workspace` and `clean_environment`.
     """
 
     executes = True
@@ -67,11 +67,11 @@ class Terminal(Toolset):
         self._tools = (tool(timeout_s=self._timeout_limit_s + _MARGIN_S, approval=approval)(self.terminal),)
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of its workspace."""
+        """Return the root of the workspace."""
         return (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """The one tool."""
+        """Return the single tool."""
         return self._tools
 
     async def terminal(
@@ -83,17 +83,17 @@ class Terminal(Toolset):
         stdin: str | None = None,
         pty: bool = False,
     ) -> str:
-        """Run a command to its end and return what it wrote, standard error included, and its exit code.
+        """Run a command to completion and return its output, standard error included, and its exit code.
 
-        Each call is a new shell: no folder or variable is kept from the last one. Processes that the command leaves
-        running are ended with it.
+        Each call starts a new shell: the current folder and variables do not carry over. Processes that the command
+        leaves running are ended with it.
 
         Parameters:
             command: a shell command line, or a list of a program and its arguments.
             folder: where to run it, in the workspace.
-            timeout_s: seconds after which it is ended; what it wrote until then is returned.
-            stdin: text for its standard input, which is empty otherwise.
-            pty: give it a terminal, for programs that want one.
+            timeout_s: seconds until it is ended; its output up to then is returned.
+            stdin: text for its standard input; empty by default.
+            pty: attach a terminal, for programs that need one.
         """
         recording = Recording(self._output_bytes)
         live = LiveOutput(call, _LIVE_BYTES)
@@ -119,7 +119,7 @@ class Terminal(Toolset):
                         if pty and stdin is not None:
                             await program.write(typed(stdin, end=True), timeout_s=wait_s)
                         await program.wait()
-                returncode = program.process.returncode  # before the kill, which would give it one
+                returncode = program.process.returncode  # read before the kill, which sets it
                 result = await program.end(term_first_s=_TERM_FIRST_S if returncode is None else 0.0)
             except asyncio.CancelledError:
                 await program.leave()
@@ -129,15 +129,15 @@ class Terminal(Toolset):
 
 
 def _told(returncode: int | None, wait_s: float, result: TreeResult) -> str:
-    """What became of the command and its tree."""
+    """Return how the command and its process tree ended."""
     if returncode is None:
-        parts = [f"it did not end within {wait_s:g} s and was killed; this is what it wrote until then"]
+        parts = [f"timed out after {wait_s:g} s and was killed; the output up to then is above"]
     else:
         parts = [ending(returncode)]
         if left := len(result.killed):
             parts.append(
-                f"{left} process{'' if left == 1 else 'es'} that it left running {'was' if left == 1 else 'were'} ended"
+                f"{left} process{'' if left == 1 else 'es'} left running {'was' if left == 1 else 'were'} ended"
             )
     if result.survivors:
-        parts.append(f"not ended yet: process {', '.join(map(str, result.survivors))}")
+        parts.append(f"still running: process {', '.join(map(str, result.survivors))}")
     return "; ".join(parts)

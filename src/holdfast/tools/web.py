@@ -1,10 +1,10 @@
-"""The tool that fetches a page: only from addresses that are allowed, within bounds of size and time, as text.
+"""The tool that fetches a page as text, only from allowed addresses, with limits on size and time.
 
 Invariants
-- A connection goes to an address that `AddressRules` has judged, under the name that was asked for: Host header, SNI
-  and certificate. This holds for each redirect too, as each is a new request.
-- No connection outlives the call: nothing is kept alive, and whatever ends the call closes its socket.
-- Memory is bounded: what is read and what it unpacks to are counted as they come.
+- A connection goes to an address that `AddressRules` has checked, under the requested name: Host header, SNI and
+  certificate. This also holds for each redirect, as each one is a new request.
+- No connection outlives the call: there is no keep-alive, and the end of the call closes its socket.
+- Memory is bounded: bytes read and bytes decompressed are counted as they arrive.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ class _Fetched:
 
 
 class Web(Toolset):
-    """Gives a model the tool ``fetch``: it gets a page and reads it as text.
+    """The tool ``fetch`` for a model: gets a page and returns its text.
 
-    Private, loopback and link-local addresses are refused (the metadata services of clouds too), by name, by address
-    in any spelling, and after redirects, unless they are allowed here. No proxy of the environment is used.
+    Private, loopback and link-local addresses (including cloud metadata services) are refused by name, by address
+    in any spelling, and after redirects, unless allowed here. Proxy environment variables are ignored.
 
     Parameters:
-        allow_networks: addresses that may be fetched from though they are not public, as in ``["10.1.0.0/16"]``.
-        ports: that may be connected to; None: all.
-        methods: of HTTP that the model may use.
-        workspace: where the model may save what it fetched; None: it cannot.
-        timeout_s: for a whole fetch, redirects included, in seconds.
-        limit_bytes: how much of a body is read, unpacked.
-        text_limit: how many characters of text a result has; the model can ask for what follows.
-        user_agent: what it calls itself.
+        allow_networks: non-public addresses that may be fetched from, such as ``["10.1.0.0/16"]``.
+        ports: ports that may be connected to; None: all.
+        methods: HTTP methods that the model may use.
+        workspace: where the model may save downloads; None: saving is disabled.
+        timeout_s: timeout of a whole fetch, redirects included, in seconds.
+        limit_bytes: maximum number of body bytes to read, after decompression.
+        text_limit: maximum number of text characters in a result; the model can ask for the rest.
+        user_agent: value of the User-Agent header.
 
     Raises:
-        ConfigurationError: as `AddressRules` and `Workspace`.
+        ConfigurationError: see `AddressRules` and `Workspace`.
     """
 
     def __init__(
@@ -95,31 +95,31 @@ class Web(Toolset):
         self._user_agent = user_agent
 
     def folders(self) -> Sequence[Path]:
-        """Return the root of its workspace, if it has one."""
+        """Return the root of the workspace, if there is one."""
         return () if self._workspace is None else (self._workspace.root,)
 
     def tools(self) -> Sequence[Tool]:
-        """The one tool."""
+        """Return the single tool."""
         properties: dict[str, Any] = {
-            "url": {"type": "string", "description": "Begins with https:// or http://."},
-            "start": {"type": "integer", "minimum": 0, "description": "Show the text from this character on."},
+            "url": {"type": "string", "description": "Starts with https:// or http://."},
+            "start": {"type": "integer", "minimum": 0, "description": "Character offset to start at."},
         }
         if len(self._methods) > 1:
             properties["method"] = {"enum": self._methods, "description": "Default: GET."}
         if {"POST", "PUT", "PATCH"} & set(self._methods):
-            properties["body"] = {"type": "string", "description": "What to send."}
-            properties["content_type"] = {"type": "string", "description": "Of the body; default: application/json."}
+            properties["body"] = {"type": "string", "description": "Request body."}
+            properties["content_type"] = {"type": "string", "description": "Body type; default: application/json."}
         if self._workspace is not None:
             properties["save_as"] = {
                 "type": "string",
-                "description": "Save the body to this file of the workspace, whatever it is, and do not show it.",
+                "description": "Save the body, of any type, to this workspace file instead of returning it.",
             }
         return (
             Tool(
                 name="fetch",
                 description=(
-                    "Fetch a URL and return its text; of a web page the readable part with its links. Pages are not "
-                    "rendered and scripts not run. Private addresses are refused."
+                    "Fetch a URL and return its text; for a web page, the readable part with its links. Pages are not "
+                    "rendered and scripts do not run. Private addresses are refused."
                 ),
                 parameters={
                     "type": "object",
@@ -146,7 +146,7 @@ class Web(Toolset):
         """Fetch a URL and return its text.
 
         Raises:
-            ToolFailed: it may not be fetched, or could not be.
+            ToolFailed: the URL is not allowed, or the fetch failed.
         """
         content = None if body is None else body.encode("utf-8", "replace")
         headers = {"user-agent": self._user_agent, "accept": _ACCEPT, "accept-encoding": "gzip, deflate"}
@@ -156,11 +156,11 @@ class Web(Toolset):
             async with asyncio.timeout(self._timeout_s):
                 fetched = await self._follow(method, url, headers, content)
         except TimeoutError as error:
-            raise ToolFailed(f"{url} did not answer in full within {self._timeout_s:g} s") from error
+            raise ToolFailed(f"{url} did not respond completely within {self._timeout_s:g} s") from error
         except httpx2.InvalidURL as error:
-            raise ToolFailed(f"{url[:200]!r} is no URL: {error}") from error
+            raise ToolFailed(f"{url[:200]!r} is not a valid URL: {error}") from error
         except httpx2.TransportError as error:
-            raise ToolFailed(f"{url} could not be fetched: {_why(error)}") from error
+            raise ToolFailed(f"{url}: fetch failed: {_why(error)}") from error
         scope = current_scope()
         assert scope is not None, "tools run in a scope"
         if save_as is not None:
@@ -168,7 +168,7 @@ class Web(Toolset):
         return await scope.spawn(self._show, fetched, start, on="thread", name="read")
 
     async def _follow(self, method: str, url: str, headers: dict[str, str], content: bytes | None) -> _Fetched:
-        """Send the request, and those that it is redirected to."""
+        """Send the request and follow its redirects."""
         for _ in range(_REDIRECTS + 1):
             host, port = self._rules.check_url(url)
             addresses = await self._rules.addresses(host, port)
@@ -182,11 +182,11 @@ class Web(Toolset):
                     content = None
                     headers.pop("content-type", None)
                 url = str(httpx2.URL(url).join(target))
-        raise ToolFailed(f"it was redirected more than {_REDIRECTS} times, last to {url[:200]}")
+        raise ToolFailed(f"more than {_REDIRECTS} redirects, the last to {url[:200]}")
 
     @contextlib.asynccontextmanager
     async def _opened(self, request: httpx2.Request, addresses: list[str], port: int) -> AsyncIterator[httpx2.Response]:
-        """Send the request to the first address that takes it."""
+        """Send the request to the first address that accepts a connection."""
         limits = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
         timeout = httpx2.Timeout(self._timeout_s, connect=min(_CONNECT_S, self._timeout_s))
         extensions = {"sni_hostname": request.url.host, "timeout": timeout.as_dict()}
@@ -230,7 +230,7 @@ class Web(Toolset):
     def _save(self, call: Call, fetched: _Fetched, path: str) -> str:
         assert self._workspace is not None
         if fetched.cut:
-            raise ToolFailed(f"it has more than {self._limit_bytes:,} bytes and was not saved")
+            raise ToolFailed(f"the body exceeds {self._limit_bytes:,} bytes and was not saved")
         workspace = self._workspace.of(call.run)
         saved = workspace.replace(path, fetched.data, check=check_interrupt)
         return f"{_headline(fetched)}\n[saved to {saved}]"
@@ -241,7 +241,7 @@ class Web(Toolset):
             return f"{_headline(fetched)}\n{lines[:_HEADERS_LIMIT]}\n[no body]"
         if not is_text(fetched.media_type, fetched.data):
             hint = "; save it with save_as" if self._workspace is not None else ""
-            return f"{_headline(fetched)}\n[this is no text, and is not shown{hint}]"
+            return f"{_headline(fetched)}\n[not text, not shown{hint}]"
         is_html = fetched.media_type in ("text/html", "application/xhtml+xml")
         charset = httpx2.Response(200, headers=fetched.headers).charset_encoding
         text = decoded(fetched.data, charset, html=is_html)
@@ -249,17 +249,17 @@ class Web(Toolset):
         if is_html:
             title, text = html_text(text, fetched.url)
         shown = text[start : start + self._text_limit]
-        parts = [_headline(fetched), *([f"# {title}"] if title else []), shown or "[no text here]"]
+        parts = [_headline(fetched), *([f"# {title}"] if title else []), shown or "[no text]"]
         end = start + len(shown)
         if end < len(text):
             parts.append(f"[characters {start:,} to {end:,} of {len(text):,}; for more: start={end}]")
         elif fetched.cut:
-            parts.append(f"[the rest was not read: it has more than {self._limit_bytes:,} bytes]")
+            parts.append(f"[truncated: the body exceeds {self._limit_bytes:,} bytes]")
         return "\n".join(parts)
 
 
 def _headline(fetched: _Fetched) -> str:
-    kind = fetched.media_type or "of no type"
+    kind = fetched.media_type or "no content type"
     return (
         f"[{fetched.status} · {kind} · {len(fetched.data):,} bytes{' and more' if fetched.cut else ''} · {fetched.url}]"
     )
@@ -267,18 +267,18 @@ def _headline(fetched: _Fetched) -> str:
 
 @functools.cache
 def _ssl_context() -> ssl.SSLContext:
-    """With the certificates of this machine; the first time that takes a while."""
+    """Return a context with this machine's certificates; the first call takes a while."""
     return httpx2.create_ssl_context(trust_env=True)
 
 
 async def _unpacked(answer: httpx2.Response, coding: str) -> AsyncGenerator[bytes, None]:
-    """The body in pieces of bounded size, whatever it unpacks to."""
+    """Yield the decompressed body in pieces of bounded size."""
     if coding in ("", "identity"):
         async for raw in answer.aiter_raw():
             yield raw
         return
     if coding not in ("gzip", "x-gzip", "deflate"):
-        raise ToolFailed(f"the server packed its answer in a way that it was not asked for ({coding[:40]})")
+        raise ToolFailed(f"the server used an unrequested content encoding ({coding[:40]})")
     unpacker: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)
     begun = False
     async for raw in answer.aiter_raw():
@@ -288,8 +288,8 @@ async def _unpacked(answer: httpx2.Response, coding: str) -> AsyncGenerator[byte
                 piece = unpacker.decompress(rest, _PIECE_BYTES)
             except zlib.error as error:
                 if begun or coding != "deflate":
-                    raise ToolFailed(f"the server's answer cannot be unpacked: {error}") from error
-                unpacker = zlib.decompressobj(-zlib.MAX_WBITS)  # some send it without its header
+                    raise ToolFailed(f"failed to decompress the response: {error}") from error
+                unpacker = zlib.decompressobj(-zlib.MAX_WBITS)  # some servers omit the zlib header
                 begun = True
                 continue
             begun = True
@@ -300,6 +300,6 @@ async def _unpacked(answer: httpx2.Response, coding: str) -> AsyncGenerator[byte
 
 
 def _why(error: BaseException) -> str:
-    """The words of the error, or of the one below it where it has none."""
+    """Return the text of the error, or of its cause if it has none."""
     below = error.__cause__ or error.__context__
     return str(error) or (_why(below) if below is not None else type(error).__name__)

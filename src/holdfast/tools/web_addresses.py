@@ -1,8 +1,8 @@
-"""Which addresses the tools may reach: the public internet, and what an operator names besides.
+"""Addresses that tools may reach: the public internet, and what an operator adds.
 
-Every address of a request is judged, never its name: a name is resolved once, and the connection goes to an address
-that was judged. So neither redirects, nor names that change their address meanwhile, nor other ways to write an address
-(decimal, octal, IPv4 inside of IPv6) lead to this machine or the network that it is in.
+Rules apply to every address of a request, never to its name: a name is resolved once, and the connection goes to a
+checked address. So redirects, names that change their address, and unusual spellings of an address (decimal, octal,
+IPv4 inside IPv6) never lead to this machine or its network.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _V4_SPECIAL = tuple(
     map(ipaddress.IPv4Network, ("0.0.0.0/8", "168.63.129.16/32", "192.0.0.0/24", "192.88.99.0/24", "224.0.0.0/3"))
 )
-"""Besides what `ipaddress` knows: this network, a cloud's own service, protocol assignments, relays, multicast."""
+"""In addition to `ipaddress`: this network, a cloud's own service, protocol assignments, relays, multicast."""
 _V6_GLOBAL = ipaddress.IPv6Network("2000::/3")
 _V6_SPECIAL = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16", "3fff::/20")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
@@ -31,14 +31,14 @@ _ADDRESSES_LIMIT = 4
 
 
 class AddressRules:
-    """What may be reached.
+    """Rules for the addresses and ports that may be reached.
 
     Parameters:
-        networks: addresses that may be reached though they are not public, as ``"10.1.0.0/16"`` or ``"127.0.0.1"``.
+        networks: non-public addresses that may be reached, such as ``"10.1.0.0/16"`` or ``"127.0.0.1"``.
         ports: the ports that may be reached; None: all.
 
     Raises:
-        ConfigurationError: something that is no network.
+        ConfigurationError: an entry is not a valid network.
     """
 
     def __init__(self, networks: Sequence[str] = (), ports: Sequence[int] | None = (80, 443)) -> None:
@@ -51,7 +51,7 @@ class AddressRules:
         self._ports = ports
 
     def permits(self, address: str) -> bool:
-        """Whether this address may be reached."""
+        """Return whether this address may be reached."""
         try:
             plain = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
         except ValueError:
@@ -59,38 +59,38 @@ class AddressRules:
         return _is_public(plain) or any(plain.version == net.version and plain in net for net in self._networks)
 
     def check_url(self, url: str) -> tuple[str, int]:
-        """The host and port of a URL; whether they may be reached is for `addresses` to say.
+        """Return the host and port of a URL; `addresses` checks whether they may be reached.
 
         Raises:
-            ToolFailed: it is no URL of the web, it has a user name, or its port is not allowed.
+            ToolFailed: not an HTTP URL, or it has a user name or a port that is not allowed.
         """
         try:
             parts = urlsplit(url)
             port = parts.port
         except ValueError as error:
-            raise ToolFailed(f"{url[:200]!r} is no URL: {error}") from error
+            raise ToolFailed(f"{url[:200]!r} is not a valid URL: {error}") from error
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ToolFailed(f"{url[:200]!r} is no URL of the web; give one that begins with https:// or http://")
+            raise ToolFailed(f"{url[:200]!r} is not a web URL; use one that starts with https:// or http://")
         if "@" in parts.netloc:
-            raise ToolFailed("the URL has a user name before its host; such URLs are not fetched")
+            raise ToolFailed("the URL contains a user name; remove it")
         if port is None:
             port = 443 if parts.scheme == "https" else 80
         if self._ports is not None and port not in self._ports:
             allowed = ", ".join(map(str, self._ports))
-            raise ToolFailed(f"port {port} may not be reached; allowed are: {allowed}")
+            raise ToolFailed(f"port {port} is not allowed; allowed ports: {allowed}")
         return parts.hostname, port
 
     async def addresses(self, host: str, port: int) -> list[str]:
-        """The addresses of the host that may be reached, in the order to try them; not empty.
+        """Return the host's addresses that may be reached, in the order to try them; never empty.
 
         Raises:
-            ToolFailed: there is none.
+            ToolFailed: the host is unknown, or none of its addresses is allowed.
         """
         found = await _resolve(host, port)
         permitted = [address for address in found if self.permits(address)]
         if not permitted:
             raise ToolFailed(
-                f"{host} is at {found[0]}, which is not on the public internet; the operator does not allow that"
+                f"{host} resolves to {found[0]}, which is not on the public internet and not allowed by the operator"
             )
         return permitted[:_ADDRESSES_LIMIT]
 
@@ -99,12 +99,12 @@ async def _resolve(host: str, port: int) -> list[str]:
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise ToolFailed(f"the host {host!r} is not known: {getattr(error, 'strerror', None) or error}") from error
+        raise ToolFailed(f"unknown host {host!r}: {getattr(error, 'strerror', None) or error}") from error
     return list(dict.fromkeys(str(address[0]) for _, _, _, _, address in found))
 
 
 def _unwrapped(address: _Address) -> _Address:
-    """The IPv4 address that an IPv6 one stands for, else itself."""
+    """Return the IPv4 address that an IPv6 address embeds, else the address itself."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped

@@ -1,12 +1,12 @@
-"""A proxy for a browser: it connects to addresses that were judged, and to no others.
+"""A proxy for a browser that connects only to checked addresses.
 
-A browser that has no other way out resolves no names by itself; so the rules hold for everything that a page does:
+A browser without another route resolves no names itself, so the rules hold for everything that a page does:
 redirects, frames, scripts, images, sockets, and names whose address changes.
 
 Invariants
-- Each connection of the browser leads to one host that was judged. A plain request is sent with ``connection: close``,
-  so that none for another host can follow on the same connection.
-- A connection ends when either side of it does, and all end with the gate.
+- Each browser connection leads to one checked host. A plain request is sent with ``connection: close``, so that no
+  request for another host can follow on the same connection.
+- A connection ends when either side closes it, and all connections end with the gate.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _REFUSALS = 100
 
 
 class Gate:
-    """``async with Gate(rules) as gate:`` it listens on ``gate.url``; for the scope that it was entered in.
+    """A proxy that listens on ``gate.url`` while entered (``async with Gate(rules) as gate:``), in the current scope.
 
     Parameters:
-        rules: which hosts and ports may be reached.
+        rules: hosts and ports that may be reached.
     """
 
     def __init__(self, rules: AddressRules) -> None:
@@ -58,7 +58,7 @@ class Gate:
             writer.transport.abort()
 
     def refusal(self, host: str) -> str | None:
-        """Why the host was refused the last time, if it was."""
+        """Return why the host was last refused, if it was."""
         return self._refused.get(host)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,9 +90,9 @@ class Gate:
         except ToolFailed as error:
             _refuse(writer, error.message)
         except (ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            _refuse(writer, "this is no request that a proxy takes")
+            _refuse(writer, "not a valid proxy request")
         except (OSError, TimeoutError, ScopeClosed):
-            pass  # one side has gone away, or all of it ends
+            pass  # one side disconnected, or the gate is closing
         finally:
             for one in (writer, upstream):
                 if one is not None:
@@ -107,7 +107,7 @@ class Gate:
                     return await asyncio.open_connection(address, port)
             except (OSError, TimeoutError) as error:
                 problem = error
-        raise ToolFailed(f"{host} cannot be reached: {problem or 'no answer'}")
+        raise ToolFailed(f"{host} is unreachable: {problem or 'no response'}")
 
     def _note(self, host: str, text: str) -> None:
         self._refused[host] = text
@@ -117,10 +117,10 @@ class Gate:
 
 
 def _understood(head: bytes) -> tuple[str, str, bytes]:
-    """The method and URL of a request to a proxy, and the head to send to the server.
+    """Return the method and URL of a proxy request, and the request head to send to the server.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the head is not a valid request.
     """
     line, *fields = head.rstrip(b"\r\n").split(b"\r\n")
     method, target, version = line.decode("ascii").split(" ")
@@ -134,14 +134,14 @@ def _understood(head: bytes) -> tuple[str, str, bytes]:
 
 
 def _refuse(writer: asyncio.StreamWriter, text: str) -> None:
-    body = f"This was not fetched: {text}\n".encode()
+    body = f"Request blocked: {text}\n".encode()
     head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: {len(body)}\r\n"
     with contextlib.suppress(OSError):
         writer.write(f"{head}connection: close\r\n\r\n".encode() + body)
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand bytes on until either side ends, then close the side that got them."""
+    """Copy bytes until either side ends, then close the receiving side."""
     try:
         with contextlib.suppress(OSError):
             while data := await reader.read(_PIECE_BYTES):

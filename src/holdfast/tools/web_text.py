@@ -1,4 +1,4 @@
-"""Makes text of what the web sends: the right characters, and of HTML what a reader would see, with its links."""
+"""Convert web content to text: decode it, and render HTML as the visible text with its links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_CHARSET = frozenset({"idna", "punycode", "raw_unicode_escape", "unicode_esca
 _TEXT = re.compile(r"text/|application/(?:[\w.+-]*\+)?(?:json|xml|javascript|ecmascript|yaml|toml|x-ndjson|x-sh|sql)\b")
 _HIDDEN = frozenset({"script", "style", "template", "noscript", "svg", "math", "iframe", "object", "head"})
 _RAW = frozenset({"script", "style", "textarea", "title", "iframe", "noembed", "xmp"})
-"""Elements that hold characters only, whatever these look like."""
+"""Elements whose content is raw text, even if it looks like tags."""
 _HEADINGS = frozenset({"h1", "h2", "h3", "h4", "h5", "h6"})
 _APART = _HEADINGS | {"p", "ul", "ol", "table", "pre", "blockquote"}
 _BLOCKS = _APART | {
@@ -42,19 +42,19 @@ _SPACES = re.compile(r"\s+")
 
 
 def is_text(media_type: str, data: bytes) -> bool:
-    """Whether it is text, as it says, or where it says nothing as it looks."""
+    """Return whether the data is text, by its media type, or by its content if the type is missing or generic."""
     if media_type and media_type != "application/octet-stream":
         return _TEXT.match(media_type) is not None
     return not data or (b"\0" not in data[:4096] and data[:4096].decode("utf-8", "ignore") != "")
 
 
 def decoded(data: bytes, charset: str | None, *, html: bool) -> str:
-    """The text of `data`.
+    """Decode bytes to text.
 
     Parameters:
-        data: the bytes; a character that is cut at the end is left out.
-        charset: what the server said.
-        html: look for a charset in it.
+        data: the bytes; an incomplete character at the end is dropped.
+        charset: charset given by the server.
+        html: look for a charset in the page itself.
     """
     for mark, encoding in _MARKS:
         if data.startswith(mark):
@@ -82,13 +82,13 @@ def _known(charset: str) -> str | None:
 
 
 def html_text(source: str, base: str) -> tuple[str, str]:
-    """The title and the text of a page: headings, lists, links and images in Markdown's manner, scripts left out.
+    """Return a page's title and text: headings, lists, links and images as in Markdown, without scripts.
 
-    For a thread: it looks at the interrupt now and then. Its time grows with the size of the page, whatever is in it.
+    Run it in a thread: it checks for interrupts. Its run time is linear in the page size for any input.
 
     Parameters:
         source: the page.
-        base: its URL, which links are relative to.
+        base: URL of the page, to resolve relative links.
     """
     reader = _Reader(base)
     for number, (kind, value, attributes) in enumerate(_tokens(source)):
@@ -110,7 +110,7 @@ _TAG_END = re.compile(r"[\s/=]*>?")
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Texts, and tags that open and close. Each character is looked at a bounded number of times."""
+    """Yield texts and opening and closing tags. Reads each character a bounded number of times."""
     position = 0
     raw = ""
     while position < len(source):
@@ -157,12 +157,12 @@ def _after(source: str, mark: str, position: int) -> int:
 def _characters(text: str) -> str:
     try:
         return unescape(text) if "&" in text else text
-    except ValueError:  # a number of thousands of digits
+    except ValueError:  # a character reference with thousands of digits
         return text
 
 
 class _Reader:
-    """Lines of text, as they come out of tokens."""
+    """Builds lines of text from tokens."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -176,10 +176,10 @@ class _Reader:
         self.title = ""
 
     def open(self, tag: str, attributes: dict[str, str]) -> None:
-        """A tag opens."""
+        """Handle an opening tag."""
         if tag == "title" and not self.title:
             self._in_title = True
-        if self._hidden == "head" and tag == "body":  # a head that was not closed
+        if self._hidden == "head" and tag == "body":  # an unclosed head
             self._hidden = ""
         if self._hidden:
             self._depth += tag == self._hidden
@@ -206,7 +206,7 @@ class _Reader:
             self._pre += tag == "pre"
 
     def close(self, tag: str) -> None:
-        """A tag closes."""
+        """Handle a closing tag."""
         if tag == "title":
             self._in_title = False
         if self._hidden:
@@ -225,7 +225,7 @@ class _Reader:
             self._pre -= tag == "pre" and self._pre > 0
 
     def data(self, text: str) -> None:
-        """Characters."""
+        """Handle characters."""
         if self._in_title:
             self.title = _SPACES.sub(" ", text[:_TITLE_LIMIT]).strip()
         elif not self._hidden:
@@ -260,6 +260,6 @@ class _Reader:
             self._lines.append("")
 
     def text(self) -> str:
-        """All of it."""
+        """Return the whole text."""
         self._break()
         return "\n".join(self._lines).strip()

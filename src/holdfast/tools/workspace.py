@@ -1,16 +1,16 @@
-"""A folder that tools work in: paths lead to what is inside it, whatever they are made of.
+"""A folder that tools work in; no path leads outside it.
 
 Invariants
 - A path is walked one name at a time from the root, each opened relative to the folder before it and never through a
-  symbolic link; links are read and walked by the same rule. So no link, and no link that is swapped in between, leads
-  out of the root.
-- Only regular files are opened: no pipe or device can block a tool or be changed by it.
-- A file is replaced whole, by a rename, after a last look at the interrupt: a call that was stopped before writes
-  nothing, also in a thread that was abandoned.
-- No path leads to a store of this process's hosts, or to what lies beside it, such as its token; nor to a settings
-  file, a folder of Holdfast's or a file of secrets, whenever they appear. A root that contains those of the host is
+  symbolic link; links are read and walked by the same rule. So no link, not even one swapped in during the walk,
+  leads out of the root.
+- Only regular files are opened: no pipe or device can block a tool or be affected by it.
+- A file is replaced atomically, by a rename, after a last interrupt check: a call stopped before that writes nothing,
+  even in an abandoned thread.
+- No path leads to a store of this process's hosts or to its companion files, such as its token; nor to a settings
+  file, a Holdfast folder or a file of secrets, even one created later. A root that contains those of the host is
   refused when it is named, and again when the host starts (`holdfast.tools.workspace_guard`).
-- The folder of a session is its own for good: a later session of the same key gets another one.
+- A session's folder is its own forever: a later session with the same key gets another one.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEX
 
 _BESIDE_A_STORE = ("", "-journal", "-lock", "-refused-journal", "-shm", "-token", "-wal", ".d")
 _NEVER = frozenset((CONFIG_FILE, DATA_FOLDER, ".env"))
-"""Names that no tool gets at, wherever they are: they decide what a host does, or hold its secrets."""
+"""Names that are off limits to tools everywhere: they control the host or hold its secrets."""
 _private: tuple[str, ...] = ()
 _changing_private = threading.Lock()
 
 _locks = tuple(threading.Lock() for _ in range(64))
-"""Held from the last look at a file to the rename that replaces it; which one is chosen by the file's place."""
+"""Locks held from the last check of a file to the rename that replaces it; the file's location selects one."""
 
 
 def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
-    """The file of a store, and what lies beside it or may; real paths."""
+    """Return the real paths of a store's file and of its existing or possible companion files."""
     file = store_path(os.fspath(store))
     return tuple(file + suffix for suffix in _BESIDE_A_STORE)
 
 
 @contextlib.contextmanager
 def kept_private(paths: Sequence[str]) -> Iterator[None]:
-    """While the block lasts no workspace of this process leads to these files and folders; any number of blocks.
+    """Keep these files and folders out of reach of all workspaces of this process while the block runs; may be nested.
 
     Parameters:
-        paths: real ones.
+        paths: real paths.
     """
     global _private
     with _changing_private:
@@ -91,23 +91,23 @@ def kept_private(paths: Sequence[str]) -> Iterator[None]:
 
 
 def private_paths() -> tuple[str, ...]:
-    """The real paths of files and folders that are kept private now; they need not exist."""
+    """Return the real paths of files and folders that are private now; they need not exist."""
     return _private
 
 
 class Workspace:
-    """A root folder and what may be done in it. All methods are for threads and for any number of them.
+    """A root folder and its file operations. All methods block, are thread-safe, and belong in threads.
 
     Parameters:
-        root: the folder; it is made when it is missing. None: ``.holdfast/workspaces`` beside the settings file, which
-            is made with the first session's, and always ``per_session``.
-        per_session: each session gets a folder of its own below the root. That keeps the file tools apart; programs
+        root: the folder; created if missing. None: ``.holdfast/workspaces`` beside the settings file, created
+            with the first session's folder, and always ``per_session``.
+        per_session: each session gets its own folder below the root. That separates the file tools; programs
             run with all rights of their user and can go anywhere.
-        file_limit_bytes: the largest file that is written or edited.
+        file_limit_bytes: maximum size of a file that is written or edited.
 
     Raises:
-        ConfigurationError: the root is no folder and cannot be made; or it contains, or lies in, something of the
-            host's: settings, store, code, the Python environment.
+        ConfigurationError: the root is not a folder and creating it fails; or it contains, or lies in, something of
+            the host's: settings, store, code, the Python environment.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Workspace:
             raise _unusable(root, error) from error
 
     def of(self, run: Run) -> Workspace:
-        """Return the workspace of a run's session: itself, or with ``per_session`` that session's own."""
+        """Return the workspace of a run's session: this one, or with ``per_session`` the session's own."""
         if not self.per_session:
             return self
         own = self.root / _folder_name(run.principal) / _folder_name(run.session_key, run.session_id)
@@ -142,7 +142,7 @@ class Workspace:
                 prepare_folder(os.fspath(self.root.parent))
             for folder in (self.root, own.parent, own):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            found = Workspace.__new__(Workspace)  # its root was checked with this one's
+            found = Workspace.__new__(Workspace)  # covered by the check of this root
             found.per_session = False
             found.file_limit_bytes = self.file_limit_bytes
             found.root = own.resolve(strict=True)
@@ -153,13 +153,13 @@ class Workspace:
     # ── paths ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _parts(self, path: str) -> tuple[bool, list[str]]:
-        """The names in a path, and whether they begin at the root.
+        """Return whether a path starts at the root, and its parts.
 
         Raises:
-            ToolFailed: it is absolute and not below the root, or no path at all.
+            ToolFailed: the path is invalid, or absolute and not below the root.
         """
         if UNFIT.search(path):
-            raise ToolFailed(f"{path!r} is no path that can be used: it has control characters or lone surrogates")
+            raise ToolFailed(f"{path!r} is not a valid path: it contains control characters or lone surrogates")
         if os.path.isabs(path):
             try:
                 relative = Path(path).relative_to(self.root)
@@ -170,14 +170,14 @@ class Workspace:
 
     @contextlib.contextmanager
     def place(self, path: str, *, make_folders: bool = False) -> Iterator[Place]:
-        """Walk a path inside the root; what it leads to need not exist, but the folder that it is in.
+        """Walk a path inside the root; its folder must exist, the target need not.
 
         Parameters:
             path: relative to the root, or absolute and below it.
-            make_folders: make folders that are missing on the way.
+            make_folders: create missing folders on the way.
 
         Raises:
-            ToolFailed: the path leads out of the root, through something that is no folder, or round in a circle.
+            ToolFailed: the path leads out of the root, through a non-folder, or in a circle.
         """
         parts = deque(self._parts(path)[1])
         folders: list[int] = []
@@ -198,7 +198,7 @@ class Workspace:
                 if target is not None:
                     links += 1
                     if links > _LINKS_LIMIT:
-                        raise ToolFailed(f"{path}: the symbolic links on the way lead round in a circle")
+                        raise ToolFailed(f"{path}: too many levels of symbolic links")
                     try:
                         from_root, more = self._parts(target)
                     except ToolFailed:
@@ -219,7 +219,7 @@ class Workspace:
                     last = part
             shown = "/".join(names if last == "." else [*names, last]) or "."
             self._check_private(shown)
-            if last == "." and names:  # it ended with '..'
+            if last == "." and names:  # the path ended with '..'
                 last = names.pop()
                 os.close(folders.pop())
             yield Place(folder=folders[-1], name=last, path=shown)
@@ -230,7 +230,7 @@ class Workspace:
                 os.close(fd)
 
     def _is_private(self, shown: str) -> bool:
-        """Whether a path from the root, without links, is one that is kept private, or below one."""
+        """Return whether a link-free path from the root is private or below a private one."""
         if any(name.casefold() in _NEVER for name in shown.split("/")):
             return True
         if not _private:
@@ -240,18 +240,18 @@ class Workspace:
 
     def _check_private(self, shown: str) -> None:
         if self._is_private(shown):
-            raise ToolFailed(f"{shown} belongs to the host; it is not for tools")
+            raise ToolFailed(f"{shown} belongs to the host and is off limits to tools")
 
     def folder(self, path: str) -> Path:
-        """The real path of a folder inside the root, to start a program in.
+        """Return the real path of a folder inside the root, for a program to start in.
 
         Raises:
-            ToolFailed: there is no such folder inside the root.
+            ToolFailed: no such folder exists inside the root.
         """
         with self.place(path) as place:
             status = place.status()
             if status is None:
-                raise ToolFailed(f"there is no folder {place.path}")
+                raise ToolFailed(f"no such folder: {place.path}")
             if not stat.S_ISDIR(status.st_mode):
                 raise ToolFailed(f"{place.path} is {kind(status.st_mode)}, not a folder")
             return self.root / place.path
@@ -260,10 +260,10 @@ class Workspace:
 
     @contextlib.contextmanager
     def open_file(self, path: str) -> Iterator[tuple[IO[bytes], Place]]:
-        """Open a regular file to read.
+        """Open a regular file for reading.
 
         Raises:
-            ToolFailed: there is no such file inside the root, it is something else, or it cannot be read.
+            ToolFailed: no such file exists inside the root, or it is unreadable or not a regular file.
         """
         with self.place(path) as place:
             with os.fdopen(open_regular(place), "rb") as file:
@@ -272,22 +272,20 @@ class Workspace:
     def replace(
         self, path: str, data: bytes, *, check: Callable[[], object], expected: Version | Literal["any"] = "any"
     ) -> str:
-        """Write a whole file, or none of it; folders on the way are made. Returns its path from the root.
+        """Write a whole file or nothing; create missing folders. Return its path from the root.
 
         Parameters:
-            path: of the file; a symbolic link to one inside the root is followed, and stays.
+            path: path of the file; a symbolic link inside the root is followed and kept.
             data: the new content.
-            check: called between pieces and right before the file appears; what it raises stops the write.
-            expected: the `Version` that the file must still have.
+            check: called between pieces and right before the rename; an exception that it raises stops the write.
+            expected: `Version` that the file must still have.
 
         Raises:
-            ToolFailed: it cannot be written.
-            FileChanged: it has another version.
+            ToolFailed: the write failed.
+            FileChanged: the file has another version.
         """
         if len(data) > self.file_limit_bytes:
-            raise ToolFailed(
-                f"{path}: {len(data):,} bytes are more than a file may have here ({self.file_limit_bytes:,})"
-            )
+            raise ToolFailed(f"{path}: {len(data):,} bytes exceed the file size limit ({self.file_limit_bytes:,})")
         with self.place(path, make_folders=True) as place:
             before = place.status()
             if before is not None:
@@ -296,13 +294,13 @@ class Workspace:
                 if not os.access(place.name, os.W_OK, dir_fd=place.folder):
                     raise ToolFailed(f"{place.path} is read-only")
             elif place.name == ".":
-                raise ToolFailed("the workspace itself is no file")
+                raise ToolFailed("the path is the workspace itself, not a file")
             temporary = f".{place.name[:40]}.{ids.secret('')[:10]}.part"
             fd = os.open(temporary, _CREATE_FILE, 0o666, dir_fd=place.folder)
             try:
                 with os.fdopen(fd, "wb", 0) as file:
                     if before is not None:
-                        os.fchmod(fd, before.st_mode & 0o777)  # a set-uid bit is not for what a model wrote
+                        os.fchmod(fd, before.st_mode & 0o777)  # never keep a set-uid bit on a model's content
                     rest = memoryview(data)
                     while rest:
                         check()
@@ -310,7 +308,7 @@ class Workspace:
                 with _held(place):
                     check()
                     if expected != "any" and version(place.status()) != expected:
-                        raise FileChanged(f"{place.path} was changed meanwhile")
+                        raise FileChanged(f"{place.path} changed in the meantime")
                     os.rename(temporary, place.name, src_dir_fd=place.folder, dst_dir_fd=place.folder)
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
@@ -321,21 +319,21 @@ class Workspace:
     def walk(
         self, path: str, *, depth: int | None = None, unsearched: Collection[str] = ()
     ) -> Generator[Entry, None, None]:
-        """What is in a folder and below, sorted by name, links not followed; or the one file that `path` names.
+        """Yield the entries in and below a folder, sorted by name, without following links; or the one file `path`.
 
-        What cannot be read and what goes away meanwhile is left out.
+        Unreadable entries, and entries that disappear during the walk, are left out.
 
         Parameters:
-            depth: how many folders deep; None for all.
-            unsearched: names of folders that are not gone into.
+            depth: maximum depth of folders; None for all.
+            unsearched: names of folders to skip.
 
         Raises:
-            ToolFailed: there is no such file or folder inside the root, or a folder has too many names.
+            ToolFailed: no such file or folder exists inside the root, or a folder has too many entries.
         """
         with self.place(path) as place:
             status = place.status()
             if status is None:
-                raise ToolFailed(f"there is no {place.path}")
+                raise ToolFailed(f"no such file or folder: {place.path}")
             if stat.S_ISREG(status.st_mode):
                 yield Entry(folder=place.folder, name=place.name, path=place.path, status=status)
             elif stat.S_ISDIR(status.st_mode):
@@ -349,18 +347,18 @@ class Workspace:
 
 
 class FileChanged(Exception):
-    """A file is not as it was when it was read; nothing was written."""
+    """The file changed since it was read; nothing was written."""
 
 
 def refusal(error: OSError, path: str) -> ToolFailed:
-    """The error that a model gets for one of the operating system's."""
+    """Return the model's error for an operating system error."""
     match error:
         case FileNotFoundError():
-            return ToolFailed(f"there is no {path}")
+            return ToolFailed(f"no such file or folder: {path}")
         case PermissionError():
-            return ToolFailed(f"{path}: no permission")
+            return ToolFailed(f"{path}: permission denied")
         case NotADirectoryError():
-            return ToolFailed(f"{path}: something on the way is no folder")
+            return ToolFailed(f"{path}: a part of the path is not a folder")
         case IsADirectoryError():
             return ToolFailed(f"{path} is a folder")
         case _:
@@ -368,7 +366,7 @@ def refusal(error: OSError, path: str) -> ToolFailed:
 
 
 def _outside(path: str) -> ToolFailed:
-    return ToolFailed(f"{path} is outside of the workspace; use paths relative to its root")
+    return ToolFailed(f"{path} is outside the workspace; use paths relative to its root")
 
 
 def _open_folder(name: str, above: int | None) -> int:
@@ -380,7 +378,7 @@ def _held(place: Place) -> Iterator[None]:
     folder = os.fstat(place.folder)
     lock = _locks[hash((folder.st_dev, folder.st_ino, place.name)) % len(_locks)]
     if not lock.acquire(timeout=_LOCK_S):
-        raise ToolFailed(f"{place.path}: another write does not come to its end; try again")
+        raise ToolFailed(f"{place.path}: another write is still in progress; try again")
     try:
         yield
     finally:
@@ -388,15 +386,13 @@ def _held(place: Place) -> Iterator[None]:
 
 
 def _unusable(root: str | os.PathLike[str], error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"the workspace {os.fspath(root)!r} cannot be used: {error}", hint="name a folder that can be written"
-    )
+    return ConfigurationError(f"unusable workspace {os.fspath(root)!r}: {error}", hint="choose a writable folder")
 
 
 def _folder_name(key: str, number: str = "") -> str:
-    """Return a folder name for exactly this key and number, whatever letters the file system tells apart.
+    """Return a unique folder name for this key and number, even on a case-insensitive file system.
 
-    The digest is of both, and the readable part never has a dot or a slash: no key leads elsewhere.
+    The digest covers both, and the readable part never contains a dot or a slash: no key leads elsewhere.
     """
     digest = hashlib.sha256(f"{number}/{key}".encode("utf-8", "surrogatepass")).hexdigest()
     parts = [re.sub("[^A-Za-z0-9_-]", "_", key)[:40], *([number] if number else []), digest[:20]]

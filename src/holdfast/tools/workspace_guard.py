@@ -1,9 +1,9 @@
-"""Which folders no agent may work in: those that hold what decides who the host is and what it runs.
+"""Folders that are off limits as workspaces: those that hold the host's identity or code.
 
-An agent that can write the settings, the store, a module of the host or its interpreter becomes the host with its next
-start. So a workspace may not contain one of them, nor lie in one, through links neither; whether the settings file is
-there already makes no difference. The same holds for what others run as their own: the folders of the system, the SSH
-keys in the home folder (and with them that folder), and what Git keeps, whose hooks run with the next commit.
+An agent that can write the settings, the store, a module of the host or its interpreter becomes the host at its next
+start. So a workspace may neither contain one of them nor lie in one, not even through links, whether or not the
+settings file exists yet. The same holds for what other users run as their own: system folders, the SSH keys in the
+home folder (and so that folder), and Git's own files, whose hooks run with the next commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.tools.sandbox import interpreter_paths
 __all__ = ["WORKSPACES", "check_folder", "own_paths"]
 
 WORKSPACES = "workspaces"
-"""The folder in Holdfast's own one that holds the workspaces of sessions, where no other was named."""
+"""Subfolder of Holdfast's data folder that holds session workspaces by default."""
 
 _SYSTEM = (
     *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/proc", "/sbin", "/sys", "/var/spool"),
@@ -36,29 +36,29 @@ def check_folder(folder: str | os.PathLike[str], private: Sequence[str] = ()) ->
 
     Parameters:
         folder: a workspace; it need not exist.
-        private: further files and folders of the host, such as those of its store.
+        private: additional files and folders of the host, such as those of its store.
 
     Raises:
-        ConfigurationError: it contains something of the host's or the system's, or lies in it; the message names what.
+        ConfigurationError: it contains, or lies in, something of the host or the system; the message names it.
     """
     root = os.path.realpath(folder)
     for what, path in _protected(private):
         if _contains(root, path):
             raise ConfigurationError(
                 f"the workspace {root} contains {what} ({path}), which an agent could then change",
-                hint="name a folder that has the agent's files only, such as --workspace work; "
-                "without a name each session gets one of its own",
+                hint="choose a folder that contains only the agent's files, such as --workspace work; "
+                "by default each session gets its own",
             )
     for what, path in _closed(root):
         if _contains(path, root) and not _contains(_workspaces(), root):
             raise ConfigurationError(
                 f"the workspace {root} lies in {what} ({path})",
-                hint="name a folder elsewhere, such as --workspace work",
+                hint="choose another folder, such as --workspace work",
             )
 
 
 def own_paths() -> tuple[str, ...]:
-    """Return the real paths that no confined program may see, whether they are there or not; without the store's."""
+    """Return the real paths that confined programs may never see, existing or not, except those of the store."""
     return (_real(config_file()), _real(data_folder()), _real(".env"))
 
 
@@ -88,17 +88,17 @@ def _closed(root: str) -> Iterator[tuple[str, str]]:
         if os.path.basename(folder) == ".git" or all(
             os.path.exists(os.path.join(folder, name)) for name in _IN_REPOSITORY
         ):
-            yield "what Git keeps of a repository", folder
+            yield "the internals of a Git repository", folder
 
 
 def _of_everybody() -> Iterator[tuple[str, str]]:
     for path in _SYSTEM:
-        yield "a folder of the system", os.path.realpath(path)
+        yield "a system folder", os.path.realpath(path)
     yield "the folder of your SSH keys", os.path.realpath(os.path.expanduser("~/.ssh"))
 
 
 def _modules() -> set[tuple[str, str]]:
-    """Return folder and name of the files of all modules that are loaded, with what links lead to."""
+    """Return folder and name of each loaded module's file, with links resolved."""
     folders: dict[str, str] = {}
     found = set()
     for module in list(sys.modules.values()):
@@ -119,7 +119,7 @@ def _workspaces() -> str:
 
 
 def _real(path: str | os.PathLike[str]) -> str:
-    """Return the real path of what `path` names, but for a link at its end: the name itself is what is protected."""
+    """Return the real path of `path`, except for a link at its end: the name itself is protected."""
     folder, name = os.path.split(os.path.abspath(path))
     return os.path.join(os.path.realpath(folder), name)
 
