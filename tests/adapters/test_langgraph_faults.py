@@ -48,7 +48,7 @@ def test_what_is_no_graph_is_refused(thing: Any) -> None:
 def test_a_graph_without_an_entry_is_refused() -> None:
     builder = StateGraph(MessagesState)
     builder.add_node("node", lambda state: state)
-    with pytest.raises(ConfigurationError, match="cannot be compiled"):
+    with pytest.raises(ConfigurationError, match="does not compile"):
         graph_agent(builder)
 
 
@@ -158,7 +158,7 @@ def test_too_much_state_fails_the_run_and_says_so() -> None:
         agent = graph_agent(
             graph_of(lambda state: {"text": big}), name="g", input="text", answer="text", state_limit_bytes=1000
         )
-        assert "more than 1,000" in await failure(agent)
+        assert "the limit is 1,000" in await failure(agent)
 
     run(test())
 

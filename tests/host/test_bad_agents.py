@@ -321,7 +321,7 @@ def test_what_is_no_agent_and_what_is_no_session_is_refused_with_a_hint() -> Non
     for key in ("", "a/b", "a\0b", "a\nb", "x" * 201):
         with pytest.raises(InvalidKey):
             host.session(key)
-    with pytest.raises(UnknownAgent, match="no agent 'y'") as unknown:
+    with pytest.raises(UnknownAgent, match="unknown agent 'y'") as unknown:
         host.session("s", agent="y")
     assert "available: x" in unknown.value.hint and "name one with the message" in unknown.value.hint
 

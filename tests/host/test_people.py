@@ -513,7 +513,9 @@ def test_a_parked_run_whose_agent_cannot_go_on_any_more_fails_and_says_why(chang
             settlement = await session.wait(receipt.message_id)
             assert settlement.state == "failed"
             assert settlement.error is not None
-            assert ("no agent 'patient'" if change == "gone" else "not declared replayable") in settlement.error
+            assert (
+                "unknown agent 'patient'" if change == "gone" else "no longer declared replayable"
+            ) in settlement.error
             assert settlement.text == "before "
             await check_session(host, "s")
 

@@ -182,7 +182,7 @@ def test_a_run_that_is_not_replayable_is_interrupted_and_its_partial_text_kept()
 
 
 def test_a_run_with_a_call_of_unknown_outcome_is_interrupted() -> None:
-    check_interrupted("workbench", "no result and is not idempotent", events=[started(1)])
+    check_interrupted("workbench", "a call that is not idempotent started and has no result", events=[started(1)])
 
 
 def test_a_run_whose_interrupt_was_recorded_is_not_run_again() -> None:
@@ -194,7 +194,7 @@ def test_a_run_that_crashes_its_host_again_and_again_is_given_up() -> None:
 
 
 def test_a_run_of_an_agent_that_is_gone_is_interrupted() -> None:
-    check_interrupted("somebody", "no agent 'somebody'")
+    check_interrupted("somebody", "unknown agent 'somebody'")
 
 
 def test_a_crash_during_the_recovery_is_recovered_too() -> None:

@@ -310,8 +310,8 @@ def test_the_readers_own_error_is_not_taken_for_the_models(name: str, monkeypatc
 
 FAILURES: dict[str, tuple[Reply, int | None, bool, str]] = {
     "too many requests": (Reply(status=429, retry_after_s=7), 429, True, "wait 7 s"),
-    "a server error": (Reply(status=500), 500, True, "try again"),
-    "an overloaded server": (Reply(status=529), 529, True, "try again"),
+    "a server error": (Reply(status=500), 500, True, "retry later"),
+    "an overloaded server": (Reply(status=529), 529, True, "retry later"),
     "a bad request": (Reply(status=400, message="no such setting"), 400, False, "no such setting"),
     "an unknown model": (Reply(status=404), 404, False, "check the model's name"),
     "a cut stream": (Reply(text="some words", fault="cut"), None, True, "check the network"),
@@ -350,7 +350,7 @@ def test_a_key_that_is_refused_names_its_variable_and_is_not_shown(name: str, mo
     async def work(server: ModelServer, model: PydanticModel) -> None:
         variable = f"{provider_of(name)}_API_KEY"
         monkeypatch.setenv(variable, "sk-very-secret")
-        with pytest.raises(ModelFailed, match=f"set {variable} to a key") as failed:
+        with pytest.raises(ModelFailed, match=f"set {variable} to a valid key") as failed:
             await all_parts(pydantic_model(name))
         assert failed.value.provider_status == 401
         assert failed.value.retry_after_s is None

@@ -541,7 +541,7 @@ def test_a_shape_that_cannot_be_is_refused_with_a_hint(shape: Any) -> None:
 
 def test_work_that_cannot_be_is_refused_with_a_hint() -> None:
     bridge = ReactiveBridge()
-    with pytest.raises(ConfigurationError, match="needs a run") as caught:
+    with pytest.raises(ConfigurationError, match="needs a parent run") as caught:
         bridge.each(agent(name="writer")(lambda run: "text"))
     assert "ReactiveBridge(run)" in (caught.value.hint or "")
     with pytest.raises(ConfigurationError, match="is not callable"):

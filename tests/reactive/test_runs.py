@@ -56,7 +56,7 @@ def test_what_an_item_asks_an_agent_is_said_by_a_function() -> None:
         async with ReactiveBridge(run) as bridge:
             numbered = bridge.each(shout, text=lambda number: f"number {number}")
             answers = await bridge.collect(reactivex.of(1, 2).pipe(numbered))
-            with pytest.raises(TypeError, match="give text="):
+            with pytest.raises(TypeError, match="pass a function as text="):
                 await bridge.collect(reactivex.of(1).pipe(bridge.each(shout)))
             return str(sorted(answers))
 

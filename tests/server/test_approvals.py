@@ -106,7 +106,7 @@ def test_python_takes_the_question_itself_here_and_over_http() -> None:
         async with Client(server.url) as client:
             for session in (server.host.session("s"), client.session("s")):
                 [question] = await session.questions()
-                with pytest.raises(InvalidRequest, match="which call was shown"):
+                with pytest.raises(InvalidRequest, match="not bound to a call"):
                     await session.approve(question.question_id)
                 with pytest.raises(CallMismatch):
                     await session.approve(question.question_id, call_hash="0" * 32)

@@ -136,7 +136,7 @@ async def approved(run: Run, call_id: str, tool: Tool, arguments: dict[str, Any]
             await run._surroundings.suspend(question)
             answer = await run._surroundings.answered(call_id)
     if is_for_another_call(answer, question):
-        raise ToolFailed("the call that a person approved was another one; it was not made")
+        raise ToolFailed("the approval is for a different call; this call was not made")
     match answer.decision:
         case "approved":
             return

@@ -47,7 +47,7 @@ def route(
     """
     parts = {_plain(key): replace(part_of(thing), name=key) for key, thing in routes.items()}
     if not parts:
-        raise ConfigurationError("there are no branches", hint="give it at least one agent, by its name")
+        raise ConfigurationError("no branches given", hint="give it at least one agent, by its name")
     if len(parts) < len(routes) or "" in parts:
         raise ConfigurationError(
             f"these names of branches cannot be told apart: {', '.join(map(repr, routes))}",

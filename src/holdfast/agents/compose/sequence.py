@@ -33,7 +33,7 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
     """
     parts = named(branches)
     if not parts:
-        raise ConfigurationError("there are no branches", hint="give it at least one agent")
+        raise ConfigurationError("no branches given", hint="give it at least one agent")
     return shape(name, _Sequence(parts=parts), parts, description)
 
 

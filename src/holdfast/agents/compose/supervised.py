@@ -69,7 +69,7 @@ def supervised(
     """
     parts = named(branches)
     if not parts:
-        raise ConfigurationError("there are no branches", hint="give it at least one agent")
+        raise ConfigurationError("no branches given", hint="give it at least one agent")
     if strategy not in ("one_for_one", "rest_for_one", "one_for_all"):
         raise ConfigurationError(
             f"strategy={strategy!r} is not known", hint="use one_for_one, rest_for_one or one_for_all"
