@@ -34,5 +34,5 @@ def test_an_answer_in_the_journal_counts_for_the_call_that_was_shown_alone(seen:
     if made:
         asyncio.run(approved(run, "c1", erase, {"name": "a"}))
     else:
-        with pytest.raises(ToolFailed, match="was another one; it was not made"):
+        with pytest.raises(ToolFailed, match="for a different call; this call was not made"):
             asyncio.run(approved(run, "c1", erase, {"name": "a"}))

@@ -30,7 +30,7 @@ def test_a_tool_in_a_process_gets_its_arguments_streams_its_output_and_can_be_ki
             assert ended["1"].result["call_id"].endswith(".1.1")
             assert ended["1"].result["pid"] != os.getpid()
             assert ended["2"].error == "stuck did not end within 0.5 s"
-            assert "exit code 3" in str(ended["3"].error)
+            assert "exited with code 3" in str(ended["3"].error)
             assert "".join(e.text for e in events if isinstance(e, ToolOutput)) == "said hello"
             check_entries(await session.transcript())
 

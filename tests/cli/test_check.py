@@ -24,7 +24,7 @@ def test_a_kept_promise_is_exit_0_and_shown_with_its_evidence(capsys: pytest.Cap
 def test_a_broken_promise_is_exit_1_and_every_try_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert check([f"{REFERENCE}:TranscriptValid"], promises=["transcript valid"], times=2) is Exit.FAILED
     assert "BROKEN" in (out := capsys.readouterr().out)
-    assert "transcript valid, try 2" in out
+    assert "transcript valid, attempt 2" in out
 
 
 def test_what_could_not_be_tried_is_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,7 +164,7 @@ def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
     for arguments, part in (
         (["--log-level", "loud"], "log_level"),
         (["--store", "postgres://x"], "postgres://x"),
-        (["--store", "sqlite:///no/such/folder/x.db"], "no folder"),
+        (["--store", "sqlite:///no/such/folder/x.db"], "no such folder"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
     ):
         refused = run("serve", "--port", "0", *arguments, folder=tmp_path)

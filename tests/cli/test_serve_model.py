@@ -112,7 +112,7 @@ def test_it_serves_a_model_that_is_reached_over_a_real_protocol(tmp_path: Path) 
     ("flags", "told"),
     [
         ({"model": "openai:gpt-5"}, "OPENAI_API_KEY"),
-        ({"model": "nobody:gpt"}, "no provider"),
+        ({"model": "nobody:gpt"}, "is not a provider"),
         ({"model": "gpt-5"}, "write provider:model"),
         ({"approve": "some"}, "choose all, dangerous or none"),
         ({"mcp": ["files"]}, "NAME=COMMAND"),

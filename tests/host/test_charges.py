@@ -111,7 +111,7 @@ def test_a_history_above_a_share_fails_its_run_with_the_reason_and_can_be_undone
     async def main() -> None:
         async with host_of(rereader) as host:
             session = await begin_with(host, "s", 3 * SHARE)
-            with pytest.raises(RunFailed, match=r"the transcript takes 3,.* and alice may have 1,000,000"):
+            with pytest.raises(RunFailed, match=r"the transcript takes 3,.* the limit for alice is 1,000,000"):
                 await session.ask("now")
             for edit in (lambda: session.branch("other"), session.retry):
                 with pytest.raises(BudgetExceeded, match="the transcript takes"):

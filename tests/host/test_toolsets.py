@@ -96,7 +96,7 @@ def test_a_toolset_that_does_not_start_fails_the_start_by_name_and_leaves_nothin
         good, bad = Watched("good", notes), Watched("bad", notes, fails="enter", slow_s=slow_s)
         store = MemoryStore(yielding=True)
         host = hosted(with_tools(good, bad), store=store)
-        with pytest.raises(ConfigurationError, match="the toolset Watched did not start"):
+        with pytest.raises(ConfigurationError, match="toolset Watched did not start"):
             await host.start()
         assert notes == ["enter good", "leave good"]
         assert good.cleaned

@@ -98,7 +98,7 @@ def test_what_the_model_gets_wrong_it_is_told_and_can_mend(name: str, monkeypatc
         assert (await session.ask("add")).endswith("It is 3.")
         broken, unknown, wrong, good = results_of(server.exchanges[1])
         assert "JSON" in broken
-        assert "no tool 'subtract'" in unknown
+        assert "unknown tool 'subtract'" in unknown
         assert "a" in wrong and "invalid arguments" in wrong
         assert "3" in good
 
