@@ -1,7 +1,7 @@
-"""Accept connections, and serve those first whose head shows a valid key.
+"""Accept connections, and serve those with a valid key first.
 
-The kernel hands connections out in order, and to serve one costs ten times as much as to accept it: behind a burst of
-one program, all others would wait. So what has come is accepted at once, and its first bytes are peeked at:
+The kernel returns connections in order, and serving one costs ten times as much as accepting it: behind a burst from
+one program, all others would wait. So new connections are accepted at once, and their first bytes are peeked at:
 
 - A connection with a valid API key or the local token is served next. Principals take turns, each within its share of
   the connections.
@@ -9,11 +9,11 @@ one program, all others would wait. So what has come is accepted at once, and it
 - All others are served in their order, a few per turn.
 
 Rules
-- A turn comes once a millisecond, so that what is done for a flood leaves time for everything else.
-- This is an order and nothing else: a request is authenticated when it is handled. What was peeked at is not kept.
-- A waiting connection counts as an open one: as one without a key, or as its principal's. So it has the same timeout,
-  makes room for newer ones, and leaves the same descriptors free (`holdfast.server.connections`).
-- While only a few come, they are served straight away, without a look.
+- A turn comes once per millisecond, so that a flood leaves time for everything else.
+- Peeking only sets the order: each request is authenticated when it is handled. Peeked bytes are not stored.
+- A waiting connection counts as open, either without a key or as its principal's. So it has the same timeout, makes
+  room for newer ones, and leaves the same descriptors free (`holdfast.server.connections`).
+- While only a few arrive, they are served immediately, without peeking.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _FEW = 2
 """Connections without a key that are served in a turn, besides."""
 _PEEK_BYTES = 8192
 _PEEKS = 2
-"""How often a head that is not whole is peeked at."""
+"""Peeks at an incomplete head."""
 _WATCHED = 1024
-"""Connections without a whole head that are watched for more bytes: the newest ones."""
+"""Connections with an incomplete head that are watched for more bytes; the newest ones."""
 _PAUSE_S = 0.2
 _AUTHORIZATION = re.compile(rb"\r\n(?i:authorization):[ \t]*([^\r\n]*)\r\n")
 
 
 class _Waiting:
-    """A connection that is accepted and not served yet. It is a `Connection` of the server's `Connections`."""
+    """An accepted connection that is not served yet: a `Connection` of the server's `Connections`."""
 
     __slots__ = ("_acceptor", "charge", "line", "peeks", "peer", "queue", "socket")
 
@@ -71,11 +71,11 @@ class _Waiting:
         self.peeks = _PEEKS
 
     def on_timeout(self) -> None:
-        """Close: it was not served in time."""
+        """Close the connection: it was not served in time."""
         self.drop()
 
     def drop(self) -> None:
-        """Close at once, unless it is being served: then it only loses its place."""
+        """Close at once, or give up its place if it is already being served."""
         self._acceptor.drop(self)
 
 
@@ -84,9 +84,9 @@ class Acceptor:
 
     Parameters:
         listener: bound, listening and non-blocking; it is closed by `close`.
-        protocol: makes the protocol of a connection; gets the one that waited in its place, or None.
+        protocol: creates the protocol of a connection from the waiting connection it replaces, or None.
         connections: the server's connections.
-        keys: tell who has a valid key.
+        keys: the key ring, to recognize valid keys.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Acceptor:
         self._loop.add_reader(listener, self._on_connections)
 
     def close(self) -> None:
-        """Stop listening, and close what waits. May be repeated."""
+        """Stop listening, and close waiting connections. Idempotent."""
         if self._turn is not None:
             self._turn.cancel()
         if self._listener.fileno() >= 0:
@@ -125,19 +125,19 @@ class Acceptor:
                 self.drop(waiting)
 
     async def wait_closed(self) -> None:
-        """Return once each connection that was chosen to be served has its protocol: none is made afterwards."""
+        """Wait until every connection chosen to be served has its protocol; none is created afterwards."""
         if self._starting:
             await asyncio.wait(self._starting)
 
     def drop(self, waiting: _Waiting) -> None:
-        """Close a connection that waits; of one that is being served, take the place. May be repeated."""
+        """Close a waiting connection, or take away the place of one that is being served. Idempotent."""
         self._connections.lost(waiting)
         if waiting.line is not None:
             self._leave_line(waiting)
             waiting.socket.close()
 
     def _on_connections(self) -> None:
-        """Serve what has come; if that is more than a few, take turns until nothing waits any more."""
+        """Serve new connections; if there are more than a few, take turns until none waits."""
         came = self._accept()
         if len(came) <= _FEW:
             for accepted, _ in came:
@@ -149,7 +149,7 @@ class Acceptor:
             self._plan_turn()
 
     def _take_turn(self) -> None:
-        """Accept what has come, and serve some of what waits."""
+        """Accept new connections, and serve some of the waiting ones."""
         try:
             self._peek_again()
             self._admit_all([] if self._is_paused else self._accept())
@@ -157,7 +157,7 @@ class Acceptor:
             self._plan_turn()
 
     def _plan_turn(self) -> None:
-        """Take another turn while anything waits; else have the loop tell when connections come."""
+        """Schedule another turn while connections wait; otherwise watch the listener."""
         if self._has_waiting or self._is_paused:
             self._turn = self._loop.call_later(_TURN_S if self._has_waiting else _PAUSE_S, self._take_turn)
         else:
@@ -192,7 +192,7 @@ class Acceptor:
         self._serve_some()
 
     def _admit(self, accepted: socket.socket, peer: str) -> None:
-        """Let a connection wait; where there is no room, its protocol tells it so."""
+        """Queue a connection; without room, serve it at once, so that its protocol responds with an error."""
         if not self._connections.acceptable(0):
             self._serve(accepted, None)
             return
@@ -203,7 +203,7 @@ class Acceptor:
             self._peek(waiting)
 
     def _peek(self, waiting: _Waiting) -> None:
-        """Look at the first bytes: a valid key gives priority, and what is not whole yet is watched."""
+        """Peek at the first bytes: a valid key gives priority; an incomplete head is watched."""
         try:
             head = waiting.socket.recv(_PEEK_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:

@@ -279,9 +279,9 @@ class KeyRing:
         return record
 
     def holder(self, authorization: bytes) -> str | None:
-        """The principal whose valid API key, or local token, an ``Authorization`` field has; None for all others.
+        """Return the principal of a valid API key or local token in an ``Authorization`` field; None for others.
 
-        It authenticates nobody: it is for the order in which connections are served.
+        Use it only to order connections: it does not authenticate a request.
         """
         try:
             if self._ever:
@@ -294,7 +294,7 @@ class KeyRing:
         return None
 
     def may_be_signed(self, authorization: bytes) -> bool:
-        """Whether an ``Authorization`` field has what may be a signed token, where such are accepted."""
+        """Whether an ``Authorization`` field may hold a signed token, and the server accepts such tokens."""
         try:
             return self._signed is not None and looks_signed(_secret(authorization))
         except Unauthenticated:

@@ -167,20 +167,20 @@ class Connections:
             self._forget_keyless(connection)
 
     def acceptable(self, least: int) -> int:
-        """Return how many connections may be accepted before the next one is entered by `opened`.
+        """Return how many connections may be accepted before any of them is registered with `opened`.
 
         Parameters:
-            least: so many may be, even where there is no room: then they are told so.
+            least: the minimum, even without room; those connections get an error response.
         """
         budget = self._budget
         room = min(budget.limit - budget.used, budget.share - budget.held(UNKNOWN)) + len(self._keyless)
         return max(least, min(room, self._spare))
 
     def claim(self, connection: Connection, principal: str) -> bool:
-        """Count a connection that waits to be served as the principal's; it is kept then, whatever else comes.
+        """Charge a waiting connection to the principal. It is then no longer closed to make room for others.
 
         Returns:
-            False, and changes nothing, if the principal has its share already.
+            False, without any change, if the principal already has its full share.
         """
         if self._budget.held(principal) >= self._budget.share:
             return False
@@ -189,8 +189,8 @@ class Connections:
         return True
 
     def cannot_accept(self, error: OSError) -> None:
-        """The system refuses to hand out connections, as where it has no descriptors left: tell operators."""
-        self._tell("this host", f"it cannot accept connections for a moment: {error.strerror or error}")
+        """Report to operators that the system refused to accept a connection, such as for lack of descriptors."""
+        self._tell("this host", f"accepting connections failed, retrying soon: {error.strerror or error}")
 
     def head_began(self, connection: Connection) -> None:
         """A part of the next head has come, and not all of it."""

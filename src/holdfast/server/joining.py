@@ -85,7 +85,7 @@ class JoiningProtocol(HttpToolsProtocol):
 
     Parameters:
         connections: the server's connections.
-        waited: what has had this one's place among them until now; the others are uvicorn's.
+        waited: the waiting connection whose place this one takes; None: it did not wait. The others are uvicorn's.
     """
 
     peer = ""
@@ -200,7 +200,7 @@ class JoiningProtocol(HttpToolsProtocol):
             self._let_go()
 
     def _let_go(self) -> None:
-        """Nothing comes any more: leave no cycle of references, of which each needs the garbage collector."""
+        """Break the reference cycles of a closed connection, so that the garbage collector has no work."""
         self._running = self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn begins with
 
     def data_received(self, data: bytes) -> None:

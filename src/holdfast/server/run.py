@@ -118,7 +118,7 @@ def holder_of(port: int) -> str | None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with an acceptor of ours, and without its signal handlers; ``listening`` is done once it answers."""
+    """uvicorn with our own acceptor and without signal handlers; ``listening`` is done once the server answers."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, keys: KeyRing) -> None:
         super().__init__(config)
@@ -134,7 +134,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on `sockets`."""
         await self.lifespan.startup()
-        self.servers = [  # uvicorn closes them and waits for that, which is what an acceptor can
+        self.servers = [  # uvicorn only calls close() and wait_closed()
             Acceptor(listener, self._protocol, self._connections, self._keys)  # type: ignore[misc]
             for listener in sockets or ()
         ]
@@ -142,7 +142,7 @@ class _Server(uvicorn.Server):
         self.listening.set_result(None)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept no more connections, and end those that are open; one that is just being made is among them."""
+        """Stop accepting, and close all connections, including those still being set up."""
         for server in self.servers:
             server.close()
             await server.wait_closed()
