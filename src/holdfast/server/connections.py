@@ -190,7 +190,7 @@ class Connections:
 
     def cannot_accept(self, error: OSError) -> None:
         """Report to operators that the system refused to accept a connection, such as for lack of descriptors."""
-        self._tell("this host", f"accepting connections failed, retrying soon: {error.strerror or error}")
+        self._tell("this host", f"cannot accept connections, retrying soon: {error.strerror or error}")
 
     def head_began(self, connection: Connection) -> None:
         """A part of the next head has come, and not all of it."""
