@@ -431,13 +431,18 @@ def test_programs_of_foreign_code_end_with_the_scope() -> None:
             kept: list[asyncio.subprocess.Process] = []
 
             async def tool() -> None:
-                process = await asyncio.create_subprocess_exec(*HOSTILE)
+                process = await asyncio.create_subprocess_exec(*HOSTILE, stdout=PIPE)
+                assert process.stdout is not None
+                # From this line on it ignores SIGTERM.
+                assert await process.stdout.readline() == b"ready\n"
                 kept.append(process)
                 pids.append(process.pid)
                 await process.wait()
 
             def blocking_tool() -> int:
-                with subprocess.Popen(HOSTILE) as process:
+                with subprocess.Popen(HOSTILE, stdout=PIPE) as process:
+                    assert process.stdout is not None
+                    assert process.stdout.readline() == b"ready\n"
                     pids.append(process.pid)
                     return process.wait()
 
