@@ -153,8 +153,9 @@ class Scene:
 
 
 @pytest.fixture(params=[uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
-def play(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Run a scenario on each kind of loop."""
+def play(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Run a scenario on each kind of loop; even the shortest burst takes turns."""
+    monkeypatch.setattr(acceptor, "_BURST", 0)
 
     def run(scenario: Callable[[Scene], Coroutine[Any, Any, None]], token: str | None = None, **settings: Any) -> None:
         async def main() -> None:
@@ -432,6 +433,46 @@ def test_a_few_are_served_without_a_look(play: Any) -> None:
         for _ in range(5):
             await scene.all_served(*scene.crowd(2))
         assert [one.waited for one in scene.served] == [None] * 10
+
+    play(scenario)
+
+
+def test_a_short_burst_is_served_without_a_look_and_a_second_one_takes_turns(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        monkeypatch.setattr(acceptor, "_BURST", 24)
+        monkeypatch.setattr(acceptor, "_BURST_PER_S", 0)
+        await key_of(scene, "alice")
+        first = scene.crowd(16)
+        accepting = scene.accept()
+        await scene.all_served(*first)
+        second = scene.crowd(16)
+        await scene.all_served(*second)
+        looked_at = [one.waited is not None for one in scene.served]
+        assert looked_at == [False] * 16 + [True] * 16
+        assert scene.order == first + second
+        await scene.until(lambda: not accepting._has_waiting)
+        for _ in range(4):
+            await scene.all_served(*scene.crowd(2))
+        assert [one.waited for one in scene.served[32:]] == [None] * 8
+
+    play(scenario)
+
+
+def test_the_allowance_for_bursts_grows_again_up_to_its_bound(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(scene: Scene) -> None:
+        monkeypatch.setattr(acceptor, "_BURST", 24)
+        now = 0.0
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        accepting = scene.accept()
+        assert accepting._allows_burst(24)
+        assert not accepting._allows_burst(3)
+        now = 3 / acceptor._BURST_PER_S
+        assert accepting._allows_burst(3)
+        now += 3600
+        assert not accepting._allows_burst(25)
+        assert accepting._allows_burst(24)
 
     play(scenario)
 

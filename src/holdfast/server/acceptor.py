@@ -13,7 +13,8 @@ Rules
 - Peeking only sets the order: each request is authenticated when it is handled. Peeked bytes are not stored.
 - A waiting connection counts as open, either without a key or as its principal's. So it has the same timeout, makes
   room for newer ones, and leaves the same descriptors free (`holdfast.server.connections`).
-- While only a few arrive, they are served immediately, without peeking.
+- While only a few arrive, they are served immediately, without peeking; so is now and then a short burst, as of a
+  pool of clients that starts.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ _MOST = 6
 """Connections with a key that are served in a turn; where no key is needed, any."""
 _FEW = 2
 """Connections without a key that are served in a turn, besides."""
+_BURST = 24
+"""Connections of bursts that are served immediately, at most."""
+_BURST_PER_S = 500
+"""How fast that allowance grows again."""
 _PEEK_BYTES = 8192
 _PEEKS = 2
 """Peeks at an incomplete head."""
@@ -109,6 +114,8 @@ class Acceptor:
         self._starting: dict[asyncio.Task[object], tuple[socket.socket, _Waiting | None]] = {}
         self._turn: asyncio.TimerHandle | None = None
         self._refused_at = -_PAUSE_S
+        self._allowance = float(_BURST)
+        self._allowance_at = self._loop.time()
         self._ready = select.poll()
         self._ready.register(listener, select.POLLIN)
         self._loop.add_reader(listener, self._on_connections)
@@ -137,9 +144,9 @@ class Acceptor:
             waiting.socket.close()
 
     def _on_connections(self) -> None:
-        """Serve new connections; if there are more than a few, take turns until none waits."""
+        """Serve new connections; if there are more than a few or a short burst, take turns until none waits."""
         came = self._accept()
-        if len(came) <= _FEW:
+        if len(came) <= _FEW or self._allows_burst(len(came)):
             for accepted, _ in came:
                 self._serve(accepted, None)
         else:
@@ -147,6 +154,16 @@ class Acceptor:
         if self._has_waiting or self._is_paused:
             self._loop.remove_reader(self._listener)
             self._plan_turn()
+
+    def _allows_burst(self, count: int) -> bool:
+        """Whether a burst may be served immediately; if so, it is taken from the allowance."""
+        now = self._loop.time()
+        self._allowance = min(self._allowance + (now - self._allowance_at) * _BURST_PER_S, _BURST)
+        self._allowance_at = now
+        if count > self._allowance:
+            return False
+        self._allowance -= count
+        return True
 
     def _take_turn(self) -> None:
         """Accept new connections, and serve some of the waiting ones."""
