@@ -238,15 +238,26 @@ def write_page(text: str) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
 
 
+def _part(text: str) -> tuple[int, int]:
+    """Parse ``N/OF``."""
+    number, _, parts = text.partition("/")
+    if not 1 <= int(number) <= int(parts):
+        raise ValueError(text)
+    return int(number), int(parts)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; 1 when something is not caught."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--only", action="append", default=[], help="a part of a name; may be given several times")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at a time")
     parser.add_argument("--check", action="store_true", help="write neither the page nor the list of who caught what")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="N/OF", help="only this part of the list")
     parser.add_argument("--list", action="store_true", help="only show the list")
     options = parser.parse_args(arguments)
-    chosen = [m for m in MUTANTS if not options.only or any(part in m.name for part in options.only)]
+    number, parts = options.part
+    wanted = [m for m in MUTANTS if not options.only or any(part in m.name for part in options.only)]
+    chosen = wanted[number - 1 :: parts]
     if options.list or not chosen:
         for mutant in chosen:
             print(f"{mutant.of:7} {mutant.name}: {mutant.breaks}")
@@ -262,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {verdict.outcome}: {verdict.mutant.name}")
     for test in unsound:
         print(f"  fails on the unharmed product too: {test}")
-    if not options.only and not options.check:
+    if chosen == list(MUTANTS) and not options.check:
         write_page(table(verdicts, at=began, commit=commit))
         caught = {verdict.mutant.name: verdict.test for verdict in verdicts if verdict.outcome == "caught"}
         WITNESSES.write_text(json.dumps(caught, indent=1, sort_keys=True) + "\n", "utf-8")

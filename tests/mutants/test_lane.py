@@ -14,6 +14,7 @@ from tests.mutants import lane
 from tests.mutants.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
+PARTS = 12
 IDS = ("tests/base/test_ids.py",)
 
 
@@ -72,6 +73,15 @@ def test_nothing_but_the_copy_is_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(1500)
-def test_no_mutant_survives() -> None:
-    assert lane.main(["--check"]) == 0
+@pytest.mark.parametrize("part", range(1, PARTS + 1))
+def test_no_mutant_survives(part: int) -> None:
+    assert lane.main(["--check", "--jobs", "1", "--part", f"{part}/{PARTS}"]) == 0
+
+
+def test_parts_of_the_lane_are_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for part in range(1, PARTS + 1):
+        lane.main(["--list", "--part", f"{part}/{PARTS}"])
+    listed = capsys.readouterr().out.splitlines()
+    lane.main(["--list"])
+    assert len(listed) > 200
+    assert sorted(listed) == sorted(capsys.readouterr().out.splitlines())
