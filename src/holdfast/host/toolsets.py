@@ -16,7 +16,7 @@ from holdfast.errors import ConfigurationError, Interrupted
 from holdfast.host.message_sender import check_key
 from holdfast.logs import log_failure, one_line
 from holdfast.runtime import Scope
-from holdfast.tools.workspace import kept_private, store_paths
+from holdfast.tools.private_paths import kept_private, store_paths
 from holdfast.tools.workspace_guard import check_folder
 
 if TYPE_CHECKING:
