@@ -298,7 +298,7 @@ def test_a_principal_that_has_gone_leaves_no_thread_pool_behind() -> None:
             for number in range(50):
                 assert await host.session("s", principal=f"p{number}").ask("x") == "x"
             host.maintenance.evict(idle_for_s=0)
-            assert not host.threads
+            assert not host.parts.threads
 
     asyncio.run(main())
 

@@ -193,7 +193,7 @@ def test_the_counters_of_the_promises_can_tell_a_broken_one() -> None:
         async with virtual_host(echo, store=Forgetful()) as host:
             await host.session("s").send("x")
             await asyncio.sleep(1)
-            host.accounting.transcript_made([Entry(role="tool_call", content="{}", call_id="c")])
+            host.parts.accounting.transcript_made([Entry(role="tool_call", content="{}", call_id="c")])
             counted = host.statistics().promises
             assert {number for number, count in counted.items() if count.broken} == {"P5", "P6"}
 

@@ -13,29 +13,13 @@ from holdfast import ids
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError
 from holdfast.host.agent_registry import AgentRegistry
-from holdfast.host.background import Background
 from holdfast.host.context import HostContext
-from holdfast.host.dispatcher import Dispatcher
-from holdfast.host.drain import Drain
+from holdfast.host.host_parts import HostParts
 from holdfast.host.loop_watchdog import LoopWatchdog
-from holdfast.host.maintenance import Maintenance
-from holdfast.host.message_sender import MessageSender
-from holdfast.host.recovery import StartupRecovery
-from holdfast.host.run_accounting import RunAccounting
-from holdfast.host.run_execution import RunParts
-from holdfast.host.run_launcher import RunLauncher
-from holdfast.host.scheduler import Schedule, Scheduler
+from holdfast.host.scheduler import Schedule
 from holdfast.host.server_exit import ServerExit
-from holdfast.host.session import Session, SessionParts
-from holdfast.host.session_directory import SessionDirectory
-from holdfast.host.session_queue import SessionQueue
-from holdfast.host.settlements import Settlements
+from holdfast.host.session import Session
 from holdfast.host.statistics import DrainReport, HostStatistics, Recovery
-from holdfast.host.stop_coordinator import StopCoordinator
-from holdfast.host.suspension import Suspension
-from holdfast.host.thread_pools import ThreadPools
-from holdfast.host.toolsets import Toolsets
-from holdfast.host.tree import TaskTree
 from holdfast.runtime import Restorer, Scope, current_scope, detached, install
 from holdfast.runtime.adoption_processes import kill_everything
 from holdfast.runtime.processes import process_host
@@ -43,59 +27,23 @@ from holdfast.settings import DEFAULT_STORE, Settings, default_store
 from holdfast.storage import open_store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from types import TracebackType
     from typing import Any
 
     from holdfast.agents.agent import Agent, AgentLike
     from holdfast.host.admission import Admission
-    from holdfast.host.live_session import LiveRun, LiveSession
+    from holdfast.host.live_session import LiveSession
     from holdfast.host.run_execution import RunExecution
     from holdfast.protocol.messages import Policy, SessionView, TreeNode
     from holdfast.protocol.schedules import Miss, ScheduleView
-    from holdfast.protocol.stopping import Cause, StopReceipt
-    from holdfast.storage.port import Claim, Committed, DueQuestion, Store
+    from holdfast.storage.port import DueQuestion, Store
 
 __all__ = ["Host"]
 
 T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.host")
-
-
-class _Observer:
-    """The `RunObserver` of a host: passes on to the part concerned. The parts are set once all of them exist."""
-
-    __slots__ = ("background", "dispatcher", "drain", "launcher", "maintenance", "suspension")
-
-    background: Background
-    dispatcher: Dispatcher
-    drain: Drain
-    launcher: RunLauncher
-    maintenance: Maintenance
-    suspension: Suspension
-
-    def on_slot(self, principal: str, session: int) -> None:
-        self.dispatcher.on_slot(principal, session)
-
-    def on_started(self, run: LiveRun) -> None:
-        self.drain.on_started(run)
-
-    def on_quiescent(self, run: LiveRun) -> None:
-        self.drain.on_quiescent(run)
-
-    def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
-        self.drain.on_ended(run)
-        self.launcher.on_ended(run, claim, committed)
-
-    def on_question(self, due_at: float) -> None:
-        self.maintenance.question_due(due_at)
-
-    def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
-        return self.suspension.stop(session, principal, run_id, cause)
-
-    def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        self.background.start(actor, work, name=name)
 
 
 class Host:
@@ -138,50 +86,12 @@ class Host:
         self.budgets = context.budgets
         self.agents = registry.by_name
         self.default_agent = registry.default
-        self.directory = directory = SessionDirectory(context)
-        self.settlements = settlements = Settlements()
-        self.threads = threads = ThreadPools(settings)
-        tree = TaskTree(context, directory)
-        self.accounting = accounting = RunAccounting(context, directory, settlements, tree)
-        observer = _Observer()
-        self.queue = queue = SessionQueue(context, observer)
-        parts = RunParts(
-            context,
-            agents=registry,
-            directory=directory,
-            queue=queue,
-            threads=threads,
-            accounting=accounting,
-            observer=observer,
-        )
-        self.launcher = launcher = RunLauncher(parts)
-        suspension = Suspension(parts, launcher)
-        dispatcher = Dispatcher(context, directory, queue, launcher, suspension)
-        sender = MessageSender(context, registry, queue, dispatcher)
-        self.scheduler = Scheduler(context, registry, queue, dispatcher)
-        self._recovery = StartupRecovery(parts, launcher)
-        self.maintenance = Maintenance(parts, launcher, suspension, self._recovery)
-        self._drain = Drain(context, directory, queue, launcher, self.scheduler)
-        self._toolsets = Toolsets(context, registry, sender)
-        observer.background = Background(context, threads, tree, sender)
-        observer.dispatcher = dispatcher
-        observer.drain = self._drain
-        observer.launcher = launcher
-        observer.maintenance = self.maintenance
-        observer.suspension = suspension
-        self._session_parts = SessionParts(
-            context=context,
-            agents=registry,
-            directory=directory,
-            settlements=settlements,
-            accounting=accounting,
-            launcher=launcher,
-            suspension=suspension,
-            sender=sender,
-            stops=StopCoordinator(parts, launcher, suspension),
-            scheduler=self.scheduler,
-            tree=tree,
-        )
+        self.parts = parts = HostParts(context, registry)
+        self.directory = parts.directory
+        self.settlements = parts.settlements
+        self.maintenance = parts.maintenance
+        self.scheduler = parts.scheduler
+        self.queue = parts.queue
         self.recovered = Recovery()
         self.started_at = 0.0
         self.on_streams_close: list[Callable[[], object]] = []
@@ -213,7 +123,7 @@ class Host:
     @property
     def live(self) -> dict[str, RunExecution]:
         """The runs in memory, by id."""
-        return self.launcher.live
+        return self.parts.launcher.live
 
     @property
     def actors(self) -> dict[int, LiveSession]:
@@ -260,12 +170,12 @@ class Host:
                 if settings.loop_block_s:
                     self._watchdog = LoopWatchdog(loop, limit_s=settings.loop_block_s, report=self._on_loop_blocked)
                     self._watchdog.start()
-            await self._toolsets.enter()
-            self.recovered = await context.start_task(self._recovery.run(), "recovery")
+            await self.parts.toolsets.enter()
+            self.recovered = await context.start_task(self.parts.recovery.run(), "recovery")
             self.maintenance.start()
             self.scheduler.start()
         except BaseException:
-            self._draining = context.start_task(self._drain.run(0.0), "drain")
+            self._draining = context.start_task(self.parts.drain.run(0.0), "drain")
             await self.close()
             raise
 
@@ -288,7 +198,7 @@ class Host:
         """
         if self._draining is None:
             seconds = self.settings.drain_s if deadline_s is None else deadline_s
-            self._draining = self.context.start_task(self._drain.run(seconds), "drain")
+            self._draining = self.context.start_task(self.parts.drain.run(seconds), "drain")
         return await asyncio.shield(self._draining)
 
     async def close(self) -> None:
@@ -308,7 +218,7 @@ class Host:
                 if self._closing.cancelled() or self._is_around_caller():
                     raise
                 cancelled = error
-                self._drain.hasten()
+                self.parts.drain.hasten()
         if cancelled is not None:
             raise cancelled
         self._closing.result()
@@ -324,7 +234,7 @@ class Host:
         try:
             await self.drain()
         finally:
-            await self._toolsets.leave()
+            await self.parts.toolsets.leave()
             self.close_streams()
             self.settlements.close()
             self.maintenance.close()
@@ -335,7 +245,7 @@ class Host:
             await self.scope.stop("the host is closing", kind="shutdown")
             await kill_everything()
             self._adoption.restore()
-            self.threads.close()
+            self.parts.threads.close()
             process_host().cells.close()
             await self.store.close()
 
@@ -389,7 +299,7 @@ class Host:
         """
         if agent is not None:
             self.find_agent(agent, among=agents)
-        return Session(self._session_parts, principal, key, agent, agents)
+        return Session(self.parts.of_sessions, principal, key, agent, agents)
 
     async def sessions(self, *, principal: str | None = None, limit: int = 100) -> list[SessionView]:
         """Return the most recently changed sessions, of one principal or of all (None)."""
@@ -443,7 +353,7 @@ class Host:
 
     def find_agent(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
         """Return the agent of that name, if in `among`. Raises `UnknownAgent`, which lists only agents in `among`."""
-        return self._session_parts.agents.find(name, among=among)
+        return self.parts.of_sessions.agents.find(name, among=among)
 
     def statistics(self) -> HostStatistics:
         """Return a snapshot of the host."""
@@ -453,7 +363,7 @@ class Host:
             started_at=self.started_at,
             draining=self.draining,
             sessions_live=len(self.directory.live),
-            running=len(self.launcher.live),
+            running=len(self.parts.launcher.live),
             in_line=self.admission.waiting,
             readers=self.readers,
             counts=dict(self.incidents.counts),
@@ -465,7 +375,7 @@ class Host:
 
         Abandoned tasks and threads stay until they have ended, in the state ``abandoned``.
         """
-        return self._session_parts.tree.of_host(principal)
+        return self.parts.tree.of_host(principal)
 
 
 def _configured_store(settings: Settings) -> str:

@@ -12,8 +12,8 @@ from holdfast.protocol.messages import Answer
 
 if TYPE_CHECKING:
     from holdfast.host.recovery import StartupRecovery
-    from holdfast.host.run_execution import RunParts
     from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
     from holdfast.host.suspension import Suspension
 
 __all__ = ["Maintenance"]

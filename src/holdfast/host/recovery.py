@@ -15,8 +15,8 @@ from holdfast.protocol.stopping import Cause
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.host.run_execution import RunParts
     from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
     from holdfast.protocol.events import Stored
     from holdfast.storage.port import Appended, Claim
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from holdfast.agents.journal import Branch, Journal
-from holdfast.agents.run import Run, RunLimits
+from holdfast.agents.run import Run
 from holdfast.errors import (
     HoldfastError,
     IllegalTransition,
@@ -47,51 +47,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from holdfast.agents.agent import Agent
-    from holdfast.host.agent_registry import AgentRegistry
-    from holdfast.host.context import HostContext
     from holdfast.host.live_session import LiveSession
-    from holdfast.host.run_accounting import RunAccounting
     from holdfast.host.run_history import RunHistory
-    from holdfast.host.run_observer import RunObserver
-    from holdfast.host.session_directory import SessionDirectory
-    from holdfast.host.session_queue import SessionQueue
-    from holdfast.host.thread_pools import ThreadPools
+    from holdfast.host.run_parts import RunParts
     from holdfast.protocol.messages import Answer
     from holdfast.protocol.transcript import RunTranscript
     from holdfast.runtime import Handle, Registration
 
-__all__ = ["RunExecution", "RunParts", "nothing_to_stop"]
+__all__ = ["RunExecution", "nothing_to_stop"]
 
 _log = logging.getLogger("holdfast.agents")
 
 _LOGGED = 10
 """Maximum number of errors that are logged when several parts of a run raise together."""
-
-
-class RunParts:
-    """The parts of a host that every run uses."""
-
-    __slots__ = ("accounting", "agents", "context", "directory", "limits", "observer", "queue", "threads")
-
-    def __init__(
-        self,
-        context: HostContext,
-        *,
-        agents: AgentRegistry,
-        directory: SessionDirectory,
-        queue: SessionQueue,
-        threads: ThreadPools,
-        accounting: RunAccounting,
-        observer: RunObserver,
-    ) -> None:
-        self.context = context
-        self.agents = agents
-        self.directory = directory
-        self.queue = queue
-        self.threads = threads
-        self.accounting = accounting
-        self.observer = observer
-        self.limits = RunLimits(call_s=context.settings.tool_s, step_s=context.settings.step_s)
 
 
 class RunExecution:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from holdfast.host.live_session import LiveRun
-    from holdfast.host.run_execution import RunParts
+    from holdfast.host.run_parts import RunParts
     from holdfast.protocol.events import Stored
     from holdfast.protocol.stopping import Cause
 

@@ -12,8 +12,8 @@ from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.storage.port import Stopped as StopDone
 
 if TYPE_CHECKING:
-    from holdfast.host.run_execution import RunParts
     from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
     from holdfast.host.suspension import Suspension
     from holdfast.storage.port import Interrupted as InterruptDone
 

@@ -21,8 +21,8 @@ from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.storage.port import Answered, Claim, NotReady
 
 if TYPE_CHECKING:
-    from holdfast.host.run_execution import RunParts
     from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
     from holdfast.storage.port import Appended
 
 __all__ = ["Suspension"]
