@@ -193,14 +193,14 @@ async def _idle() -> list[Row]:
         for number in range(IDLE):
             await host.session(f"session-{number}").ask("x")
             views.append((number + 1, f"session-{number}"))
-        host.upkeep.evict(idle_for_s=0)
+        host.maintenance.evict(idle_for_s=0)
         gc.collect()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
         for number, key in views:
-            host.actor(session=number, number=number, principal="local", key=key, seq=5)
+            host.directory.load(session=number, number=number, principal="local", key=key, seq=5)
         live = (tracemalloc.get_traced_memory()[0] - before) / IDLE
-        host.upkeep.evict(idle_for_s=0)
+        host.maintenance.evict(idle_for_s=0)
         gc.collect()
         evicted = (tracemalloc.get_traced_memory()[0] - before) / IDLE
         tracemalloc.stop()

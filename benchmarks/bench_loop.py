@@ -168,7 +168,7 @@ async def _crowd() -> list[Row]:
     async with Host(agent, store="memory://", settings=settings) as host:
         began = time.perf_counter()
         sent = [(host.session(f"s{n}"), await host.session(f"s{n}").send("x")) for n in range(RUNS)]
-        most = host.dispatch.admission.statistics().running
+        most = host.admission.statistics().running
         for session, receipt in sent:
             settlement = await session.wait(receipt.message_id)
             assert settlement.state == "completed", settlement

@@ -63,10 +63,10 @@ async def asked(session: Session, count: int = 1) -> list[Question]:
 
 async def log(session: Session) -> list[Event]:
     """The session's whole log."""
-    host = session._host
-    found = await host.store.find_session(session.principal, session.key)
+    store = session._context.store
+    found = await store.find_session(session.principal, session.key)
     assert found is not None
-    return [decode_event(row) for row in await host.store.read_events(found[0], after=0, limit=100_000)]
+    return [decode_event(row) for row in await store.read_events(found[0], after=0, limit=100_000)]
 
 
 async def said(session: Session) -> list[tuple[str, str]]:

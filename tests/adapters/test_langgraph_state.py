@@ -20,8 +20,8 @@ from holdfast.agents import Agent
 from holdfast.agents.adapters.langgraph import current_run, graph_agent
 from holdfast.agents.adapters.langgraph_messages import messages_of
 from holdfast.agents.scripted import ScriptedModel
-from holdfast.host.history import through
 from holdfast.host.session import Session
+from holdfast.host.transcript_ops import through
 from holdfast.protocol.events import TextDelta, ToolStarted
 from holdfast.protocol.messages import KeptState, Message
 from holdfast.protocol.transcript import RunTranscript

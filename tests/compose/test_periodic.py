@@ -348,7 +348,7 @@ def test_ticks_that_ended_before_the_run_left_the_memory_are_not_begun_again() -
             session = one.session("s")
             receipt = await session.send("go")
             for number in range(3):
-                while not (questions := await session.questions()) or one.dispatch.admission.statistics().running:
+                while not (questions := await session.questions()) or one.admission.statistics().running:
                     await asyncio.sleep(1)
                 await session.answer(questions[0].question_id, f"Ann {number}")
             assert (await session.wait(receipt.message_id)).text == "Ann 2"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 
 import pytest
 
 from holdfast import Host, Run, agent
 from holdfast.errors import Draining
-from holdfast.host.actor import SessionActor
-from holdfast.host.dispatch import Dispatch
+from holdfast.host.context import Lifecycle
+from holdfast.host.drain import Drain
+from holdfast.host.live_session import LiveSession
 from holdfast.host.statistics import DrainReport
 from holdfast.protocol.events import Event, Gap, MessageSettled
 from holdfast.settings import Settings
@@ -110,35 +112,37 @@ async def drained(deadline_s: float) -> None:
 
 @fault
 def readers_are_shown_events_in_the_order_of_the_answers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SessionActor, "publish", lambda self, events: self.log.publish(events))
+    patch.setattr(LiveSession, "publish", lambda self, events: self.log.publish(events))
 
 
 @fault
 def a_drain_waits_for_nobody(patch: pytest.MonkeyPatch) -> None:
-    async def draining(self: Host, deadline_s: float) -> DrainReport:
-        self.draining = True
+    async def run(self: Drain, deadline_s: float) -> DrainReport:
+        self._context.lifecycle.draining = True
         return DrainReport()
 
-    patch.setattr(Host, "_draining", draining)
+    patch.setattr(Drain, "run", run)
 
 
 @fault
 def a_draining_host_takes_messages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Host, "draining", property(lambda self: False, lambda self, on: None), raising=False)
+    patch.setattr(Lifecycle, "draining", property(lambda self: False, lambda self, on: None))
 
 
 @fault
 def a_claim_on_its_way_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
-    async def unused(self: Dispatch) -> None:
-        while self._host.live:
-            await asyncio.sleep(0.01)
+    async def until_unused(self: Drain, deadline_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                while self._launcher.live:
+                    await asyncio.sleep(0.01)
 
-    patch.setattr(Dispatch, "unused", unused)
+    patch.setattr(Drain, "_until_unused", until_unused)
 
 
 @fault
 def runs_are_given_up_at_the_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Host, "_cut_short", lambda self, run: run.abandon())
+    patch.setattr(Drain, "_cut_short", lambda self, run: run.give_up())
 
 
 MODELS = (

@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast.host.active import ActiveRun, nothing_to_stop
-from holdfast.host.dispatch import Dispatch
+from holdfast.host.run_execution import RunExecution, nothing_to_stop
+from holdfast.host.run_host import RunHostAdapter
+from holdfast.host.run_launcher import RunLauncher
 from holdfast.host.session import Session
-from holdfast.host.surroundings import RunSurroundings
+from holdfast.host.session_queue import SessionQueue
 from holdfast.protocol import decisions
 from holdfast.protocol.messages import Policy
 from holdfast.storage import session_log, suspending, verbs
@@ -61,19 +62,19 @@ def what_waits_is_run_newest_first(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def what_waits_is_not_run_after_a_run(patch: pytest.MonkeyPatch) -> None:
-    def pass_on(self: Dispatch, claim: Any, committed: Any) -> None:
+    def pass_on(self: RunLauncher, claim: Any, committed: Any) -> None:
         if committed.claim is not None:
             self.start(committed.claim)
             return
-        self.release(claim.principal)
+        self._parts.queue.release(claim.principal)
 
-    patch.setattr(Dispatch, "_pass_on", pass_on)
-    patch.setattr(Dispatch, "next_run_id", lambda self: None)
+    patch.setattr(RunLauncher, "_pass_on", pass_on)
+    patch.setattr(SessionQueue, "next_run_id", lambda self: None)
 
 
 @fault
 def what_waits_for_a_time_is_never_woken(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Dispatch, "_arm", lambda self: None)
+    patch.setattr(SessionQueue, "_arm", lambda self: None)
 
 
 @fault
@@ -87,21 +88,21 @@ def a_settlement_between_look_and_wait_is_missed(patch: pytest.MonkeyPatch) -> N
 
 @fault
 def the_slot_is_free_before_the_end_is_stored(patch: pytest.MonkeyPatch) -> None:
-    commit = ActiveRun._commit
+    commit = RunExecution._commit
 
-    def early(self: ActiveRun, *args: Any, **fields: Any) -> None:
-        row = self._host.store._tables.get(self.lease.session)  # type: ignore[attr-defined]
+    def early(self: RunExecution, *args: Any, **fields: Any) -> None:
+        row = self._context.store._tables.get(self.lease.session)  # type: ignore[attr-defined]
         row.run_id = None
         commit(self, *args, **fields)
 
-    patch.setattr(ActiveRun, "_commit", early)
+    patch.setattr(RunExecution, "_commit", early)
 
 
 @fault
 def an_interrupt_hits_the_run_that_comes_after(patch: pytest.MonkeyPatch) -> None:
     async def late(self: Session, reason: str = "", **_: Any) -> Any:
         receipt = await interrupt(self, reason)
-        for run in list(self._host.live.values()):
+        for run in list(self._parts.launcher.live.values()):
             run.request_stop(receipt.cause)
         return receipt
 
@@ -111,12 +112,12 @@ def an_interrupt_hits_the_run_that_comes_after(patch: pytest.MonkeyPatch) -> Non
 
 @fault
 def an_interrupt_is_answered_before_anything_has_stopped(patch: pytest.MonkeyPatch) -> None:
-    def stop(self: ActiveRun, cause: Any, **_: Any) -> Any:
-        receipt = self._host.loop.create_future()
+    def stop(self: RunExecution, cause: Any, **_: Any) -> Any:
+        receipt = self._context.loop.create_future()
         receipt.set_result(nothing_to_stop(self.run_id, 0.0))
         return receipt
 
-    patch.setattr(ActiveRun, "stop", stop)
+    patch.setattr(RunExecution, "stop", stop)
 
 
 @fault
@@ -133,13 +134,13 @@ def a_run_that_fails_settles_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def a_run_that_fails_keeps_the_slot(patch: pytest.MonkeyPatch) -> None:
-    submit = ActiveRun._submit
+    submit = RunExecution._submit
 
-    def only_good_ends(self: ActiveRun) -> None:
+    def only_good_ends(self: RunExecution) -> None:
         if self._commit_fields["status"] != "failed":
             submit(self)
 
-    patch.setattr(ActiveRun, "_submit", only_good_ends)
+    patch.setattr(RunExecution, "_submit", only_good_ends)
 
 
 @fault
@@ -204,13 +205,13 @@ def what_steers_is_given_and_waits_on(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def what_steers_is_taken_and_not_given(patch: pytest.MonkeyPatch) -> None:
-    steer = RunSurroundings.steer
+    steer = RunHostAdapter.steer
 
-    async def keep(self: RunSurroundings, step: int) -> tuple[()]:
+    async def keep(self: RunHostAdapter, step: int) -> tuple[()]:
         await steer(self, step)
         return ()
 
-    patch.setattr(RunSurroundings, "steer", keep)
+    patch.setattr(RunHostAdapter, "steer", keep)
 
 
 @fault

@@ -268,11 +268,11 @@ async def check_session(host: Host, key: str) -> list[Event]:
     except HoldfastError as error:
         raise AssertionError(f"the next run does not work: {error}") from error
     for _ in range(50):
-        if not host.live and not host.dispatch.admission.statistics().running:
+        if not host.live and not host.admission.statistics().running:
             break
         await asyncio.sleep(0.1)  # a claim that failed is asked again, on its place
     assert not host.live
-    assert host.dispatch.admission.statistics().running == 0
+    assert host.admission.statistics().running == 0
     assert not WOKEN, "a run that leaves the memory went on"
     broken = {number: count for number, count in host.statistics().promises.items() if count.broken}
     assert not broken, broken

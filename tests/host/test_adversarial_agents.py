@@ -34,7 +34,7 @@ def hosted(scenario: Callable[[Host], Coroutine[Any, Any, None]], *agents: Any, 
         async with Host(agents=[*agents, healthy], store=store, settings=settings, clock=VirtualClock()) as host:
             await scenario(host)
             await served(host)
-            assert host.dispatch.admission.statistics().running == 0
+            assert host.admission.statistics().running == 0
             keys = [view.key for view in await host.sessions()]
         async with Host(agents=[*agents, healthy], store=store, settings=settings, clock=VirtualClock()) as host:
             assert host.recovered.restarted == host.recovered.interrupted == ()
@@ -423,7 +423,7 @@ def test_hundreds_of_runs_leave_no_task_thread_file_or_object() -> None:
             before = counted()
             await some(300)
             assert counted() == before
-            assert len(host.settlements) == 0 and not host._tasks
+            assert len(host.settlements) == 0 and not host.context.tasks
 
     asyncio.run(main())
 

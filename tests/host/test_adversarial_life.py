@@ -19,7 +19,7 @@ from holdfast.errors import (
     NotDeterministic,
     StoreLocked,
 )
-from holdfast.host.watch import LoopWatch
+from holdfast.host.loop_watchdog import LoopWatchdog
 from holdfast.protocol.events import RunRestarted, ToolFinished, ToolStarted
 from holdfast.protocol.messages import Message
 from holdfast.protocol.transcript import RunTranscript
@@ -297,8 +297,8 @@ def test_a_principal_that_has_gone_leaves_no_thread_pool_behind() -> None:
         async with asyncio.timeout(30), Host(echo, store="memory://", settings=QUICK) as host:
             for number in range(50):
                 assert await host.session("s", principal=f"p{number}").ask("x") == "x"
-            host.upkeep.evict(idle_for_s=0)
-            assert not host._pools
+            host.maintenance.evict(idle_for_s=0)
+            assert not host.parts.threads
 
     asyncio.run(main())
 
@@ -363,7 +363,7 @@ def test_stops_and_deletes_beside_sends_settle_every_message_once(late: str) -> 
                 check_log(await settle_all(host, "s"))
                 for message_id in ids:
                     assert (await session.wait(message_id, timeout_s=60)).state != "taken"
-            assert host.dispatch.admission.statistics().running == 0
+            assert host.admission.statistics().running == 0
             assert not host.live
 
     explore(scenario, schedules=60, seed=5)
@@ -378,7 +378,7 @@ def test_a_watch_that_is_closed_while_it_waits_for_an_answer_raises_no_alarm() -
         def call_soon_threadsafe(self, *values: object) -> None:
             asked.set()
 
-    watch = LoopWatch(Silent(), limit_s=60, report=lambda seconds, stack: alarms.append(seconds))  # type: ignore[arg-type]
+    watch = LoopWatchdog(Silent(), limit_s=60, report=lambda seconds, stack: alarms.append(seconds))  # type: ignore[arg-type]
     watch.start()
     assert asked.wait(10)
     watch.close()
@@ -396,7 +396,7 @@ def test_a_key_that_is_no_text_is_refused_by_name() -> None:
                 host.session(odd)
             with pytest.raises(InvalidRequest):
                 await host.session("s").send("x", idempotency_key=odd)
-            assert host.dispatch.admission.statistics().running == 0
+            assert host.admission.statistics().running == 0
 
     run_virtual(scenario())
 

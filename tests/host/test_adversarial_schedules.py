@@ -94,7 +94,7 @@ def test_a_run_that_is_ended_at_any_moment_leaves_a_valid_transcript_and_one_set
                 if how != "drain":
                     check_log(await settle_all(host, "s"))
                     check_transcript(await session.transcript())
-                    assert host.dispatch.admission.statistics().running == 0
+                    assert host.admission.statistics().running == 0
             async with hosted(store) as host:
                 settlement = await host.session("s").wait(receipt.message_id, timeout_s=600)
                 assert settlement.state in ("interrupted", "completed")
@@ -139,8 +139,8 @@ def test_a_caller_that_is_cancelled_at_any_moment_leaves_nothing_behind() -> Non
                 await asyncio.sleep(0.1)
                 assert len(host.settlements) == 0
                 assert host.readers == 0
-                assert host.dispatch.admission.statistics().running == 0
-                assert not host._tasks
+                assert host.admission.statistics().running == 0
+                assert not host.context.tasks
 
         return scenario
 
@@ -168,7 +168,7 @@ def test_sends_beside_a_drain_are_accepted_and_kept_or_refused() -> None:
             await asyncio.sleep(0)
             await host.drain(deadline_s=0)
             await asyncio.wait(sends)
-            assert host.dispatch.admission.statistics().running == 0
+            assert host.admission.statistics().running == 0
             assert not host.live
         async with hosted(store) as host:
             for one in accepted:
@@ -204,6 +204,6 @@ def test_a_store_that_is_overrun_for_a_while_loses_no_run(tmp_path: Path, monkey
                     await session.send("y")
             assert (await session.wait(receipt.message_id, timeout_s=20)).text == "done"
             await session.wait((await session.send("z")).message_id, timeout_s=20)
-            assert host.dispatch.admission.statistics().running == 0
+            assert host.admission.statistics().running == 0
 
     asyncio.run(main())

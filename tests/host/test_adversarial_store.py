@@ -50,7 +50,7 @@ def hosted(store: Unreliable) -> Host:
 
 def places(host: Host) -> int:
     """Places for runs that are taken."""
-    return host.dispatch.admission.statistics().running
+    return host.admission.statistics().running
 
 
 def texts(events: Sequence[object]) -> dict[str, list[str]]:

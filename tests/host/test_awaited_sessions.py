@@ -85,7 +85,7 @@ def test_what_makes_a_session_wakes_its_readers(store: str, make: Callable[[Host
             await make(host)
             assert await reading == ("message.accepted" if make in (sent, scheduled) else "history.edited")
             assert host.readers == 0
-            assert not host.awaited, "nothing is kept of a wait that is over"
+            assert not host.directory.awaited, "nothing is kept of a wait that is over"
 
     asyncio.run(main())
 
@@ -113,7 +113,7 @@ def test_waiting_makes_no_rows_and_sees_nothing_of_others(store: str) -> None:
             mallory.cancel()
             await asyncio.wait([mallory])
             assert host.readers == 0
-            assert not host.awaited
+            assert not host.directory.awaited
 
     asyncio.run(main())
 

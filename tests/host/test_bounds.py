@@ -165,7 +165,7 @@ def test_a_start_takes_up_every_waiting_session_also_when_there_are_more_than_it
     async def main() -> None:
         store = MemoryStore()
         async with virtual_host(echo, store=store, max_runs=5) as host:
-            while host.dispatch.admission.reserve("local"):
+            while host.admission.reserve("local"):
                 pass  # nobody else gets a place
             sent = [await host.session(f"s{number}").send("x") for number in range(10)]
             assert {receipt.disposition for receipt in sent} == {"queued"}
@@ -193,7 +193,7 @@ def test_the_counters_of_the_promises_can_tell_a_broken_one() -> None:
         async with virtual_host(echo, store=Forgetful()) as host:
             await host.session("s").send("x")
             await asyncio.sleep(1)
-            host.transcript_made([Entry(role="tool_call", content="{}", call_id="c")])
+            host.parts.accounting.transcript_made([Entry(role="tool_call", content="{}", call_id="c")])
             counted = host.statistics().promises
             assert {number for number, count in counted.items() if count.broken} == {"P5", "P6"}
 

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast import Host, Run, Settings, agent
 from holdfast.errors import BudgetExceeded, QuotaExceeded, RunFailed, RunInterrupted
-from holdfast.host.active import BEHIND_BYTES
-from holdfast.host.host import RUN_EXCESS_BYTES
+from holdfast.host.context import RUN_EXCESS_BYTES
+from holdfast.host.event_writer import BEHIND_BYTES
 from holdfast.protocol.messages import Entry, SessionExport
 from holdfast.storage import MemoryStore, SqliteStore
 from holdfast.testing import VirtualClock, run_virtual

@@ -87,7 +87,7 @@ async def check_gone(session: Session, run_id: str, message_id: str) -> None:
         with pytest.raises(SessionDeleted):
             await reading
             raise AssertionError(f"{name} still answers")
-    other = session._host.session("s", principal="mallory")
+    other = Session(session._parts, "mallory", "s", None)
     with pytest.raises(UnknownSession):
         await other.transcript()
 

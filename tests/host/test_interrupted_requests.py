@@ -197,13 +197,13 @@ def test_an_export_a_fork_and_an_undo_keep_or_take_the_mark(store: str) -> None:
     async def scenario(session: Session, model: ScriptedModel) -> None:
         await begun(session, model, "text.delta")
         await session.interrupt()
-        host = session._host
-        other = host.session("imported")
+        parts = session._parts
+        other = Session(parts, "local", "imported", None)
         await other.import_history(await session.export())
         await session.branch("forked")
         await session.branch("cut", through_n=1)
         for key in ("imported", "forked", "cut"):
-            assert await host.session(key).ask("hello") == "Hello."
+            assert await Session(parts, "local", key, None).ask("hello") == "Hello."
             assert "interrupted by the user" in noted(model), key
         await session.undo()
         await session.ask("hello")

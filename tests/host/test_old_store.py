@@ -20,7 +20,6 @@ from examples.langgraph_graph import agent as orders
 from holdfast import Host
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import SessionDeleted
-from holdfast.host.schedules import Schedule
 from holdfast.protocol.events import Gap, RunFinished
 from holdfast.protocol.messages import SessionExport
 from holdfast.protocol.model import CallPart
@@ -185,7 +184,7 @@ def test_schedules_are_due_when_they_were_and_fire(path: Path) -> None:
             for view in (by_cron, by_interval):
                 assert view.state == "active"
                 assert view.next_at is not None and WRITTEN_AT < view.next_at < WRITTEN_AT + 86_400
-            receipt = await Schedule(host, "local", by_interval.schedule_id).run_now()
+            receipt = await host.find_schedule(by_interval.schedule_id).run_now()
             assert (await host.session("scheduled").wait(receipt.message_id)).text == "done: say it once more"
 
     asyncio.run(main())

@@ -97,7 +97,7 @@ def test_a_run_that_asks_waits_for_the_answer_and_goes_on_under_its_id(name: str
             assert (await session.info()).state == "suspended"
             assert [q.text for q in (await session.run(receipt.run_id or "")).questions] == ["shall I?"]
             assert bool(host.live) is (name == "present")
-            assert host.dispatch.admission.statistics().running == len(host.live)
+            assert host.admission.statistics().running == len(host.live)
             given = await session.answer(question.question_id, "go")
             assert (given.decision, given.text, given.by) == ("answered", "go", "local")
             again = await first_question(session)

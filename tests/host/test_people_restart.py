@@ -121,7 +121,7 @@ def test_a_parked_run_outlives_its_host_and_goes_on_with_the_answer_of_the_next_
         return Host(agents=agents(effects), store=f"sqlite:///{path}")  # type: ignore[arg-type]
 
     async def suspended(session: Session) -> None:
-        while not await session.questions() or session._host.live:
+        while not await session.questions() or session._parts.launcher.live:
             await asyncio.sleep(0.01)
 
     async def main() -> None:

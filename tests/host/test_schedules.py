@@ -30,7 +30,7 @@ from holdfast.errors import (
     UnknownPolicy,
     UnknownSchedule,
 )
-from holdfast.host.schedules import LOOK_EVERY_S
+from holdfast.host.scheduler import LOOK_EVERY_S
 from holdfast.protocol.events import MessageAccepted, RunStarted
 from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.settings import Settings
@@ -297,7 +297,7 @@ def test_a_schedule_that_cannot_be_read_is_told_once_and_stops_no_other_one(body
                     await change()
                 assert "save it again" in refused.value.hint
             clock.later_s += 2 * 3600.0
-            host.timetable._wake()
+            host.scheduler._wake()
             while len(watched.fired) < 6:
                 await asyncio.sleep(0.01)
             assert len(host.incidents.newest) == 1, "it is told once"
@@ -507,7 +507,7 @@ def test_a_host_that_drains_fires_nothing_more() -> None:
 
 
 def test_principals_take_turns_when_more_is_due_than_is_fired_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.host.schedules.BATCH", 4)
+    monkeypatch.setattr("holdfast.host.scheduler.BATCH", 4)
 
     async def main() -> None:
         watched = Watched(MemoryStore())
@@ -614,7 +614,7 @@ def test_a_store_that_fails_loses_and_doubles_no_tick(fate: Any) -> None:
             assert len(await accepted(host, "s")) == view.fired
             check_ticks(watched, [view])
             assert store.failed >= 1
-            assert host.dispatch.admission.statistics().running == 0
+            assert host.admission.statistics().running == 0
 
     for seed in range(5):
         run_virtual(main(seed))

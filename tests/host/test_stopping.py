@@ -273,7 +273,7 @@ def test_a_drain_calls_no_run_interrupted_that_ended_by_itself() -> None:
             sent = await host.session("s").send("x")
             await store.asked.wait()
             draining = asyncio.ensure_future(host.drain(deadline_s=0.0))
-            while not host._cut:
+            while not host.parts.drain._cut:
                 await asyncio.sleep(0)
             store.let.set()
             report = await draining

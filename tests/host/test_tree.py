@@ -63,7 +63,7 @@ def test_a_thread_that_a_stop_gave_up_is_shown_until_it_has_ended_and_to_its_pri
                 assert abandoned(await session.tree()) == [("thread", "stuck")]
                 assert abandoned(host.tree()) == abandoned(host.tree(principal="ann")) == [("thread", "stuck")]
                 assert abandoned(host.tree(principal="bob")) == []
-                host.upkeep.evict(idle_for_s=0.0)
+                host.maintenance.evict(idle_for_s=0.0)
                 assert not host.actors, "the session is not in memory any more"
                 assert abandoned(await session.tree()) == [("thread", "stuck")]
                 assert await session.ask("go on") == "fine"

@@ -11,17 +11,17 @@ MUTANTS = (
         name="steer delivered before durable",
         of="P5 P6",
         breaks="a message takes effect although the log, after a crash, shows it as not taken",
-        file="host/surroundings.py",
+        file="host/run_host.py",
         old="""
         steered = await self._insist(
-            "steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered
+            "steer", lambda: context.store.steer(lease, step=step, at=context.now()), self._note_steered
         )
         return await self._steered_at(step) if self.unsure else steered.messages
 """,
         new="""
-        waiting = await host.store.mailbox(run.actor.session)
-        host.start_task(
-            self._insist("steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered),
+        waiting = await context.store.mailbox(self._actor.session)
+        context.start_task(
+            self._insist("steer", lambda: context.store.steer(lease, step=step, at=context.now()), self._note_steered),
             "steer",
         )
         return [item.message for item in waiting if item.message.policy == "steer"]
@@ -32,14 +32,14 @@ MUTANTS = (
         name="what waits is forgotten after a run",
         of="P13",
         breaks="a message that arrived during a run never runs if the host was full at the run's end",
-        file="host/dispatch.py",
+        file="host/run_launcher.py",
         old="""
         if committed.waiting:
-            self.later(
+            queue.enqueue_when_due(
 """,
         new="""
         if committed.waiting < 0:
-            self.later(
+            queue.enqueue_when_due(
 """,
         tests=("tests/host/test_reading.py", "tests/host/test_sessions_explored.py"),
     ),
@@ -47,7 +47,7 @@ MUTANTS = (
         name="a place is not given on",
         of="P13",
         breaks="sessions wait for a slot forever although one is free",
-        file="host/dispatch.py",
+        file="host/session_queue.py",
         old="""
         self.admission.release(principal)
         self._admit()
@@ -89,14 +89,14 @@ MUTANTS = (
         name="a stop by the callback of nobody",
         of="P1",
         breaks="a recorded interrupt is not carried out when its caller goes away",
-        file="host/host.py",
+        file="host/stop_coordinator.py",
         old="""
             if run is not None:
                 stops.append(run.stop(cause, grace_s=grace_s))
 """,
         new="""
             if run is not None:
-                self.loop.call_later(0.0, run.stop, cause)
+                context.loop.call_later(0.0, run.stop, cause)
 """,
         tests=("tests/host/test_stopping.py", "tests/host/test_adversarial_agents.py"),
     ),
@@ -104,14 +104,14 @@ MUTANTS = (
         name="drain that waits for people",
         of="P12",
         breaks="a shutdown takes its whole deadline because a question is open",
-        file="host/host.py",
+        file="host/drain.py",
         old="""
-            if run.surroundings.resting:
+            if run.is_quiescent:
                 self._cut_short(run)
         await
 """,
         new="""
-            if run.surroundings.resting:
+            if run.is_quiescent:
                 continue
         await
 """,
@@ -121,9 +121,9 @@ MUTANTS = (
         name="a draining host takes messages",
         of="P12",
         breaks="a host that is about to exit accepts a message",
-        file="host/session.py",
+        file="host/message_sender.py",
         old="""
-        if host.draining:
+        if context.lifecycle.draining:
             raise Draining("this host is shutting down and accepts no new messages")
 """,
         new="",
@@ -133,7 +133,7 @@ MUTANTS = (
         name="reader that drops the tail",
         of="P7",
         breaks="a reader that connects after a session's streams have ended gets no stored events",
-        file="host/readers.py",
+        file="host/log_reader.py",
         old="""
             elif self.cursor < self._stored:
                 batch
@@ -148,7 +148,7 @@ MUTANTS = (
         name="pruned events are passed over",
         of="P7",
         breaks="a reader of old events does not learn that some are gone",
-        file="host/readers.py",
+        file="host/log_reader.py",
         old="""
         if page and page[0].seq == cursor + 1:
             return shown(page)
@@ -260,7 +260,7 @@ MUTANTS = (
         name="a deleted session can be read",
         of="P2",
         breaks="what a user deleted is still shown",
-        file="host/session.py",
+        file="host/session_directory.py",
         old='        if found[1].state == "deleted":\n            raise',
         new="        if not found:\n            raise",
         tests=("tests/host/test_deleted_sessions.py::test_nothing_of_a_deleted_session_can_be_read",),
@@ -296,9 +296,9 @@ MUTANTS = (
         name="a message wakes nobody who waits for the session",
         of="P7",
         breaks="a reader that came first sees nothing",
-        file="host/dispatch.py",
-        old="        host.awaited.made(principal, request.key)",
-        new="        host.awaited.closed",
+        file="host/dispatcher.py",
+        old="        self._directory.awaited.made(principal, request.key)",
+        new="        self._directory.awaited.closed",
         tests=("tests/host/test_awaited_sessions.py::test_what_makes_a_session_wakes_its_readers[memory-sent]",),
     ),
     Mutant(
@@ -323,7 +323,7 @@ MUTANTS = (
         name="a deleted session's stream goes on",
         of="F8 P2",
         breaks="a reader who is behind gets what its owner deleted",
-        file="host/readers.py",
+        file="host/log_reader.py",
         old="            if self.cursor < self._actor.deleted_seq - 1 and self.cursor < self._stored:",
         new="            if self.cursor < self._actor.deleted_seq - 1 and self.cursor < 0:",
         tests=("tests/host/test_deleted_sessions.py",),
@@ -332,9 +332,9 @@ MUTANTS = (
         name="a deleted session's events can be opened",
         of="F8 P2",
         breaks="what a user deleted is still streamed",
-        file="host/readers.py",
-        old='    if found[1].state == "deleted":\n        raise',
-        new="    if not found:\n        raise",
+        file="host/log_reader.py",
+        old="    session, view = await directory.find(principal, key)",
+        new="    session, view = await context.store.find_session(principal, key)",
         tests=("tests/host/test_deleted_sessions.py",),
     ),
     Mutant(
@@ -404,7 +404,7 @@ MUTANTS = (
         name="a drain calls a run interrupted that completed",
         of="P12",
         breaks="the report of a shutdown names work as lost that was done",
-        file="host/host.py",
+        file="host/drain.py",
         old='[run for run in self._cut if run.status in ("completed", "failed")]',
         new='[run for run in self._cut if run.status == ""]',
         tests=("tests/host/test_stopping.py::test_a_drain_calls_no_run_interrupted_that_ended_by_itself",),

@@ -171,16 +171,16 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="reject looks first and sends afterwards",
         of="R3 P4",
         breaks="of many simultaneous sends that must be the only one, several are accepted",
-        file="host/session.py",
-        old="        done = host.store.send(request)",
+        file="host/message_sender.py",
+        old="        done = context.store.send(request)",
         new="""
         if policy == "reject":
-            found = await host.store.find_session(self.principal, self.key)
+            found = await context.store.find_session(principal, key)
             if found is None or found[1].state == "idle":
                 import msgspec
 
                 request = msgspec.structs.replace(request, policy="queue")
-        done = host.store.send(request)
+        done = context.store.send(request)
 """,
         tests=(
             "tests/host/test_sessions_explored.py::test_of_simultaneous_sends_that_must_be_alone_exactly_one_is_accepted",
@@ -190,16 +190,18 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="the claim is acted upon by the caller",
         of="R3 P5",
         breaks="a sender that disconnects after its message was accepted leaves a session that never runs",
-        file="host/session.py",
+        file="host/message_sender.py",
         old="""
-        done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
+        done.add_done_callback(
+            functools.partial(self._dispatcher.on_send_committed, request), context=context.variables
+        )
         try:
             result = await asyncio.shield(done)
 """,
         new="""
         try:
             result = await asyncio.shield(done)
-            host.dispatch.sent(request, done)
+            self._dispatcher.on_send_committed(request, done)
 """,
         tests=("tests/host/test_adversarial_schedules.py",),
     ),
@@ -233,16 +235,16 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="two appends in flight",
         of="R4 P7",
         breaks="an agent's output reaches the log in another order, or not at all",
-        file="host/active.py",
+        file="host/event_writer.py",
         old="""
-        if self._inflight is not None or self.lost or self._ended:
+        if self._inflight is not None or self._mode == "closed":
             return
         if not self._batch:
 """,
         new="""
-        if self.lost or self._ended:
+        if self._mode == "closed":
             return
-        if not self._batch or self._buffer:
+        if not self._batch or self.buffer:
 """,
         tests=("tests/reports/test_r4_agent.py", "tests/host/test_reading.py", "tests/host/test_adversarial_store.py"),
     ),
@@ -250,7 +252,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="the stream ends when the first token is slow",
         of="R4 P7",
         breaks="an event stream ends silently when idle for a while",
-        file="host/readers.py",
+        file="host/log_reader.py",
         old="""
                 except TimeoutError:
                     return None

@@ -142,7 +142,7 @@ MUTANTS = (
         name="one run takes all threads of its principal",
         of="P13",
         breaks="a run that fans out in threads holds up all other runs of the same user",
-        file="host/active.py",
+        file="host/run_execution.py",
         old="            sharer=claim.lease.run_id,",
         new="",
         tests=(

@@ -53,18 +53,18 @@ from holdfast.storage import verbs
 verbs._SET_BACK_S = 1e12
 """
 FORGETS_LOST_SENDS = """
-from holdfast.host.dispatch import Dispatch
+from holdfast.host.dispatcher import Dispatcher
 async def look_after(self, request):
     if request.run_id is not None:
-        self.release(request.principal)
-Dispatch._look_after = look_after
+        self._queue.release(request.principal)
+Dispatcher._look_after = look_after
 """
 SHOWS_TWICE = """
-from holdfast.host.actor import SessionActor
+from holdfast.host.live_session import LiveSession
 def publish(self, events):
     if events and not self.log.closed:
         self.log.publish(events)
-SessionActor.publish = publish
+LiveSession.publish = publish
 """
 WAITS_FOR_READERS = """
 from holdfast.server.delivery import Delivery
@@ -93,7 +93,7 @@ def made(self, transport, real=JoiningProtocol.connection_made):
 JoiningProtocol.connection_made = made
 """
 KEEPS_READERS = """
-from holdfast.host.readers import LogReader
+from holdfast.host.log_reader import LogReader
 async def aclose(self):
     self._closed = self._done = True
 LogReader.aclose = aclose

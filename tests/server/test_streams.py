@@ -259,7 +259,7 @@ def test_streams_that_wait_count_as_streams() -> None:
             assert (await server.http.get("/v1/sessions/two/events")).status_code == 429
         while server.app.native.streams.open:
             await asyncio.sleep(0.01)
-        assert not server.host.awaited, "nothing is kept of a reader that went"
+        assert not server.host.directory.awaited, "nothing is kept of a reader that went"
         async with server.http.stream("GET", "/v1/sessions/two/events") as again:
             assert again.status_code == 200
 

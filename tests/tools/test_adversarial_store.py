@@ -14,8 +14,8 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.errors import NotSupported
 from holdfast.runtime.processes import process_host
 from holdfast.tools import Files, Python, Workspace
+from holdfast.tools.private_paths import kept_private, private_paths, store_paths
 from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
-from holdfast.tools.workspace import kept_private, private_paths, store_paths
 from tests.tools.using import Bench, on_host
 
 SECRET = "hft-do-not-tell"

@@ -63,7 +63,7 @@ class Admission:
         """Number of sessions that wait for a slot."""
         return len(self._in_line)
 
-    def line_up(self, principal: str, session: int) -> None:
+    def enqueue(self, principal: str, session: int) -> None:
         """Queue a session for a slot; a repeat has no effect."""
         if session not in self._in_line:
             self._in_line.add(session)

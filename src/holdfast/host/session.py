@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import hashlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast import ids
 from holdfast.errors import (
-    Draining,
-    InvalidKey,
     InvalidRequest,
+    SessionBusy,
     SessionDeleted,
     UnknownMessage,
     UnknownRun,
-    UnknownSession,
     WaitExpired,
     WaitsForItself,
 )
-from holdfast.host import attaching, history
+from holdfast.host import attachments as attachment_ops
+from holdfast.host import transcript_ops
+from holdfast.host.answers import Answerer, give_answer
 from holdfast.host.budgets import PAGE_BYTES, Charge
-from holdfast.host.dispatch import receipt_of
-from holdfast.host.readers import SessionLog, open_log
-from holdfast.host.schedules import Schedule
+from holdfast.host.log_reader import SessionLog, open_log
+from holdfast.host.message_sender import check_key
 from holdfast.protocol.call_hash import hash_call, hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, Stored, decode_event
 from holdfast.protocol.interface import answer
@@ -36,6 +35,7 @@ from holdfast.protocol.messages import (
     Attachment,
     Decision,
     Entry,
+    HistoryEdit,
     MailboxItem,
     Policy,
     Question,
@@ -54,22 +54,39 @@ from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.protocol.transcript import memory_bytes
 from holdfast.runtime import current_scope
-from holdfast.storage.port import Interrupt, Send
+from holdfast.storage.port import Edited, Interrupt
 
 if TYPE_CHECKING:
-    from holdfast.host.host import Host
+    from holdfast.host.agent_registry import AgentRegistry
+    from holdfast.host.context import HostContext
+    from holdfast.host.message_sender import MessageSender
+    from holdfast.host.run_accounting import RunAccounting
+    from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.scheduler import Schedule, Scheduler
+    from holdfast.host.session_directory import SessionDirectory
+    from holdfast.host.settlements import Settlements
+    from holdfast.host.stop_coordinator import StopCoordinator
+    from holdfast.host.suspension import Suspension
+    from holdfast.host.tree import TaskTree
 
-__all__ = ["Answerer", "Session"]
-
-KEY_LENGTH = 200
+__all__ = ["Session", "SessionParts"]
 
 
-class Answerer(NamedTuple):
-    """The author of an answer: the credential's owner, the credential, and the approval key if one was required."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SessionParts:
+    """The parts of a host that its session handles use."""
 
-    principal: str
-    via: str
-    approval_key: str = ""
+    context: HostContext
+    agents: AgentRegistry
+    directory: SessionDirectory
+    settlements: Settlements
+    accounting: RunAccounting
+    launcher: RunLauncher
+    suspension: Suspension
+    sender: MessageSender
+    stops: StopCoordinator
+    scheduler: Scheduler
+    tree: TaskTree
 
 
 class Session:
@@ -78,20 +95,17 @@ class Session:
     Call all methods on the host's loop. A caller that is cancelled gives up its wait, never the work.
     """
 
-    __slots__ = ("_agent", "_agents", "_host", "key", "principal")
+    __slots__ = ("_agent", "_agents", "_context", "_parts", "key", "principal")
 
     def __init__(
-        self, host: Host, principal: str, key: str, agent: str | None, agents: frozenset[str] | None = None
+        self, parts: SessionParts, principal: str, key: str, agent: str | None, agents: frozenset[str] | None = None
     ) -> None:
-        if not isinstance(key, str):
-            raise InvalidKey(f"a session key must be text (str), not {key!r}")
-        if not 0 < len(key) <= KEY_LENGTH or not key.isprintable() or "/" in key:
-            raise InvalidKey(f"{key[:KEY_LENGTH]!r} is not a session key")
-        self._host = host
+        self._parts = parts
+        self._context = parts.context
         self._agent = agent
         self._agents = agents
         self.principal = principal
-        self.key = key
+        self.key = check_key(key)
 
     def __repr__(self) -> str:
         return f"<Session {self.key!r} of {self.principal!r}>"
@@ -110,78 +124,19 @@ class Session:
         attachments: Sequence[Attachment] = (),
     ) -> Receipt:
         """See `SessionLike.send`."""
-        return await self._send(
-            ids.message_id(), content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
-        )
-
-    async def _send(
-        self,
-        message_id: str,
-        content: str,
-        policy: Policy,
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-        retry_of: str | None = None,
-    ) -> Receipt:
-        host = self._host
-        if not isinstance(content, str):
-            raise InvalidRequest("a message's content must be text (str)")
-        if not isinstance(idempotency_key, (str, type(None))):
-            raise InvalidRequest("an idempotency key must be text (str)")
-        if "\0" in content or "\0" in (idempotency_key or ""):
-            raise InvalidRequest("the message contains a NUL character", hint="remove it from the content and the key")
-        for attachment in attachments:
-            if not isinstance(attachment, Attachment):
-                raise InvalidRequest("attachments must be values returned by attach()")
-        check_text(content + (idempotency_key or ""))
-        check_seconds(quiet_s=quiet_s, max_wait_s=max_wait_s)
-        body_hash = b""
-        if idempotency_key is not None:
-            if not 0 < len(idempotency_key) <= KEY_LENGTH:
-                raise InvalidRequest(f"an idempotency key must have 1 to {KEY_LENGTH} characters")
-            said = "\0".join((policy, agent or "", content, *(attachment.digest for attachment in attachments)))
-            body_hash = hashlib.blake2b(said.encode(), digest_size=16).digest()
-        agent = agent or self._agent
-        if agent is not None:
-            host.find_agent(agent, among=self._agents)
-        if host.draining:
-            raise Draining("this host is shutting down and accepts no new messages")
-        settings = host.settings
-        reserved = host.dispatch.admission.reserve(self.principal)
-        if not reserved:
-            host.incidents.kept["P14"] += 1
-        request = Send(
-            principal=self.principal,
-            key=self.key,
-            agent=agent,
-            default_agent=host.default_agent,
-            message_id=message_id,
-            content=content,
+        return await self._parts.sender.send(
+            self.principal,
+            self.key,
+            content,
             policy=policy,
-            at=host.now(),
             idempotency_key=idempotency_key,
-            body_hash=body_hash,
-            run_id=ids.run_id() if reserved else None,
-            quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
-            max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
-            mailbox_limit=settings.mailbox_limit,
-            mailbox_size=settings.mailbox_size,
-            session_limit=settings.principal_sessions,
-            stored_limit=host.stored_limit,
-            attachments=tuple(attachments),
-            retry_of=retry_of,
+            agent=agent,
+            handle_agent=self._agent,
             agents=self._agents,
+            quiet_s=quiet_s,
+            max_wait_s=max_wait_s,
+            attachments=attachments,
         )
-        done = host.store.send(request)
-        done.add_done_callback(functools.partial(host.dispatch.sent, request), context=host.context)
-        try:
-            result = await asyncio.shield(done)
-        finally:
-            del done  # breaks a cycle of its error and this frame, which would keep the message in memory
-        return receipt_of(self.key, result)
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
         """See `SessionLike.wait`."""
@@ -198,7 +153,7 @@ class Session:
         """Raise `WaitsForItself` in a run of this session, which would wait for its successor until its deadline."""
         scope = current_scope()
         while scope is not None:
-            run = self._host.live.get(scope.name)
+            run = self._parts.launcher.live.get(scope.name)
             if run is not None and (run.actor.principal, run.actor.key) == (self.principal, self.key):
                 raise WaitsForItself(f"run {run.run_id} waits for a message of its own session {self.key!r}")
             scope = scope.parent
@@ -216,7 +171,7 @@ class Session:
         return future
 
     def _expect(self, message_id: str) -> asyncio.Future[Settlement]:
-        settlements = self._host.settlements
+        settlements = self._parts.settlements
         future = settlements.expect(message_id)
         future.add_done_callback(lambda done: settlements.forget(message_id, done))
         return future
@@ -270,8 +225,19 @@ class Session:
         message_id = ids.message_id()
         future = self._expect(message_id)
         try:
-            receipt = await self._send(
-                message_id, content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
+            receipt = await self._parts.sender.send(
+                self.principal,
+                self.key,
+                content,
+                message_id=message_id,
+                policy=policy,
+                idempotency_key=idempotency_key,
+                agent=agent,
+                handle_agent=self._agent,
+                agents=self._agents,
+                quiet_s=quiet_s,
+                max_wait_s=max_wait_s,
+                attachments=attachments,
             )
         except BaseException:
             future.cancel()
@@ -284,19 +250,19 @@ class Session:
     async def withdraw(self, message_id: str) -> Settlement:
         """See `SessionLike.withdraw`."""
         row = await self._row()
-        done = self._host.store.withdraw(self.principal, self.key, message_id, at=self._host.now())
-        done.add_done_callback(functools.partial(self._withdrawn, row), context=self._host.context)
+        done = self._context.store.withdraw(self.principal, self.key, message_id, at=self._context.now())
+        done.add_done_callback(functools.partial(self._withdrawn, row), context=self._context.variables)
         settlement, _ = await asyncio.shield(done)
         return settlement
 
     def _withdrawn(self, row: int, done: asyncio.Future[tuple[Settlement, tuple[Stored, ...]]]) -> None:
         if done.exception() is None:
             settlement, events = done.result()
-            self._host.withdrawn(row, [settlement], events)
+            self._parts.accounting.withdrawn(row, [settlement], events)
 
     async def message(self, message_id: str) -> Settlement:
         """See `SessionLike.message`."""
-        settlement = await self._host.store.settlement(await self._row(), message_id)
+        settlement = await self._context.store.settlement(await self._row(), message_id)
         if settlement is None:
             raise UnknownMessage(f"no such message: {message_id!r} in session {self.key!r}")
         return settlement
@@ -308,30 +274,30 @@ class Session:
     ) -> StopReceipt:
         """See `SessionLike.interrupt`."""
         _check_stop(reason, grace_s)
-        cause = Cause(kind="user", reason=reason, origin=self.key, at=self._host.now())
-        done = self._host.store.interrupt(
+        cause = Cause(kind="user", reason=reason, origin=self.key, at=self._context.now())
+        done = self._context.store.interrupt(
             Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
         )
-        stopping = self._host.stopping(self.principal, self.key, done, cause, grace_s, background=False)
+        stopping = self._parts.stops.execute(self.principal, self.key, done, cause, grace_s, background=False)
         receipt, _ = await asyncio.shield(stopping)
         return receipt
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
         """See `SessionLike.stop`."""
         _check_stop(reason, grace_s)
-        cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._host.now())
-        done = self._host.store.stop_session(
+        cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._context.now())
+        done = self._context.store.stop_session(
             Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at)
         )
-        stopping = self._host.stopping(self.principal, self.key, done, cause, grace_s, background=True)
+        stopping = self._parts.stops.execute(self.principal, self.key, done, cause, grace_s, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)
         return SessionStop(session=self.key, receipt=receipt, withdrawn=withdrawn)
 
     async def delete(self) -> SessionStop:
         """See `SessionLike.delete`."""
-        cause = Cause(kind="stop", reason="the session was deleted", origin=self.key, at=self._host.now())
-        done = self._host.store.delete_session(self.principal, self.key, at=cause.at, cause=cause)
-        stopping = self._host.stopping(self.principal, self.key, done, cause, None, background=True)
+        cause = Cause(kind="stop", reason="the session was deleted", origin=self.key, at=self._context.now())
+        done = self._context.store.delete_session(self.principal, self.key, at=cause.at, cause=cause)
+        stopping = self._parts.stops.execute(self.principal, self.key, done, cause, None, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)
         return SessionStop(session=self.key, receipt=receipt, withdrawn=withdrawn)
 
@@ -339,7 +305,7 @@ class Session:
 
     async def questions(self) -> list[Question]:
         """See `SessionLike.questions`."""
-        return [_with_hash(question) for question in await self._host.store.questions(await self._row())]
+        return [_with_hash(question) for question in await self._context.store.questions(await self._row())]
 
     async def answer(self, question: Question | str, text: str) -> Answer:
         """See `SessionLike.answer`."""
@@ -366,29 +332,17 @@ class Session:
 
         Raises as `SessionLike.answer` and `approve`.
         """
-        host = self._host
-        for given_text in (question_id, text, call_hash):
-            if not isinstance(given_text, str):
-                raise InvalidRequest("a question's id and its answer must be text (str)")
-        check_text(question_id + text + call_hash)
-        if "\0" in text:
-            raise InvalidRequest("the answer contains a NUL character", hint="remove it from the answer")
-        who = Answerer(self.principal, "host") if answerer is None else answerer
-        given = Answer(
-            question_id=question_id,
-            decision=decision,
-            text=text,
-            by=who.principal,
-            at=host.now(),
-            on_behalf_of="" if who.principal == self.principal else self.principal,
-            via=who.via,
-            approval_key=who.approval_key,
+        return await give_answer(
+            self._context,
+            self._parts.suspension,
+            self.principal,
+            self.key,
+            question_id,
+            decision,
+            text,
             call_hash=call_hash,
+            answerer=answerer or Answerer(self.principal, "host"),
         )
-        done = host.store.answer(self.principal, self.key, given)
-        told = functools.partial(host.dispatch.parked.answered, self.principal, self.key, question_id)
-        done.add_done_callback(told, context=host.context)
-        return (await asyncio.shield(done)).answer
 
     # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -408,7 +362,7 @@ class Session:
         max_runs: int | None = None,
     ) -> Schedule:
         """See `SessionLike.schedule`."""
-        found = await self._host.store.find_session(self.principal, self.key)
+        found = await self._context.store.find_session(self.principal, self.key)
         if found is not None and found[1].state == "deleted":
             raise SessionDeleted(f"the session {self.key!r} was deleted")
         await self.check_agent(agent or self._agent)
@@ -425,7 +379,7 @@ class Session:
             jitter_s=jitter_s,
             max_runs=max_runs,
         )
-        return await self._host.timetable.put(self.principal, schedule_id, spec)
+        return await self._parts.scheduler.put(self.principal, schedule_id, spec)
 
     # ── transcript edits ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -434,20 +388,27 @@ class Session:
         if self._agents is None:
             return
         if agent is None:
-            found = await self._host.store.find_session(self.principal, self.key)
-            agent = self._host.default_agent if found is None else found[1].agent
-        self._host.find_agent(agent, among=self._agents)
+            found = await self._context.store.find_session(self.principal, self.key)
+            agent = self._parts.agents.default if found is None else found[1].agent
+        self._parts.agents.find(agent, among=self._agents)
 
     async def retry(self) -> Receipt:
         """See `SessionLike.retry`."""
-        last = await history.last_run(self._host, self.principal, await self._row())
-        return await self._send(
-            ids.message_id(), last.content, "reject", attachments=last.attachments, retry_of=last.run_id
+        last = await transcript_ops.last_run(self._context, self.principal, await self._row())
+        return await self._parts.sender.send(
+            self.principal,
+            self.key,
+            last.content,
+            policy="reject",
+            handle_agent=self._agent,
+            agents=self._agents,
+            attachments=last.attachments,
+            retry_of=last.run_id,
         )
 
     async def undo(self) -> list[Entry]:
         """See `SessionLike.undo`."""
-        return history.shown((await history.edit(self._host, self.principal, self.key, "undo")).removed)
+        return transcript_ops.shown((await self._edit("undo")).removed)
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
         """See `SessionLike.compact`."""
@@ -459,19 +420,32 @@ class Session:
     async def compact_history(self, keep: int) -> None:
         """Same as `compact`, for callers that read the new transcript page by page."""
         await self.check_agent(None)
-        await history.compact(self._host, self, keep)
+        view = await self.info()
+        if view.run_id is not None or view.waiting:
+            raise SessionBusy("the session has an active run or waiting messages", hint="compact it when it is idle")
+        agent, row = self._parts.agents.find(view.agent), await self._row()
+        await transcript_ops.compact(self._context, self._parts.directory, self.principal, self.key, agent, row, keep)
+
+    async def _edit(
+        self, kind: HistoryEdit, entries: Sequence[Entry] = (), *, key: str | None = None, agent: str = ""
+    ) -> Edited:
+        """Edit the transcript of this session, or of another one of its owner."""
+        return await transcript_ops.edit(
+            self._context, self._parts.directory, self.principal, key or self.key, kind, entries, agent=agent
+        )
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
         """See `SessionLike.branch`."""
         if through_n is not None and through_n < 0:
             raise InvalidRequest(f"through_n is {through_n!r}; it must be the number of an entry, or 0 for none")
-        other = Session(self._host, self.principal, key, self._agent)
+        other = Session(self._parts, self.principal, key, self._agent)
         row = await self._row()
-        async with history.charged(self._host, self.principal, row) as (whole, charge):
-            entries = await history.with_states(self._host, row, history.through(whole, through_n), charge)
+        async with transcript_ops.charged(self._context, self.principal, row) as (whole, charge):
+            kept = transcript_ops.through(whole, through_n)
+            entries = await transcript_ops.with_states(self._context, row, kept, charge)
             view = await self.info()
             await self.check_agent(view.agent)
-            await history.edit(self._host, self.principal, key, "branch", entries, agent=view.agent)
+            await self._edit("branch", entries, key=key, agent=view.agent)
         return await other.info()
 
     async def export(self) -> SessionExport:
@@ -482,14 +456,14 @@ class Session:
         return SessionExport(
             key=self.key,
             agent=view.agent,
-            exported_at=self._host.now(),
+            exported_at=self._context.now(),
             entries=tuple(entries),
             attachments={digest: (await self.attachment(digest))[1] for digest in sorted(digests)},
         )
 
     async def import_history(self, export: SessionExport) -> SessionView:
         """See `SessionLike.import_history`."""
-        entries = history.check_import(export)
+        entries = transcript_ops.check_import(export)
         known = {attachment.digest: attachment for entry in entries for attachment in entry.attachments}
         for digest, body in export.attachments.items():
             attachment = known.get(digest)
@@ -498,27 +472,28 @@ class Session:
             kept = await self.attach(body, media_type=attachment.media_type, name=attachment.name)
             if kept.digest != digest:
                 raise InvalidRequest(f"the bytes of attachment {digest[:16]}… do not match its digest")
-        allowed = self._host.agents.keys() if self._agents is None else self._agents & self._host.agents.keys()
-        agent = export.agent if export.agent in allowed else self._agent or self._host.default_agent
+        agents = self._parts.agents
+        allowed = agents.by_name.keys() if self._agents is None else self._agents & agents.by_name.keys()
+        agent = export.agent if export.agent in allowed else self._agent or agents.default
         await self.check_agent(agent)
-        await history.edit(self._host, self.principal, self.key, "import", entries, agent=agent)
+        await self._edit("import", entries, agent=agent)
         return await self.info()
 
     async def attach(self, body: bytes | bytearray, *, media_type: str, name: str = "") -> Attachment:
         """See `SessionLike.attach`."""
-        return await attaching.keep(self._host, self.principal, body, media_type=media_type, name=name)
+        return await attachment_ops.keep(self._context, self.principal, body, media_type=media_type, name=name)
 
     async def attachment_about(self, digest: str) -> Attachment:
         """Return an attachment without its bytes. Raises `UnknownAttachment`."""
-        return await attaching.about(self._host, self.principal, digest)
+        return await attachment_ops.about(self._context, self.principal, digest)
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
         """See `SessionLike.attachment`."""
-        return await attaching.fetch(self._host, self.principal, digest)
+        return await attachment_ops.fetch(self._context, self.principal, digest)
 
     async def attachment_part(self, digest: str, *, start: int, size: int) -> bytes:
         """Return at most `size` bytes of an attachment, starting at `start`. Raises `UnknownAttachment`."""
-        return await attaching.fetch_part(self._host, self.principal, digest, start=start, size=size)
+        return await attachment_ops.fetch_part(self._context, self.principal, digest, start=start, size=size)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -529,8 +504,16 @@ class Session:
 
         Raises as `events`, before the first batch. The caller must close the reader.
         """
-        seconds = self._host.settings.keepalive_s if keepalive_s is None else keepalive_s
-        return await open_log(self._host, self.principal, self.key, after=after, follow=follow, keepalive_s=seconds)
+        seconds = self._context.settings.keepalive_s if keepalive_s is None else keepalive_s
+        return await open_log(
+            self._context,
+            self._parts.directory,
+            self.principal,
+            self.key,
+            after=after,
+            follow=follow,
+            keepalive_s=seconds,
+        )
 
     async def events(self, *, after: str | None = None, follow: str | None = None) -> AsyncGenerator[Event | Gap, None]:
         """See `SessionLike.events`."""
@@ -544,14 +527,14 @@ class Session:
 
     async def info(self) -> SessionView:
         """See `SessionLike.info`."""
-        return (await self._found())[1]
+        return (await self._parts.directory.find(self.principal, self.key))[1]
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
-        entries = await self._host.store.transcript(await self._row())
+        entries = await self._context.store.transcript(await self._row())
         if not entries:
             await self._row()  # raises if deleted in the meantime
-        return history.shown(entries)
+        return transcript_ops.shown(entries)
 
     async def transcript_page(self, *, after: int, limit: int) -> tuple[list[Entry], Charge]:
         """Return up to `limit` entries with n > `after`, in order; empty after the last. Release their charge.
@@ -563,50 +546,42 @@ class Session:
         row = await self._row()
 
         async def read() -> list[Entry]:
-            found = await self._host.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
+            found = await self._context.store.transcript(row, after=after, limit=limit, limit_bytes=PAGE_BYTES)
             if not found:
                 await self._row()  # raises if deleted in the meantime
-            return history.shown(found)
+            return transcript_ops.shown(found)
 
-        return await self._host.budgets.read_page(self.principal, read, memory_bytes)
+        return await self._context.budgets.read_page(self.principal, read, memory_bytes)
 
     async def has_entry(self, n: int) -> bool:
         """Return whether the transcript has an entry of that number; the entry is in memory only briefly."""
         row = await self._row()
-        budgets, within_s = self._host.budgets, self._host.settings.stream_stall_s
+        budgets, within_s = self._context.budgets, self._context.settings.stream_stall_s
         with await budgets.reads.wait_for(self.principal, 1, within_s=within_s):
-            found = await self._host.store.transcript(row, after=n - 1, limit=1)
+            found = await self._context.store.transcript(row, after=n - 1, limit=1)
             return bool(found) and found[0].n == n
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""
-        return list(await self._host.store.mailbox(await self._row()))
+        return list(await self._context.store.mailbox(await self._row()))
 
     async def tree(self) -> TreeNode:
         """See `SessionLike.tree`."""
-        return self._host.session_tree(await self._row(), self.key)
+        return self._parts.tree.of_session(await self._row(), self.key)
 
     async def run(self, run_id: str) -> RunView:
         """See `SessionLike.run`."""
-        view = await self._host.store.run(await self._row(), run_id)
+        view = await self._context.store.run(await self._row(), run_id)
         if view is None:
             raise UnknownRun(f"no such run: {run_id!r} in session {self.key!r}")
         return view
 
     async def runs(self) -> list[RunView]:
         """See `SessionLike.runs`."""
-        return list(await self._host.store.runs(await self._row()))
-
-    async def _found(self) -> tuple[int, SessionView]:
-        found = await self._host.store.find_session(self.principal, self.key)
-        if found is None:
-            raise UnknownSession(f"no such session: {self.key!r}")
-        if found[1].state == "deleted":
-            raise SessionDeleted(f"session {self.key!r} was deleted")
-        return found
+        return list(await self._context.store.runs(await self._row()))
 
     async def _row(self) -> int:
-        return (await self._found())[0]
+        return (await self._parts.directory.find(self.principal, self.key))[0]
 
 
 def _with_hash(question: Question) -> Question:

@@ -7,7 +7,17 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["COUNTS", "PROMISES", "DrainReport", "HostStatistics", "Incident", "Incidents", "PromiseCount", "Recovery"]
+__all__ = [
+    "COUNTS",
+    "PROMISES",
+    "DrainReport",
+    "HostStatistics",
+    "Incident",
+    "IncidentKind",
+    "Incidents",
+    "PromiseCount",
+    "Recovery",
+]
 
 IncidentKind = Literal[
     "loop_blocked",

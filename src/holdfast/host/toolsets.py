@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError, Interrupted
-from holdfast.host.statistics import Incident
+from holdfast.host.message_sender import check_key
 from holdfast.logs import log_failure, one_line
 from holdfast.runtime import Scope
-from holdfast.tools.workspace import kept_private, store_paths
+from holdfast.tools.private_paths import kept_private, store_paths
 from holdfast.tools.workspace_guard import check_folder
 
 if TYPE_CHECKING:
     from holdfast.agents.tool import Toolset
     from holdfast.clock import Clock
-    from holdfast.host.host import Host
+    from holdfast.host.agent_registry import AgentRegistry
+    from holdfast.host.context import HostContext
+    from holdfast.host.message_sender import MessageSender
 
-__all__ = ["HostHome", "Toolsets"]
+__all__ = ["HostToolsetContext", "Toolsets"]
 
 _log = logging.getLogger("holdfast.host")
 
@@ -34,21 +36,17 @@ LEAVE_S = 10.0
 """Seconds that a toolset may take to end, before it is stopped like a run."""
 
 
-class HostHome:
+class HostToolsetContext:
     """The services of the host for its toolsets: `holdfast.agents.tool.Home`.
 
     Parameters:
         path: the store's file; None if it has none.
     """
 
-    def __init__(self, host: Host, path: str | None) -> None:
-        self._host = host
+    def __init__(self, clock: Clock, sender: MessageSender, path: str | None) -> None:
+        self._sender = sender
         self._path = path
-
-    @property
-    def clock(self) -> Clock:
-        """The host's clock."""
-        return self._host.clock
+        self.clock = clock
 
     @property
     def data_dir(self) -> Path | None:
@@ -61,14 +59,14 @@ class HostHome:
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
         """Send a message to that session; it runs when the session is free. Raises as `Session.send`."""
-        await self._host.session(session_key, principal=principal).send(text)
+        await self._sender.send(principal, check_key(session_key), text)
 
 
 class _Lifespan:
     """One toolset between the host's start and its close."""
 
-    def __init__(self, host: Host, toolset: Toolset, home: HostHome) -> None:
-        loop = host.loop
+    def __init__(self, context: HostContext, toolset: Toolset, home: HostToolsetContext) -> None:
+        loop, settings = context.loop, context.settings
         self.name = type(toolset).__name__
         self._toolset = toolset
         self._home = home
@@ -77,8 +75,8 @@ class _Lifespan:
         self._scope = Scope(
             f"toolset {self.name}",
             detached=True,
-            grace_s=host.settings.grace_s,
-            kill_after_s=host.settings.kill_after_s,
+            grace_s=settings.grace_s,
+            kill_after_s=settings.kill_after_s,
         )
 
     async def enter(self) -> None:
@@ -136,10 +134,12 @@ class _Lifespan:
 
 
 class Toolsets:
-    """Enters and exits the toolsets of a host. Made by the `Host`; on its loop only."""
+    """Enters and exits the toolsets of a host. On its loop only."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, context: HostContext, agents: AgentRegistry, sender: MessageSender) -> None:
+        self._context = context
+        self._agents = agents
+        self._sender = sender
         self._entered: list[_Lifespan] = []
         self._kept_private = contextlib.ExitStack()
 
@@ -148,23 +148,23 @@ class Toolsets:
 
         Raises `ConfigurationError` for a toolset that fails, or whose workspace contains files of the host.
         """
-        host = self._host
+        context = self._context
         toolsets: list[Toolset] = []
-        for agent in host.agents.values():
+        for agent in self._agents.by_name.values():
             toolsets += (toolset for toolset in agent.toolsets if not any(known is toolset for known in toolsets))
         if not toolsets:
             return
-        info = await host.store.info()
+        info = await context.store.info()
         path = info.path if info.engine == "sqlite" else None
         if path is not None:
             self._kept_private.enter_context(kept_private(store_paths(path)))
         for toolset in toolsets:
             for folder in toolset.folders():
                 check_folder(folder, () if path is None else store_paths(path))
-        home = HostHome(host, path)
+        home = HostToolsetContext(context.clock, self._sender, path)
         for toolset in toolsets:
-            lifespan = _Lifespan(host, toolset, home)
-            await host.start_task(lifespan.enter(), f"enter {lifespan.name}")
+            lifespan = _Lifespan(context, toolset, home)
+            await context.start_task(lifespan.enter(), f"enter {lifespan.name}")
             self._entered.append(lifespan)
 
     async def leave(self) -> None:
@@ -174,5 +174,5 @@ class Toolsets:
             problem = await lifespan.leave()
             if problem is not None:
                 text = f"toolset {lifespan.name} failed to shut down: {problem}"
-                self._host.incidents.report(Incident(at=self._host.now(), kind="toolset", text=text))
+                self._context.report("toolset", text)
         self._kept_private.close()

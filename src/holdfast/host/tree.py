@@ -1,4 +1,4 @@
-"""Task tree for people, built from the live scopes."""
+"""Task tree for people, built from the live sessions and their scopes."""
 
 from __future__ import annotations
 
@@ -9,43 +9,67 @@ from holdfast.protocol.messages import TreeNode
 from holdfast.runtime import Member, Scope
 
 if TYPE_CHECKING:
-    from holdfast.host.actor import SessionActor
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveSession
+    from holdfast.host.session_directory import SessionDirectory
     from holdfast.runtime.leftovers import Leftover
 
-__all__ = ["LeftBehind", "scope_nodes"]
+__all__ = ["TaskTree", "scope_nodes"]
 
 
-class LeftBehind:
-    """Abandoned tasks and threads that are still alive, by session; the tree shows them until they end."""
+class TaskTree:
+    """The live sessions and runs of a host, and everything below them.
 
-    def __init__(self) -> None:
-        self._of: dict[int, tuple[str, str, list[Leftover]]] = {}
+    Abandoned tasks and threads stay until they have ended, in the state ``abandoned``.
+    """
 
-    def note(self, actor: SessionActor, scope: Scope) -> None:
-        """Record the leftovers of a session's closed scope."""
+    __slots__ = ("_abandoned", "_context", "_directory")
+
+    def __init__(self, context: HostContext, directory: SessionDirectory) -> None:
+        self._context = context
+        self._directory = directory
+        self._abandoned: dict[int, tuple[str, str, list[Leftover]]] = {}
+
+    def of_host(self, principal: str | None) -> TreeNode:
+        """Return the tree of one principal, or of all (None)."""
+        shown = {
+            live.session: live.key
+            for live in self._directory.live.values()
+            if not live.idle and principal in (None, live.principal)
+        }
+        self._forget()
+        shown |= {row: key for row, (owner, key, _) in self._abandoned.items() if principal in (None, owner)}
+        children = tuple(self.of_session(row, key) for row, key in shown.items())
+        state = "draining" if self._context.lifecycle.draining else "open"
+        return TreeNode(kind="host", name=self._context.node_id, state=state, children=children)
+
+    def of_session(self, session: int, key: str) -> TreeNode:
+        """Return the live tasks, threads and processes of one session."""
+        now = self._context.loop.time()
+        self._forget()
+        _, _, abandoned = self._abandoned.get(session, ("", "", []))
+        nodes = tuple(_member_node(leftover.member(), now) for leftover in abandoned)
+        live = self._directory.live.get(session)
+        if live is None:
+            return TreeNode(kind="session", name=key, state="idle", children=nodes)
+        scopes = [live.active.scope] if live.active is not None else []
+        nodes = (*scope_nodes([*scopes, *live.background], now), *nodes)
+        return TreeNode(kind="session", name=key, state="running" if scopes else "idle", children=nodes)
+
+    def note_abandoned(self, live: LiveSession, scope: Scope) -> None:
+        """Record what is still alive of a session's closed scope."""
         leftovers = scope.leftovers()
         if leftovers:
             self._forget()
-            _, _, known = self._of.setdefault(actor.session, (actor.principal, actor.key, []))
+            _, _, known = self._abandoned.setdefault(live.session, (live.principal, live.key, []))
             known.extend(leftovers)
 
-    def sessions(self, principal: str | None) -> dict[int, str]:
-        """Return number and key of the sessions with leftovers; of one principal, or of all (None)."""
-        self._forget()
-        return {number: key for number, (owner, key, _) in self._of.items() if principal in (None, owner)}
-
-    def nodes(self, session: int, now: float) -> tuple[TreeNode, ...]:
-        """Return the leftovers of one session. `now` as in `scope_nodes`."""
-        self._forget()
-        _, _, leftovers = self._of.get(session, ("", "", []))
-        return tuple(_member_node(leftover.member(), now) for leftover in leftovers)
-
     def _forget(self) -> None:
-        """Drop leftovers that have ended."""
-        for number, (_, _, leftovers) in list(self._of.items()):
+        """Drop what has ended."""
+        for session, (_, _, leftovers) in list(self._abandoned.items()):
             leftovers[:] = [leftover for leftover in leftovers if leftover.lives]
             if not leftovers:
-                del self._of[number]
+                del self._abandoned[session]
 
 
 def scope_nodes(scopes: Iterable[Scope], now: float) -> tuple[TreeNode, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.host.readers import events_bytes
+from holdfast.host.log_reader import events_bytes
 from holdfast.protocol.events import (
     ReasoningDelta,
     RunStarted,

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast import errors
-from holdfast.host.schedules import Schedule
+from holdfast.host.scheduler import Schedule
 from holdfast.protocol.messages import Policy, Receipt
 from holdfast.protocol.schedules import Miss, ScheduleView
 from holdfast.server.exchange import Answer, Exchange, encode

@@ -34,9 +34,10 @@ from holdfast.protocol.events import encode_json
 from holdfast.runtime import Handle, Scope, current_scope
 from holdfast.tools.environment import clean_environment
 from holdfast.tools.output import LiveOutput, Recording
+from holdfast.tools.private_paths import private_paths
 from holdfast.tools.programs import Program, ending
 from holdfast.tools.sandbox import Isolation, Sandbox, find_isolation
-from holdfast.tools.workspace import Workspace, private_paths
+from holdfast.tools.workspace import Workspace
 from holdfast.tools.workspace_guard import own_paths
 
 __all__ = ["Python"]

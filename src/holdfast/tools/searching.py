@@ -8,7 +8,8 @@ import re
 from holdfast.clock import system_clock
 from holdfast.errors import ToolFailed
 from holdfast.tools.entries import is_binary
-from holdfast.tools.workspace import Workspace, kept_private
+from holdfast.tools.private_paths import kept_private
+from holdfast.tools.workspace import Workspace
 
 __all__ = ["search"]
 

@@ -22,7 +22,7 @@ import re
 import stat
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import IO, Literal
 
@@ -30,7 +30,7 @@ from holdfast import ids
 from holdfast.agents.run import Run
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.settings import CONFIG_FILE, DATA_FOLDER, data_folder
-from holdfast.storage.private_file import prepare_folder, store_path
+from holdfast.storage.private_file import prepare_folder
 from holdfast.tools.entries import (
     DEPTH_LIMIT,
     LIST_FOLDER,
@@ -44,9 +44,10 @@ from holdfast.tools.entries import (
     version,
     walk_folder,
 )
+from holdfast.tools.private_paths import private_paths
 from holdfast.tools.workspace_guard import WORKSPACES, check_folder
 
-__all__ = ["FileChanged", "Workspace", "kept_private", "private_paths", "store_paths"]
+__all__ = ["FileChanged", "Workspace"]
 
 _LINKS_LIMIT = 40
 _CHUNK_BYTES = 1 << 20
@@ -54,45 +55,11 @@ _LOCK_S = 10.0
 _OPEN_FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 _CREATE_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
-_BESIDE_A_STORE = ("", "-journal", "-lock", "-refused-journal", "-shm", "-token", "-wal", ".d")
 _NEVER = frozenset((CONFIG_FILE, DATA_FOLDER, ".env"))
 """Names that are off limits to tools everywhere: they control the host or hold its secrets."""
-_private: tuple[str, ...] = ()
-_changing_private = threading.Lock()
 
 _locks = tuple(threading.Lock() for _ in range(64))
 """Locks held from the last check of a file to the rename that replaces it; the file's location selects one."""
-
-
-def store_paths(store: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Return the real paths of a store's file and of its existing or possible companion files."""
-    file = store_path(os.fspath(store))
-    return tuple(file + suffix for suffix in _BESIDE_A_STORE)
-
-
-@contextlib.contextmanager
-def kept_private(paths: Sequence[str]) -> Iterator[None]:
-    """Keep these files and folders out of reach of all workspaces of this process while the block runs; may be nested.
-
-    Parameters:
-        paths: real paths.
-    """
-    global _private
-    with _changing_private:
-        _private += tuple(paths)
-    try:
-        yield
-    finally:
-        with _changing_private:
-            left = list(_private)
-            for path in paths:
-                left.remove(path)
-            _private = tuple(left)
-
-
-def private_paths() -> tuple[str, ...]:
-    """Return the real paths of files and folders that are private now; they need not exist."""
-    return _private
 
 
 class Workspace:
@@ -233,10 +200,11 @@ class Workspace:
         """Return whether a link-free path from the root is private or below a private one."""
         if any(name.casefold() in _NEVER for name in shown.split("/")):
             return True
-        if not _private:
+        private = private_paths()
+        if not private:
             return False
         whole = os.path.join(self.root, shown)
-        return any(whole == path or whole.startswith(f"{path}/") for path in _private)
+        return any(whole == path or whole.startswith(f"{path}/") for path in private)
 
     def _check_private(self, shown: str) -> None:
         if self._is_private(shown):

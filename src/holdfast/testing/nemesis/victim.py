@@ -141,7 +141,7 @@ class _Victim:
         """On the host's loop."""
         for _ in range(times):
             for actor in list(host.actors.values()):
-                host.dispatch.later(actor.session, actor.principal, 0.0)
+                host.queue.enqueue_when_due(actor.session, actor.principal, 0.0)
                 self._effects["hint"] += 1
                 host.start_task(self._tell_again(host, actor), "tell again")
         done.set()

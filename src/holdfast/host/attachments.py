@@ -11,7 +11,7 @@ from holdfast.errors import InvalidRequest, LimitExceeded, UnknownAttachment
 from holdfast.protocol.messages import Attachment
 
 if TYPE_CHECKING:
-    from holdfast.host.host import Host
+    from holdfast.host.context import HostContext
 
 __all__ = ["about", "fetch", "fetch_part", "keep"]
 
@@ -22,7 +22,7 @@ _HASHED_TOGETHER = 1_000_000
 
 
 async def keep(
-    host: Host, principal: str, body: bytes | bytearray | memoryview, *, media_type: str, name: str
+    context: HostContext, principal: str, body: bytes | bytearray | memoryview, *, media_type: str, name: str
 ) -> Attachment:
     """See `SessionLike.attach`. A bytearray is not copied: do not change it until this returns."""
     if not isinstance(body, (bytes, bytearray, memoryview)):
@@ -34,10 +34,10 @@ async def keep(
         raise InvalidRequest(f"{media_type[:100]!r} is not a media type", hint="use one such as image/png")
     if len(name) > _NAME_LENGTH or "/" in name or "\\" in name or not name.isprintable():
         raise InvalidRequest(f"{name[:100]!r} is not a file name", hint="use up to 255 characters, without folders")
-    settings = host.settings
+    settings = context.settings
     size = memoryview(body).nbytes
     if size > settings.attachment_limit_bytes:
-        host.incidents.kept["P9"] += 1
+        context.incidents.kept["P9"] += 1
         raise LimitExceeded(
             f"the attachment has {size:,} bytes; the limit is {settings.attachment_limit_bytes:,}",
             hint="make it smaller, or raise the setting attachment_limit_bytes",
@@ -45,42 +45,42 @@ async def keep(
     if isinstance(body, memoryview):
         body = bytes(body)
     attachment = Attachment(digest=await _digest(body), media_type=media_type, name=name, size_bytes=size)
-    done = host.store.add_attachment(
+    done = context.store.add_attachment(
         principal,
         attachment,
         body,
-        at=host.now(),
+        at=context.now(),
         limit_bytes=settings.principal_attachments_bytes,
-        stored_limit=host.stored_limit,
+        stored_limit=context.stored_limit,
     )
     try:
         return await asyncio.shield(done)
     except LimitExceeded:
-        host.incidents.kept["P14"] += 1
+        context.incidents.kept["P14"] += 1
         raise
     finally:
         del done  # breaks a cycle: its error, this frame, and the bytes
 
 
-async def about(host: Host, principal: str, digest: str) -> Attachment:
+async def about(context: HostContext, principal: str, digest: str) -> Attachment:
     """Return an attachment without its bytes. Raises `UnknownAttachment`."""
-    found = await host.store.attachment_about(principal, digest)
+    found = await context.store.attachment_about(principal, digest)
     if found is None:
         raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
     return found
 
 
-async def fetch(host: Host, principal: str, digest: str) -> tuple[Attachment, bytes]:
+async def fetch(context: HostContext, principal: str, digest: str) -> tuple[Attachment, bytes]:
     """See `SessionLike.attachment`."""
-    found = await host.store.attachment(principal, digest)
+    found = await context.store.attachment(principal, digest)
     if found is None:
         raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
     return found
 
 
-async def fetch_part(host: Host, principal: str, digest: str, *, start: int, size: int) -> bytes:
+async def fetch_part(context: HostContext, principal: str, digest: str, *, start: int, size: int) -> bytes:
     """Return at most `size` bytes of an attachment, starting at `start`. Raises `UnknownAttachment`."""
-    found = await host.store.attachment_part(principal, digest, start=start, size=size)
+    found = await context.store.attachment_part(principal, digest, start=start, size=size)
     if found is None:
         raise UnknownAttachment(f"no such attachment: {digest[:80]!r}")
     return found

@@ -26,9 +26,10 @@ from holdfast.runtime import Scope
 from holdfast.storage.port import Edited, EditHistory
 
 if TYPE_CHECKING:
+    from holdfast.agents.agent import Agent
     from holdfast.host.budgets import Charge
-    from holdfast.host.host import Host
-    from holdfast.host.session import Session
+    from holdfast.host.context import HostContext
+    from holdfast.host.session_directory import SessionDirectory
 
 __all__ = [
     "LastRun",
@@ -50,7 +51,7 @@ def shown(entries: Iterable[Entry]) -> list[Entry]:
 
 
 async def read(
-    host: Host, principal: str, session: int, *, within_s: float | None = None
+    context: HostContext, principal: str, session: int, *, within_s: float | None = None
 ) -> tuple[Sequence[Entry], Charge]:
     """Read a whole transcript, with the charge of its memory; a small one is free. Release the charge.
 
@@ -62,21 +63,22 @@ async def read(
     """
 
     def within(limit_bytes: int) -> Awaitable[Sequence[Entry] | int]:
-        return host.store.transcript_within(session, limit_bytes=limit_bytes)
+        return context.store.transcript_within(session, limit_bytes=limit_bytes)
 
-    return await host.budgets.read_history(principal, within, memory_bytes, within_s=within_s)
+    return await context.budgets.read_history(principal, within, memory_bytes, within_s=within_s)
 
 
 @asynccontextmanager
-async def charged(host: Host, principal: str, session: int) -> AsyncIterator[tuple[Sequence[Entry], Charge]]:
+async def charged(context: HostContext, principal: str, session: int) -> AsyncIterator[tuple[Sequence[Entry], Charge]]:
     """Yield a transcript for an edit, charged in the meantime. Raises as `read`."""
-    entries, charge = await read(host, principal, session, within_s=host.settings.stream_stall_s)
+    entries, charge = await read(context, principal, session, within_s=context.settings.stream_stall_s)
     with charge:
         yield entries, charge
 
 
 async def edit(
-    host: Host,
+    context: HostContext,
+    directory: SessionDirectory,
     principal: str,
     key: str,
     kind: HistoryEdit,
@@ -86,31 +88,29 @@ async def edit(
     agent: str = "",
 ) -> Edited:
     """Have the store edit the transcript, and publish the edit. Raises as `Store.edit_history`."""
-    done = host.store.edit_history(
+    done = context.store.edit_history(
         EditHistory(
             principal=principal,
             key=key,
             edit=kind,
-            at=host.now(),
+            at=context.now(),
             entries=entries,
             expected_n=expected_n,
             agent=agent,
-            session_limit=host.settings.principal_sessions,
-            stored_limit=host.stored_limit,
+            session_limit=context.settings.principal_sessions,
+            stored_limit=context.stored_limit,
         )
     )
 
     def edited(done: asyncio.Future[Edited]) -> None:
-        host.awaited.made(principal, key)  # even if the reply was lost: the session may exist
+        directory.awaited.made(principal, key)  # even if the reply was lost: the session may exist
         error = done.exception()
         if isinstance(error, LimitExceeded):
-            host.incidents.kept["P9"] += 1
+            context.incidents.kept["P9"] += 1
         elif error is None:
-            actor = host.actors.get(done.result().session)
-            if actor is not None:
-                actor.publish(done.result().events)
+            directory.publish(done.result().session, done.result().events)
 
-    done.add_done_callback(edited, context=host.context)
+    done.add_done_callback(edited, context=context.variables)
     try:
         return await asyncio.shield(done)
     finally:
@@ -125,14 +125,14 @@ class LastRun(NamedTuple):
     attachments: tuple[Attachment, ...]
 
 
-async def last_run(host: Host, principal: str, session: int) -> LastRun:
+async def last_run(context: HostContext, principal: str, session: int) -> LastRun:
     """Return the last run's request. Raises `SessionBusy` during a run, `NothingToUndo` if it left no entries."""
-    runs = await host.store.runs(session, limit=1)
+    runs = await context.store.runs(session, limit=1)
     if runs and runs[0].state not in TERMINAL_RUN_STATES:
         raise SessionBusy("a run is already active", hint="retry after it has ended, or interrupt it")
     asked: list[Entry] = []
     if runs:
-        async with charged(host, principal, session) as (entries, _):
+        async with charged(context, principal, session) as (entries, _):
             asked = [entry for entry in entries if entry.run_id == runs[0].run_id and entry.role == "user"]
     if not asked:
         raise NothingToUndo("the last run left no request in the transcript to retry")
@@ -162,12 +162,12 @@ def through(entries: Sequence[Entry], through_n: int | None) -> list[Entry]:
     return copied
 
 
-async def with_states(host: Host, session: int, entries: Sequence[Entry], charge: Charge) -> list[Entry]:
+async def with_states(context: HostContext, session: int, entries: Sequence[Entry], charge: Charge) -> list[Entry]:
     """Return the entries of a session with their agent state, for another session; `charge` grows accordingly."""
     whole = []
     for entry in entries:
         if entry.kept is not None:
-            body = await host.store.kept(session, entry.kept.n)
+            body = await context.store.kept(session, entry.kept.n)
             charge.grow(len(body))
             kept = KeptState(by=entry.kept.by, body=body) if body else None
             entry = msgspec.structs.replace(entry, kept=kept)
@@ -175,30 +175,30 @@ async def with_states(host: Host, session: int, entries: Sequence[Entry], charge
     return whole
 
 
-async def compact(host: Host, session: Session, keep: int) -> None:
+async def compact(
+    context: HostContext, directory: SessionDirectory, principal: str, key: str, agent: Agent, row: int, keep: int
+) -> None:
     """See `SessionLike.compact`. A transcript that is already short stays unchanged."""
-    view = await session.info()
-    if view.run_id is not None or view.waiting:
-        raise SessionBusy("the session has an active run or waiting messages", hint="compact it when it is idle")
-    agent = host.find_agent(view.agent)
     if agent.model is None:
         raise NotSupported(
             f"agent {agent.name!r} has no model to summarize its transcript with",
             hint="give the agent a model, or keep its history short with undo() and branch()",
         )
-    async with charged(host, session.principal, await session._row()) as (entries, _):
+    step_s = context.settings.step_s
+    async with charged(context, principal, row) as (entries, _):
         cut = _cut(entries, keep)
         if cut == 0 or (cut == 1 and entries[0].role == "summary"):
             return
         try:
-            async with Scope("compact", parent=host.scope, deadline_s=host.settings.step_s) as scope:
+            async with Scope("compact", parent=context.scope, deadline_s=step_s) as scope:
                 text = await scope.spawn(agent.summarise(entries[:cut]), name="compact")
         except Interrupted as stopped:
             if stopped.cause.kind == "deadline":
-                raise ModelFailed(f"the model returned no summary within {host.settings.step_s:g} s") from None
+                raise ModelFailed(f"the model returned no summary within {step_s:g} s") from None
             raise Draining("this host is shutting down; the transcript is unchanged") from None
         summary = Entry(role="summary", content=text, kept=last_kept(entries[:cut]))
-        await edit(host, session.principal, session.key, "compact", [summary, *entries[cut:]], expected_n=entries[-1].n)
+        kept = [summary, *entries[cut:]]
+        await edit(context, directory, principal, key, "compact", kept, expected_n=entries[-1].n)
 
 
 def _cut(entries: Sequence[Entry], keep: int) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.agents.journal import Journal
 from holdfast.errors import StoreCorrupt
-from holdfast.host.patience import patiently
+from holdfast.host.retry import retry
 from holdfast.protocol.events import (
     ChildStarted,
     Event,
@@ -24,15 +24,15 @@ from holdfast.protocol.transcript import RunTranscript
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
-    from holdfast.host.host import Host
+    from holdfast.host.context import HostContext
     from holdfast.storage.port import Claim
 
-__all__ = ["Past", "read_past"]
+__all__ = ["RunHistory", "read_run_history"]
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """The history of a run so far.
+class RunHistory:
+    """The stored history of a run so far.
 
     Parameters:
         claim: the claim that it resumes with.
@@ -53,7 +53,7 @@ class Past:
             transcript.feed(event)
         return transcript
 
-    def was_begun_by(self, agent: Agent) -> bool:
+    def was_started_by(self, agent: Agent) -> bool:
         """Return whether such an agent started the run: a model resumes from its steps, a function from its calls."""
         run_id = self.claim.lease.run_id
         in_steps = any(isinstance(e, StepFinished) and e.run_id == run_id for e in self.events)
@@ -62,18 +62,18 @@ class Past:
         return in_steps or not any(isinstance(e, (ToolStarted, ChildStarted, RunSuspended)) for e in self.events)
 
     @property
-    def says_again(self) -> bool:
+    def repeats_output(self) -> bool:
         """Whether the next attempt repeats output that readers have seen."""
         run_id = self.claim.lease.run_id
         start = self.journal().discard_from or self.claim.started_seq
         return any(isinstance(e, TextDelta) and e.run_id == run_id and e.seq >= start for e in self.events)
 
 
-async def read_past(host: Host, claim: Claim) -> Past:
+async def read_run_history(context: HostContext, claim: Claim) -> RunHistory:
     """Read a run's history from the log. Raises `StorageError`; `StoreCorrupt` for a log that does not decode."""
     lease = claim.lease
-    stored = await patiently(host, "read", lambda: host.store.run_events(lease.session, lease.run_id))
+    stored = await retry(context, "read", lambda: context.store.run_events(lease.session, lease.run_id))
     try:
-        return Past(claim, [decode_event(event) for event in stored])
+        return RunHistory(claim, [decode_event(event) for event in stored])
     except msgspec.MsgspecError as error:
         raise StoreCorrupt(f"the log of run {lease.run_id} is unreadable: {error}") from error

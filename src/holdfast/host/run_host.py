@@ -2,7 +2,7 @@
 
 Invariants
 - A person's decision is delivered to the run once, or kept until the run asks; it is in the log before either.
-- A run is at rest while every part of it waits for people, all its questions are durable, and every answer has been
+- A run is quiescent while every part of it waits for people, all its questions are durable, and every answer has been
   delivered. Only then is its deadline paused, and only then may it be unloaded.
 - The result of a store call for the run is recorded when the store answers, even if the caller has ended: a steered
   message belongs to the run that took it, even if the run was interrupted in the meantime.
@@ -14,72 +14,120 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from holdfast.errors import IllegalTransition, Interrupted, StaleFence, StorageError, UnknownAgent, UnknownAttachment
-from holdfast.host import history
+from holdfast.host import transcript_ops
 from holdfast.host.budgets import PAGE_BYTES
-from holdfast.host.patience import patiently, retry_after_s
+from holdfast.host.live_session import LiveRun
+from holdfast.host.retry import retry, retry_delay_s
+from holdfast.host.session_directory import PAGE
 from holdfast.protocol.events import MessageAccepted, MessageSteered, decode_event
 from holdfast.protocol.messages import Answer, Entry, Message, Question
 from holdfast.storage.port import Appended, Steered
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
-    from holdfast.host.active import ActiveRun
+    from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.budgets import Charge
-    from holdfast.host.host import Host
+    from holdfast.host.context import HostContext
+    from holdfast.host.event_writer import EventWriter
+    from holdfast.host.live_session import LiveSession
+    from holdfast.host.run_observer import RunObserver
+    from holdfast.host.session_directory import SessionDirectory
+    from holdfast.protocol.transcript import RunTranscript
+    from holdfast.runtime import Scope
+    from holdfast.storage.port import Claim
 
-__all__ = ["RunSurroundings"]
+__all__ = ["AdaptedRun", "RunHostAdapter"]
 
 Done = TypeVar("Done", Steered, Appended)
 
-PAGE = 1024
 _OF_STEERING = ("message.accepted", "message.steered")
 
 
-class RunSurroundings:
-    """`holdfast.agents.run.Surroundings` of one run. On the host's loop only.
+class AdaptedRun(LiveRun, Protocol):
+    """The run that an adapter belongs to."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended on this host."""
+
+    @property
+    def transcript(self) -> RunTranscript:
+        """The transcript of the run so far."""
+
+    def lose(self, error: StaleFence) -> None:
+        """End the run here without further writes: another holder has the session."""
+
+
+class RunHostAdapter:
+    """`holdfast.agents.surroundings.Surroundings` of one run. On the host's loop only.
 
     Parameters:
         steering: whether a ``steer`` message may wait for the run.
     """
 
     __slots__ = (
+        "_actor",
+        "_agents",
         "_answers",
         "_asked",
         "_charge",
+        "_claim",
+        "_context",
+        "_directory",
         "_expected",
         "_history",
-        "_host",
+        "_observer",
         "_on_the_way",
+        "_quiet",
         "_reading",
         "_run",
+        "_scope",
         "_still",
-        "_told",
+        "_writer",
         "clock",
-        "resting",
+        "is_quiescent",
         "steered",
         "steering",
         "unsure",
     )
 
-    def __init__(self, host: Host, run: ActiveRun, *, steering: bool) -> None:
-        self._host = host
+    def __init__(
+        self,
+        context: HostContext,
+        run: AdaptedRun,
+        writer: EventWriter,
+        claim: Claim,
+        *,
+        agents: AgentRegistry,
+        directory: SessionDirectory,
+        observer: RunObserver,
+        steering: bool,
+    ) -> None:
+        self._context = context
         self._run = run
+        self._actor: LiveSession = run.actor
+        self._scope: Scope = run.scope
+        self._writer = writer
+        self._claim = claim
+        self._agents = agents
+        self._directory = directory
+        self._observer = observer
         self._answers: dict[str, Answer] | None = None
         self._asked: set[str] = set()  # by parts of the run that do not wait for the answer yet
-        self._told = False
+        self._quiet = False
         self._expected: dict[str, list[asyncio.Future[Answer]]] | None = None
         self._on_the_way = 0
         self._still: AbstractContextManager[None] | None = None
         self._history: Sequence[Entry] | None = None
         self._reading: asyncio.Lock | None = None
         self._charge: Charge | None = None
-        self.clock = host.clock
-        self.resting = False
+        self.clock = context.clock
+        self.is_quiescent = False
         self.steering = steering
         self.steered: tuple[str, ...] = ()
         """Ids of the messages that the active run took after its claim, in order."""
@@ -97,8 +145,8 @@ class RunSurroundings:
         async with self._reading:  # a second reader would wait for the first charge of the same run
             if self._history is not None:
                 return self._history
-            actor = self._run.actor
-            entries, charge = await history.read(self._host, actor.principal, actor.session)
+            actor = self._actor
+            entries, charge = await transcript_ops.read(self._context, actor.principal, actor.session)
             if charge.amount:
                 self._history, self._charge = entries, charge
                 if self._run.ended:
@@ -113,14 +161,14 @@ class RunSurroundings:
 
     async def kept(self, n: int) -> str:
         """Return the agent state kept with the transcript's entry `n`."""
-        return await self._host.store.kept(self._run.actor.session, n)
+        return await self._context.store.kept(self._actor.session, n)
 
     def find_agent(self, name: str) -> Agent:
         """Return the host's agent of that name. Raises `UnknownAgent`."""
         try:
-            return self._host.find_agent(name)
+            return self._agents.find(name)
         except UnknownAgent as error:
-            there = ", ".join(sorted(self._host.agents))
+            there = ", ".join(sorted(self._agents.by_name))
             raise UnknownAgent(
                 error.message,
                 hint=f"available: {there}; add the agent to the host, or correct the name of the branch or child",
@@ -128,13 +176,13 @@ class RunSurroundings:
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
         """Start background work of the session."""
-        self._host.start_background(self._run.actor, work, name=name)
+        self._observer.start_background(self._actor, work, name=name)
 
     async def attachment(self, digest: str) -> bytes:
         """Return the bytes of an attachment of the session's principal. Raises `UnknownAttachment`."""
-        found = await self._host.store.attachment(self._run.actor.principal, digest)
+        found = await self._context.store.attachment(self._actor.principal, digest)
         if found is None:
-            raise UnknownAttachment(f"{self._run.actor.principal!r} has no attachment {digest[:80]!r}")
+            raise UnknownAttachment(f"{self._actor.principal!r} has no attachment {digest[:80]!r}")
         return found[1]
 
     # ── steering ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,27 +192,27 @@ class RunSurroundings:
         if not self.steering:
             return ()
         self.steering = False  # before the store looks: a later message sets it again
-        await self._run.written()  # so that they follow the run's earlier output in the log
-        host, run = self._host, self._run
+        await self._writer.written()  # so that they follow the run's earlier output in the log
+        context, lease = self._context, self._claim.lease
         steered = await self._insist(
-            "steer", lambda: host.store.steer(run.lease, step=step, at=host.now()), self._note_steered
+            "steer", lambda: context.store.steer(lease, step=step, at=context.now()), self._note_steered
         )
         return await self._steered_at(step) if self.unsure else steered.messages
 
     def _note_steered(self, done: Steered) -> None:
         self.steered += tuple(message.message_id for message in done.messages)
-        self._run.run.transcript.know(done.messages)  # they are in the transcript even if the caller has ended
-        self._host.incidents.counts["steered"] += len(done.messages)
-        self._run.actor.publish(done.events)
+        self._run.transcript.know(done.messages)  # they are in the transcript even if the caller has ended
+        self._context.incidents.counts["steered"] += len(done.messages)
+        self._actor.publish(done.events)
 
     async def _steered_at(self, step: int) -> Sequence[Message]:
         """Return the messages that the run took before a step, from the log, as the store's reply was lost."""
-        store, actor = self._host.store, self._run.actor
+        store, actor = self._context.store, self._actor
         accepted: dict[str, MessageAccepted] = {}
         taken: list[Message] = []
-        after = self._run.started_seq
-        while page := await patiently(
-            self._host,
+        after = self._claim.started_seq
+        while page := await retry(
+            self._context,
             "read",
             functools.partial(store.read_events, actor.session, after=after, limit=PAGE, limit_bytes=PAGE_BYTES),
         ):
@@ -172,7 +220,10 @@ class RunSurroundings:
             for event in map(decode_event, (event for event in page if event.kind in _OF_STEERING)):
                 if isinstance(event, MessageAccepted):
                     accepted[event.message_id] = event
-                elif isinstance(event, MessageSteered) and (event.run_id, event.step) == (self._run.run_id, step):
+                elif isinstance(event, MessageSteered) and (event.run_id, event.step) == (
+                    self._claim.lease.run_id,
+                    step,
+                ):
                     message = accepted[event.message_id]
                     taken.append(
                         Message(
@@ -190,45 +241,45 @@ class RunSurroundings:
 
     async def suspend(self, question: Question) -> None:
         """Ask a person; the question is durable on return."""
-        host, run = self._host, self._run
-        run.scope.interrupt.check()
-        now = host.now()
+        context, lease, scope = self._context, self._claim.lease, self._scope
+        scope.interrupt.check()
+        now = context.now()
         question = msgspec.structs.replace(
-            question, asked_at=question.asked_at or now, due_at=question.due_at or now + host.settings.suspend_s
+            question, asked_at=question.asked_at or now, due_at=question.due_at or now + context.settings.suspend_s
         )
         self._asked.add(question.question_id)
         try:
-            await run.written()
+            await self._writer.written()
             await self._insist(
                 "suspend",
-                lambda: host.store.suspend(run.lease, question),
+                lambda: context.store.suspend(lease, question),
                 functools.partial(self._note_asked, question),
             )
         except IllegalTransition:
             # An interrupt of the run is recorded, and about to arrive.
             self._asked.discard(question.question_id)
-            raise Interrupted(await run.scope.interrupt.wait()) from None
+            raise Interrupted(await scope.interrupt.wait()) from None
         except BaseException:
             self._asked.discard(question.question_id)
             raise
 
     def _note_asked(self, question: Question, done: Appended) -> None:
         if done.events:  # else it was already asked
-            self._host.incidents.counts["suspended"] += 1
-        self._run.actor.publish(done.events)
-        self._host.upkeep.question_due(question.due_at)
+            self._context.incidents.counts["suspended"] += 1
+        self._actor.publish(done.events)
+        self._observer.on_question(question.due_at)
 
     async def answered(self, question_id: str) -> Answer:
         """Wait for a person's decision."""
         self._asked.discard(question_id)
         if self._answers is not None and question_id in self._answers:
             return self._answers[question_id]
-        self._run.scope.interrupt.check()
-        future: asyncio.Future[Answer] = self._host.loop.create_future()
+        self._scope.interrupt.check()
+        future: asyncio.Future[Answer] = self._context.loop.create_future()
         if self._expected is None:
             self._expected = {}
         self._expected.setdefault(question_id, []).append(future)
-        self._look()
+        self._update_quiescence()
         try:
             return await future
         finally:
@@ -248,7 +299,7 @@ class RunSurroundings:
         """Deliver a person's decision. A run that is being unloaded gets it when it resumes."""
         if self._answers is None:
             self._answers = {}
-        if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.leaving:
+        if self._answers.setdefault(answer.question_id, answer) is not answer or self._run.unloading:
             return
         for future in (self._expected or {}).pop(answer.question_id, ()):
             if not future.done():
@@ -257,25 +308,25 @@ class RunSurroundings:
 
     def at_rest(self, resting: bool) -> None:
         """Note whether all parts of the run wait for people."""
-        self._told = resting
-        self._look()
+        self._quiet = resting
+        self._update_quiescence()
 
-    def _look(self) -> None:
-        """Update `resting`: all questions are durable and awaited, and every answer has been delivered."""
-        resting = self._told and bool(self._expected) and not self._asked and not self._on_the_way
-        if resting == self.resting:
+    def _update_quiescence(self) -> None:
+        """Update `is_quiescent`: all questions are durable and awaited, and every answer has been delivered."""
+        quiescent = self._quiet and bool(self._expected) and not self._asked and not self._on_the_way
+        if quiescent == self.is_quiescent:
             return
-        self.resting = resting
-        if not resting:
+        self.is_quiescent = quiescent
+        if not quiescent:
             self.end_rest()
-        elif not self._run.scope.closed:
-            self._still = self._run.scope.hold_deadline()
+        elif not self._scope.closed:
+            self._still = self._scope.hold_deadline()
             self._still.__enter__()
-            self._host.run_rests(self._run)
+            self._observer.on_quiescent(self._run)
 
     def end_rest(self) -> None:
         """Resume the run's deadline."""
-        self.resting = False
+        self.is_quiescent = False
         still, self._still = self._still, None
         if still is not None:
             still.__exit__(None, None, None)
@@ -295,20 +346,20 @@ class RunSurroundings:
                 self._run.lose(error)
             elif isinstance(error, StorageError):
                 self.unsure = self.unsure or what == "steer"
-                self._host.store_failed(self._run.actor.key, self._run.run_id, what, error)
+                self._context.store_failed(self._actor.key, self._claim.lease.run_id, what, error)
 
         tries = 0
         while True:
             done = verb()
-            done.add_done_callback(answered, context=self._host.context)
+            done.add_done_callback(answered, context=self._context.variables)
             try:
                 result = await asyncio.shield(done)
             except StaleFence:
                 raise
             except StorageError:
-                await asyncio.sleep(retry_after_s(tries))
+                await asyncio.sleep(retry_delay_s(tries))
                 tries += 1
             else:
                 if tries:
-                    await self._host.catch_up(self._run.actor)  # the lost reply had events
+                    await self._directory.catch_up(self._actor)  # the lost reply had events
                 return result

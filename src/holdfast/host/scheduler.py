@@ -31,8 +31,7 @@ from holdfast.errors import (
     UnknownPolicy,
     UnknownSchedule,
 )
-from holdfast.host.dispatch import receipt_of
-from holdfast.host.statistics import Incident
+from holdfast.host.message_sender import receipt_of
 from holdfast.logs import redact, visible
 from holdfast.protocol.decisions import DECISIONS
 from holdfast.protocol.messages import Receipt, check_text
@@ -40,9 +39,12 @@ from holdfast.protocol.schedules import ScheduleSpec, ScheduleView, check_cadenc
 from holdfast.storage.port import DueSchedule, Fire, Fired, PutSchedule, Send
 
 if TYPE_CHECKING:
-    from holdfast.host.host import Host
+    from holdfast.host.agent_registry import AgentRegistry
+    from holdfast.host.context import HostContext
+    from holdfast.host.dispatcher import Dispatcher
+    from holdfast.host.session_queue import SessionQueue
 
-__all__ = ["Schedule", "Schedules"]
+__all__ = ["Schedule", "Scheduler"]
 
 _log = logging.getLogger("holdfast.host")
 
@@ -61,11 +63,16 @@ TEXT_LENGTH = 100_000
 """Limit for a schedule's message: many are in memory together."""
 
 
-class Schedules:
-    """Fires the schedules of a host. Made by the `Host`; on its loop only."""
+class Scheduler:
+    """Fires the schedules of a host. On its loop only."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(
+        self, context: HostContext, agents: AgentRegistry, queue: SessionQueue, dispatcher: Dispatcher
+    ) -> None:
+        self._context = context
+        self._agents = agents
+        self._queue = queue
+        self._dispatcher = dispatcher
         self._timer: asyncio.TimerHandle | None = None
         self._next_at = math.inf
         self._looking = False
@@ -75,7 +82,7 @@ class Schedules:
 
     def start(self) -> None:
         """Start, with a first check at once."""
-        self._ahead_s = self._host.now() - self._host.clock.monotonic()
+        self._ahead_s = self._context.now() - self._context.clock.monotonic()
         self._begin()
 
     def close(self) -> None:
@@ -95,38 +102,40 @@ class Schedules:
 
     def _arm(self) -> None:
         self.close()
-        if not self._host.draining:
-            delay_s = min(max(0.001, self._next_at - self._host.now()), LOOK_EVERY_S)
-            self._timer = self._host.loop.call_later(delay_s, self._wake, context=self._host.context)
+        if not self._context.lifecycle.draining:
+            delay_s = min(max(0.001, self._next_at - self._context.now()), LOOK_EVERY_S)
+            self._timer = self._context.loop.call_later(delay_s, self._wake, context=self._context.variables)
 
     def _wake(self) -> None:
         self._timer = None
-        now = self._host.now()
-        before, self._ahead_s = self._ahead_s, now - self._host.clock.monotonic()
+        now = self._context.now()
+        before, self._ahead_s = self._ahead_s, now - self._context.clock.monotonic()
         if now >= self._next_at or self._ahead_s < before - BACK_S:
             self._begin()
         else:
             self._arm()
 
     def _begin(self) -> None:
-        if not self._host.draining:
+        if not self._context.lifecycle.draining:
             self._looking = True
-            self._host.start_task(self._look(), "schedules")
+            self._context.start_task(self._look(), "schedules")
 
     async def _look(self) -> None:
         """Fire everything that is due, then wait for the next."""
-        host = self._host
-        again_at = host.now() + AGAIN_S
+        context = self._context
+        again_at = context.now() + AGAIN_S
         self._next_at = math.inf  # schedules put from here on make it earlier
         try:
-            while not host.draining and (batch := await host.store.due_schedules(now=host.now(), limit=BATCH)):
+            while not context.lifecycle.draining and (
+                batch := await context.store.due_schedules(now=context.now(), limit=BATCH)
+            ):
                 if not await self._fire_all(batch):
-                    again_at = host.now() + AGAIN_S
+                    again_at = context.now() + AGAIN_S
                     return
-            next_at = await host.store.next_schedule()
+            next_at = await context.store.next_schedule()
             again_at = math.inf if next_at is None else next_at
         except StorageError as error:
-            host.store_failed(None, None, "schedules", error)
+            context.store_failed(None, None, "schedules", error)
         finally:
             self._looking = False
             self._next_at = min(self._next_at, again_at)
@@ -136,7 +145,9 @@ class Schedules:
 
     async def _fire_all(self, batch: Sequence[DueSchedule]) -> bool:
         """Fire a batch; return whether the store answered for all of it and at least one schedule moved on."""
-        firing = [self._fire(due) for due in batch if not self._host.draining and self._may_fire(due.principal)]
+        firing = [
+            self._fire(due) for due in batch if not self._context.lifecycle.draining and self._may_fire(due.principal)
+        ]
         if firing:
             await asyncio.wait(firing)
         return all(done.exception() is None for done in firing) and any(
@@ -146,18 +157,15 @@ class Schedules:
     def _may_fire(self, principal: str) -> bool:
         """Return whether the principal is within its rate; a schedule not fired now stays due."""
         try:
-            self._host.budgets.fires.take(principal)
+            self._context.budgets.fires.take(principal)
         except RateLimited:
-            self._host.incidents.kept["P14"] += 1
+            self._context.incidents.kept["P14"] += 1
             return False
         return True
 
     def _fire(self, due: DueSchedule, *, by_hand: bool = False) -> asyncio.Future[Fired]:
-        host = self._host
-        settings, spec, now = host.settings, due.spec, host.now()
-        reserved = host.dispatch.admission.reserve(due.principal)
-        if not reserved:
-            host.incidents.kept["P14"] += 1
+        context = self._context
+        settings, spec, now = context.settings, due.spec, context.now()
         request = Fire(
             schedule=due.schedule,
             revision=due.revision,
@@ -165,35 +173,37 @@ class Schedules:
                 principal=due.principal,
                 key=spec.session,
                 agent=spec.agent,
-                default_agent=host.default_agent,
+                default_agent=self._agents.default,
                 message_id=ids.message_id(),
                 content=spec.text,
                 policy=spec.overlap,
                 at=now,
-                run_id=ids.run_id() if reserved else None,
+                run_id=self._queue.reserve(due.principal),
                 quiet_s=settings.quiet_s,
                 max_wait_s=settings.max_wait_s,
                 mailbox_limit=settings.mailbox_limit,
                 mailbox_size=settings.mailbox_size,
                 session_limit=settings.principal_sessions,
-                stored_limit=host.stored_limit,
+                stored_limit=context.stored_limit,
             ),
-            agents=frozenset(host.agents),
+            agents=frozenset(self._agents.by_name),
             by_hand=by_hand,
         )
-        done = host.store.fire_schedule(request)
-        done.add_done_callback(functools.partial(host.dispatch.fired, request), context=host.context)
-        done.add_done_callback(functools.partial(self._fired, due, by_hand), context=host.context)
+        done = context.store.fire_schedule(request)
+        done.add_done_callback(
+            functools.partial(self._dispatcher.on_fire_committed, request), context=context.variables
+        )
+        done.add_done_callback(functools.partial(self._fired, due, by_hand), context=context.variables)
         return done
 
     def _fired(self, due: DueSchedule, by_hand: bool, done: asyncio.Future[Fired]) -> None:
-        host, error = self._host, done.exception()
+        context, error = self._context, done.exception()
         if error is not None:
             if not by_hand:
-                host.store_failed(due.spec.session, None, f"schedule {due.schedule_id!r}", error)
+                context.store_failed(due.spec.session, None, f"schedule {due.schedule_id!r}", error)
             return
         fired = done.result()
-        counts = host.incidents.counts
+        counts = context.incidents.counts
         counts["ticks_missed"] += fired.missed
         match fired.outcome:
             case "fired":
@@ -203,7 +213,7 @@ class Schedules:
             case outcome:
                 counts["ticks_refused"] += 1
                 if outcome in ("mailbox_full", "limit_exceeded"):
-                    host.incidents.kept["P9"] += 1
+                    context.incidents.kept["P9"] += 1
         told = due.schedule in self._broken
         if fired.outcome == "broken":
             self._broken.add(due.schedule)
@@ -212,30 +222,30 @@ class Schedules:
         if fired.problem is not None and not (told and fired.outcome == "broken"):
             text = f"schedule {due.schedule_id!r} of {due.principal!r} does not fire: {fired.problem}"
             _log.warning("%s", visible(redact(text)))
-            host.incidents.report(Incident(at=host.now(), kind="schedule", text=text, session=due.spec.session))
+            context.report("schedule", text, session=due.spec.session)
 
     # ── for owners ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def put(self, principal: str, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
         """Create or replace a schedule. Raises as `SessionLike.schedule`."""
-        host = self._host
+        context = self._context
         schedule_id = ids.schedule_id() if schedule_id is None else checked_id(schedule_id)
         self._check(spec)
-        if host.draining:
+        if context.lifecycle.draining:
             raise Draining("this host is shutting down and accepts no new schedules")
-        done = host.store.put_schedule(
+        done = context.store.put_schedule(
             PutSchedule(
                 principal=principal,
                 schedule_id=schedule_id,
                 spec=spec,
-                at=host.now(),
-                limit=host.settings.principal_schedules,
-                stored_limit=host.stored_limit,
+                at=context.now(),
+                limit=context.settings.principal_schedules,
+                stored_limit=context.stored_limit,
             )
         )
-        done.add_done_callback(self._changed, context=host.context)
+        done.add_done_callback(self._changed, context=context.variables)
         await asyncio.shield(done)
-        return Schedule(host, principal, schedule_id)
+        return Schedule(self, principal, schedule_id)
 
     def _check(self, spec: ScheduleSpec) -> None:
         text: object = spec.text
@@ -251,8 +261,8 @@ class Schedules:
         if not any(policy == spec.overlap for _, policy in DECISIONS):
             raise UnknownPolicy(f"unknown policy {spec.overlap!r}")
         if spec.agent is not None:
-            self._host.find_agent(spec.agent)
-        check_cadence(spec, now=self._host.now())
+            self._agents.find(spec.agent)
+        check_cadence(spec, now=self._context.now())
 
     def _changed(self, done: asyncio.Future[ScheduleView]) -> None:
         if done.exception() is None and done.result().next_at is not None:
@@ -260,23 +270,27 @@ class Schedules:
 
     async def pause(self, principal: str, schedule_id: str, *, paused: bool) -> ScheduleView:
         """See `ScheduleLike.pause` and `ScheduleLike.resume`."""
-        host = self._host
-        done = host.store.pause_schedule(principal, schedule_id, paused=paused, at=host.now())
-        done.add_done_callback(self._changed, context=host.context)
+        context = self._context
+        done = context.store.pause_schedule(principal, schedule_id, paused=paused, at=context.now())
+        done.add_done_callback(self._changed, context=context.variables)
         return await asyncio.shield(done)
 
     async def find(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView]:
         """Return the schedule's row and its current state. Raises `UnknownSchedule`."""
-        found = await self._host.store.schedule(principal, schedule_id)
+        found = await self._context.store.schedule(principal, schedule_id)
         if found is None:
             raise UnknownSchedule(f"no such schedule: {schedule_id!r}")
         return found
+
+    async def delete(self, principal: str, schedule_id: str) -> ScheduleView:
+        """See `ScheduleLike.delete`."""
+        return await asyncio.shield(self._context.store.delete_schedule(principal, schedule_id))
 
     async def run_now(self, principal: str, schedule_id: str) -> Receipt:
         """See `ScheduleLike.run_now`."""
         for tries in range(1, TRIES + 1):
             due, _ = await self.find(principal, schedule_id)
-            if self._host.draining:
+            if self._context.lifecycle.draining:
                 raise Draining("this host is shutting down and accepts no new messages")
             try:
                 fired = await asyncio.shield(self._fire(due, by_hand=True))
@@ -295,10 +309,10 @@ class Schedule:
     Call all methods on the host's loop. A caller that is cancelled gives up its wait, never the change.
     """
 
-    __slots__ = ("_host", "principal", "schedule_id")
+    __slots__ = ("_scheduler", "principal", "schedule_id")
 
-    def __init__(self, host: Host, principal: str, schedule_id: str) -> None:
-        self._host = host
+    def __init__(self, scheduler: Scheduler, principal: str, schedule_id: str) -> None:
+        self._scheduler = scheduler
         self.principal = principal
         self.schedule_id = checked_id(schedule_id)
 
@@ -307,23 +321,23 @@ class Schedule:
 
     async def info(self) -> ScheduleView:
         """See `ScheduleLike.info`."""
-        return (await self._host.timetable.find(self.principal, self.schedule_id))[1]
+        return (await self._scheduler.find(self.principal, self.schedule_id))[1]
 
     async def pause(self) -> ScheduleView:
         """See `ScheduleLike.pause`."""
-        return await self._host.timetable.pause(self.principal, self.schedule_id, paused=True)
+        return await self._scheduler.pause(self.principal, self.schedule_id, paused=True)
 
     async def resume(self) -> ScheduleView:
         """See `ScheduleLike.resume`."""
-        return await self._host.timetable.pause(self.principal, self.schedule_id, paused=False)
+        return await self._scheduler.pause(self.principal, self.schedule_id, paused=False)
 
     async def run_now(self) -> Receipt:
         """See `ScheduleLike.run_now`."""
-        return await self._host.timetable.run_now(self.principal, self.schedule_id)
+        return await self._scheduler.run_now(self.principal, self.schedule_id)
 
     async def delete(self) -> ScheduleView:
         """See `ScheduleLike.delete`."""
-        return await asyncio.shield(self._host.store.delete_schedule(self.principal, self.schedule_id))
+        return await self._scheduler.delete(self.principal, self.schedule_id)
 
 
 def checked_id(schedule_id: str) -> str:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from holdfast.runtime import Interrupt
 
-__all__ = ["LoopWatch"]
+__all__ = ["LoopWatchdog"]
 
 STACK_DEPTH = 12
 
 
-class LoopWatch:
+class LoopWatchdog:
     """Pings the loop periodically, from a thread of its own.
 
     Parameters:
@@ -30,14 +30,14 @@ class LoopWatch:
         self._loop = loop
         self._limit_s = limit_s
         self._report = report
-        self._end = Interrupt(name="loop watch")
+        self._end = Interrupt(name="loop watchdog")
         self._answered = 0
         self._loop_thread = 0
 
     def start(self) -> None:
         """Start watching."""
         self._loop_thread = threading.get_ident()
-        threading.Thread(target=self._watch, name="holdfast loop watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="holdfast loop watchdog", daemon=True).start()
 
     def close(self) -> None:
         """Stop watching; the thread ends by itself."""

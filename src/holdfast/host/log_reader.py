@@ -15,19 +15,17 @@ import msgspec
 
 from holdfast.errors import InvalidCursor, SessionDeleted, UnknownMessage, UnknownSession
 from holdfast.host.budgets import PAGE_BYTES
+from holdfast.host.session_directory import PAGE
 from holdfast.protocol.events import START, Gap, Stored, format_cursor, parse_cursor, shown
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 
 if TYPE_CHECKING:
-    from holdfast.host.actor import SessionActor
     from holdfast.host.budgets import Charge
-    from holdfast.host.host import Host
-    from holdfast.protocol.messages import SessionView
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveSession
+    from holdfast.host.session_directory import SessionDirectory
 
 __all__ = ["AwaitedLog", "LogReader", "SessionLog", "events_bytes", "open_log"]
-
-PAGE = 1024
-"""Maximum number of events in one read."""
 
 
 class _Settled(msgspec.Struct):
@@ -54,10 +52,11 @@ class LogReader:
         "_actor",
         "_charge",
         "_closed",
+        "_context",
+        "_directory",
         "_done",
         "_ended",
         "_follow",
-        "_host",
         "_keepalive_s",
         "_reader",
         "_stored",
@@ -67,8 +66,9 @@ class LogReader:
 
     def __init__(
         self,
-        host: Host,
-        actor: SessionActor,
+        context: HostContext,
+        directory: SessionDirectory,
+        actor: LiveSession,
         *,
         number: int,
         cursor: int,
@@ -77,7 +77,8 @@ class LogReader:
     ) -> None:
         self.number = number
         self.cursor = cursor
-        self._host = host
+        self._context = context
+        self._directory = directory
         self._actor = actor
         self._follow = follow
         self._keepalive_s = keepalive_s
@@ -88,7 +89,7 @@ class LogReader:
         self._done = False
         self._closed = False
         actor.readers += 1
-        host.readers += 1
+        directory.readers += 1
 
     @property
     def position(self) -> str:
@@ -124,7 +125,7 @@ class LogReader:
                 batch = [event for seq, event in shown if seq > self.cursor]
             if isinstance(batch, Gap):
                 self.cursor = batch.until
-                self._host.incidents.counts["gaps"] += 1
+                self._context.incidents.counts["gaps"] += 1
                 return batch
             if batch:
                 ending = _ending(batch, self._follow)
@@ -132,20 +133,20 @@ class LogReader:
                     batch = batch[: ending + 1]
                     self._done = True
                 if batch[0].seq != self.cursor + 1 or batch[-1].seq != self.cursor + len(batch):
-                    self._host.incidents.broken["P7"] += 1
+                    self._context.incidents.broken["P7"] += 1
                 self.cursor = batch[-1].seq
-                self._host.incidents.kept["P7"] += len(batch)
+                self._context.incidents.kept["P7"] += len(batch)
                 return batch
         self._done = True
         raise StopAsyncIteration
 
     async def look(self, principal: str, key: str) -> None:
         """Look up what was stored before this reader was attached. Raises `InvalidCursor`, `UnknownMessage`."""
-        session, view = await _found(self._host, principal, key)
+        session, view = await self._directory.find(principal, key)
         if self.cursor > max(view.seq, self._actor.log.next_seq - 1):
             raise InvalidCursor(f"seq {self.cursor} is ahead of the session, which is at {view.seq}")
         self._stored = view.seq
-        if self._follow is not None and await _is_settled(self._host, session, key, self._follow):
+        if self._follow is not None and await _is_settled(self._context, session, key, self._follow):
             self._ended = True  # it may have settled before the cursor
 
     async def aclose(self) -> None:
@@ -155,19 +156,19 @@ class LogReader:
             self._release()
             self._reader.close()
             self._actor.readers -= 1
-            self._host.readers -= 1
-            self._actor.idle_since = self._host.loop.time()
+            self._directory.readers -= 1
+            self._actor.idle_since = self._context.loop.time()
 
     async def _from_store(self, cursor: int, until: int) -> Sequence[Stored] | Gap:
         """Return the next page; its memory is charged until the next call."""
         self._release()
-        host, session = self._host, self._actor.session
+        context, session = self._context, self._actor.session
 
         async def read() -> list[Stored]:
-            found = await host.store.read_events(session, after=cursor, limit=PAGE, limit_bytes=PAGE_BYTES)
+            found = await context.store.read_events(session, after=cursor, limit=PAGE, limit_bytes=PAGE_BYTES)
             return [event for event in found if event.seq > cursor]
 
-        page, self._charge = await host.budgets.read_page(self._actor.principal, read, events_bytes)
+        page, self._charge = await context.budgets.read_page(self._actor.principal, read, events_bytes)
         if page and page[0].seq == cursor + 1:
             return shown(page)
         return Gap(after=cursor, until=page[0].seq - 1 if page else until, reason="pruned")
@@ -190,17 +191,20 @@ class AwaitedLog:
     yields None after each `keepalive_s`, and ends when the host closes its streams; the store keeps nothing for it.
     """
 
-    __slots__ = ("_closed", "_host", "_keepalive_s", "_key", "_log", "_made", "_principal")
+    __slots__ = ("_closed", "_context", "_directory", "_keepalive_s", "_key", "_log", "_made", "_principal")
 
-    def __init__(self, host: Host, principal: str, key: str, *, keepalive_s: float) -> None:
-        self._host = host
+    def __init__(
+        self, context: HostContext, directory: SessionDirectory, principal: str, key: str, *, keepalive_s: float
+    ) -> None:
+        self._context = context
+        self._directory = directory
         self._principal = principal
         self._key = key
         self._keepalive_s = keepalive_s
         self._log: LogReader | None = None
         self._closed = False
-        self._made = host.awaited.expect(principal, key)
-        host.readers += 1
+        self._made = directory.awaited.expect(principal, key)
+        directory.readers += 1
 
     @property
     def number(self) -> int:
@@ -226,17 +230,23 @@ class AwaitedLog:
                 there = await self.look()
             except SessionDeleted:  # it was created and deleted in the meantime
                 raise StopAsyncIteration from None
-            if not there and self._host.awaited.closed:
+            if not there and self._directory.awaited.closed:
                 raise StopAsyncIteration
         return await anext(self._log)
 
     async def look(self) -> bool:
         """Start reading if the session exists; return whether it does. Raises `SessionDeleted`, `StorageError`."""
         if self._made.done():  # expect again before looking, so that nothing is missed in between
-            self._made = self._host.awaited.expect(self._principal, self._key)
+            self._made = self._directory.awaited.expect(self._principal, self._key)
         with suppress(UnknownSession):
             self._log = await _open(
-                self._host, self._principal, self._key, after=None, follow=None, keepalive_s=self._keepalive_s
+                self._context,
+                self._directory,
+                self._principal,
+                self._key,
+                after=None,
+                follow=None,
+                keepalive_s=self._keepalive_s,
             )
             self._wait_no_more()
         return self._log is not None
@@ -251,8 +261,8 @@ class AwaitedLog:
                 await self._log.aclose()
 
     def _wait_no_more(self) -> None:
-        self._host.readers -= 1
-        self._host.awaited.forget(self._principal, self._key, self._made)
+        self._directory.readers -= 1
+        self._directory.awaited.forget(self._principal, self._key, self._made)
 
 
 SessionLog = LogReader | AwaitedLog
@@ -260,7 +270,14 @@ SessionLog = LogReader | AwaitedLog
 
 
 async def open_log(
-    host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
+    context: HostContext,
+    directory: SessionDirectory,
+    principal: str,
+    key: str,
+    *,
+    after: str | None,
+    follow: str | None,
+    keepalive_s: float,
 ) -> SessionLog:
     """Return a reader after cursor `after`; None starts at the first event, waiting for the session if necessary.
 
@@ -269,11 +286,11 @@ async def open_log(
         SessionDeleted, UnknownMessage, InvalidCursor.
     """
     try:
-        return await _open(host, principal, key, after=after, follow=follow, keepalive_s=keepalive_s)
+        return await _open(context, directory, principal, key, after=after, follow=follow, keepalive_s=keepalive_s)
     except UnknownSession:
         if follow is not None or after not in (None, START):
             raise
-    log = AwaitedLog(host, principal, key, keepalive_s=keepalive_s)
+    log = AwaitedLog(context, directory, principal, key, keepalive_s=keepalive_s)
     try:
         await log.look()
     except BaseException:
@@ -283,12 +300,21 @@ async def open_log(
 
 
 async def _open(
-    host: Host, principal: str, key: str, *, after: str | None, follow: str | None, keepalive_s: float
+    context: HostContext,
+    directory: SessionDirectory,
+    principal: str,
+    key: str,
+    *,
+    after: str | None,
+    follow: str | None,
+    keepalive_s: float,
 ) -> LogReader:
-    session, view = await _found(host, principal, key)
+    session, view = await directory.find(principal, key)
     cursor = 0 if after is None else parse_cursor(after, view.number)
-    actor = host.actor(session=session, number=view.number, principal=principal, key=key, seq=view.seq)
-    reader = LogReader(host, actor, number=view.number, cursor=cursor, follow=follow, keepalive_s=keepalive_s)
+    actor = directory.load(session=session, number=view.number, principal=principal, key=key, seq=view.seq)
+    reader = LogReader(
+        context, directory, actor, number=view.number, cursor=cursor, follow=follow, keepalive_s=keepalive_s
+    )
     try:
         # New events reach this reader from now on; `look` finds everything stored before.
         await reader.look(principal, key)
@@ -298,17 +324,8 @@ async def _open(
     return reader
 
 
-async def _found(host: Host, principal: str, key: str) -> tuple[int, SessionView]:
-    found = await host.store.find_session(principal, key)
-    if found is None:
-        raise UnknownSession(f"no such session: {key!r}")
-    if found[1].state == "deleted":
-        raise SessionDeleted(f"session {key!r} was deleted")
-    return found
-
-
-async def _is_settled(host: Host, session: int, key: str, message_id: str) -> bool:
-    settlement = await host.store.settlement(session, message_id)
+async def _is_settled(context: HostContext, session: int, key: str, message_id: str) -> bool:
+    settlement = await context.store.settlement(session, message_id)
     if settlement is None:
         raise UnknownMessage(f"no such message: {message_id!r} in session {key!r}")
     return settlement.state in TERMINAL_MESSAGE_STATES

@@ -3,25 +3,77 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from holdfast.host.budgets import FREE_BYTES
 from holdfast.protocol.events import shown
 from holdfast.runtime import Broadcast
 
 if TYPE_CHECKING:
-    from holdfast.host.active import ActiveRun
+    import asyncio
+
     from holdfast.protocol.events import Stored
+    from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
 
-__all__ = ["SessionActor"]
+__all__ = ["LiveRun", "LiveSession"]
+
+
+class LiveRun(Protocol):
+    """A run in this host's memory, as the parts around it see it."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+
+    @property
+    def actor(self) -> LiveSession:
+        """The run's session."""
+
+    @property
+    def scope(self) -> Scope:
+        """The owner of everything that the run starts."""
+
+    @property
+    def status(self) -> Literal["completed", "failed", "interrupted"] | None:
+        """How the run ended; None until then."""
+
+    @property
+    def unloaded(self) -> bool:
+        """Whether the run left memory without having ended; a later claim resumes it."""
+
+    @property
+    def unloading(self) -> bool:
+        """Whether the run, which waits only for people, is leaving memory."""
+
+    @property
+    def is_quiescent(self) -> bool:
+        """Whether the run waits only for people."""
+
+    def stop(self, cause: Cause, *, grace_s: float | None = None) -> asyncio.Future[StopReceipt]:
+        """Interrupt the run; the future resolves to the receipt once the slot is free."""
+
+    def follow(self) -> asyncio.Future[StopReceipt]:
+        """Return a future of the stop receipt, whatever stops the run; it resolves once the slot is free."""
+
+    def unload(self) -> bool:
+        """Unload a run that waits only for people, if a later claim can resume it. Return whether it unloads."""
+
+    def unload_on_stop(self) -> None:
+        """Let the coming stop leave the run unended, if the next start can resume it."""
+
+    def give_up(self) -> None:
+        """Stop waiting for the store: write nothing more of the run; the next start ends it."""
+
+    def supersede(self) -> None:
+        """End this run: a newer claim has the session."""
 
 
 def _length(event: Stored) -> int:
     return len(event.body)
 
 
-class SessionActor:
+class LiveSession:
     """One live session, at most one per session and host; used on the host's loop only.
 
     It has no task, queue or event of its own: it works by callbacks.
@@ -50,7 +102,7 @@ class SessionActor:
         self.readers = 0
         self.deleted = False
         self.deleted_seq = 0
-        self.active: ActiveRun | None = None
+        self.active: LiveRun | None = None
         self._background: dict[Scope, None] | None = None
         self.idle_since = 0.0
 

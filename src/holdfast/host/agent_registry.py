@@ -1,0 +1,57 @@
+"""The agents of a host, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from holdfast.agents.agent import Agent, AgentLike, as_agent
+from holdfast.errors import ConfigurationError, UnknownAgent
+
+__all__ = ["AgentRegistry"]
+
+
+class AgentRegistry:
+    """The agents of a host, the default one first.
+
+    Parameters:
+        agent: the default agent.
+        others: further agents, by name or as a sequence; without `agent`, the first one is the default.
+
+    Raises:
+        ConfigurationError: no agent, or a duplicate agent name.
+    """
+
+    __slots__ = ("by_name", "default")
+
+    def __init__(self, agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable[AgentLike] = ()) -> None:
+        self.by_name = _by_name(agent, others)
+        self.default = next(iter(self.by_name))
+
+    def find(self, name: str, *, among: frozenset[str] | None = None) -> Agent:
+        """Return the agent of that name, if in `among`. Raises `UnknownAgent`, which lists only agents in `among`."""
+        agent = self.by_name.get(name) if among is None or name in among else None
+        if agent is None:
+            visible = sorted(self.by_name if among is None else among & self.by_name.keys())
+            raise UnknownAgent(
+                f"unknown agent {name!r}",
+                hint=f"available: {', '.join(visible) or 'none for you'}; "
+                "name one with the message (agent=, --agent) to switch the session to it",
+            )
+        return agent
+
+
+def _by_name(agent: AgentLike | None, others: Mapping[str, AgentLike] | Iterable[AgentLike]) -> dict[str, Agent]:
+    found: list[Agent] = [] if agent is None else [as_agent(agent)]
+    if isinstance(others, Mapping):
+        found += [replace(as_agent(other), name=name) for name, other in others.items()]
+    else:
+        found += [as_agent(other) for other in others]
+    if not found:
+        raise ConfigurationError("a host needs at least one agent", hint="use Host(agent) or Host(agents=[…])")
+    by_name: dict[str, Agent] = {}
+    for one in found:
+        if one.name in by_name:
+            raise ConfigurationError(f"two agents are named {one.name!r}", hint="give one of them another name=")
+        by_name[one.name] = one
+    return by_name

@@ -1,0 +1,66 @@
+"""Validate a person's answer to a question, have the store record it, and pass it on."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import InvalidRequest
+from holdfast.protocol.messages import Answer, check_text
+
+if TYPE_CHECKING:
+    from holdfast.host.context import HostContext
+    from holdfast.host.suspension import Suspension
+    from holdfast.protocol.messages import Decision
+
+__all__ = ["Answerer", "give_answer"]
+
+
+class Answerer(NamedTuple):
+    """The author of an answer: the credential's owner, the credential, and the approval key if one was required."""
+
+    principal: str
+    via: str
+    approval_key: str = ""
+
+
+async def give_answer(
+    context: HostContext,
+    suspension: Suspension,
+    principal: str,
+    key: str,
+    question_id: str,
+    decision: Decision,
+    text: str,
+    *,
+    call_hash: str,
+    answerer: Answerer,
+) -> Answer:
+    """Answer a question of a session. Raises as `SessionLike.answer` and `approve`.
+
+    Parameters:
+        principal, key: of the session.
+    """
+    for given_text in (question_id, text, call_hash):
+        if not isinstance(given_text, str):
+            raise InvalidRequest("a question's id and its answer must be text (str)")
+    check_text(question_id + text + call_hash)
+    if "\0" in text:
+        raise InvalidRequest("the answer contains a NUL character", hint="remove it from the answer")
+    given = Answer(
+        question_id=question_id,
+        decision=decision,
+        text=text,
+        by=answerer.principal,
+        at=context.now(),
+        on_behalf_of="" if answerer.principal == principal else principal,
+        via=answerer.via,
+        approval_key=answerer.approval_key,
+        call_hash=call_hash,
+    )
+    done = context.store.answer(principal, key, given)
+    done.add_done_callback(
+        functools.partial(suspension.on_answered, principal, key, question_id), context=context.variables
+    )
+    return (await asyncio.shield(done)).answer

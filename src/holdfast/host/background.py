@@ -1,0 +1,90 @@
+"""Background work of sessions: it outlives its run, and its result comes back as a message."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import Draining, HoldfastError, LimitExceeded
+from holdfast.logs import log_failure, one_line
+from holdfast.runtime import Scope
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveSession
+    from holdfast.host.message_sender import MessageSender
+    from holdfast.host.thread_pools import ThreadPools
+    from holdfast.host.tree import TaskTree
+
+__all__ = ["Background"]
+
+_log = logging.getLogger("holdfast.host")
+
+
+class Background:
+    """Starts background work, within the limit of each principal. On the host's loop only."""
+
+    __slots__ = ("_active", "_context", "_sender", "_threads", "_tree")
+
+    def __init__(self, context: HostContext, threads: ThreadPools, tree: TaskTree, sender: MessageSender) -> None:
+        self._context = context
+        self._threads = threads
+        self._tree = tree
+        self._sender = sender
+        self._active: Counter[str] = Counter()
+
+    def start(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
+        """Start background work of a session.
+
+        Raises:
+            Draining: the host is shutting down.
+            LimitExceeded: the principal has too much background work.
+        """
+        context = self._context
+        if context.lifecycle.draining:
+            raise Draining("this host is shutting down and starts no background work")
+        limit = context.settings.principal_background
+        if self._active[actor.principal] >= limit:
+            context.incidents.kept["P9"] += 1
+            raise LimitExceeded(
+                f"{actor.principal!r} already has {limit} background tasks, which is the limit",
+                hint="wait until some have ended, or stop their sessions",
+            )
+        scope = Scope(name, parent=context.scope, threads=self._threads.of(actor.principal), owner=actor.principal)
+
+        async def report() -> None:
+            text = await self._outcome(actor, work, name)
+            if text is None or scope.interrupt.triggered:
+                return  # stopped work reports nothing
+            try:
+                await self._sender.send(actor.principal, actor.key, text)
+            except HoldfastError as error:
+                problem = f"the result of {name} could not be sent to its session: {one_line(error)}"
+                context.report("background", problem, session=actor.key)
+
+        def ended() -> None:
+            self._tree.note_abandoned(actor, scope)
+            del actor.background[scope]
+            self._active[actor.principal] -= 1
+
+        def begin() -> None:
+            scope.open()
+            actor.background[scope] = None
+            self._active[actor.principal] += 1
+            _ = scope.spawn(report(), name=name)
+            scope.close_when_done(ended)
+
+        context.variables.copy().run(begin)
+
+    async def _outcome(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], name: str) -> str | None:
+        """Run the work and return the message with its result, if it has one."""
+        try:
+            outcome = await work()
+        except Exception as error:
+            log_failure(_log, f"background work {name!r} failed", error, principal=actor.principal, session=actor.key)
+            self._context.report("background", f"{name}: {one_line(error)}", session=actor.key)
+            return f"[{name}] failed: {one_line(error)}"
+        return None if outcome is None else f"[{name}] {outcome}"

@@ -1,0 +1,138 @@
+"""Shared by all parts of a host: loop, clock, settings, store, budgets and counters.
+
+This is the bottom of the folder: it knows no session, no run and no other part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from holdfast.clock import Clock
+from holdfast.host.budgets import Budgets
+from holdfast.host.statistics import Incident, IncidentKind, Incidents
+from holdfast.logs import one_line
+from holdfast.protocol.stopping import Cause
+from holdfast.runtime import Scope
+from holdfast.settings import Settings, stored_limit
+from holdfast.storage import MemoryStore
+from holdfast.storage.port import Store
+
+__all__ = ["HostContext", "Lifecycle"]
+
+T = TypeVar("T")
+
+RUN_EXCESS_BYTES = 4_000_000
+"""Bytes that a principal's active runs may write above its quota together, so that accepted work can end."""
+
+
+class Lifecycle:
+    """Whether the host is shutting down. Changed by its drain only."""
+
+    __slots__ = ("draining", "past_deadline")
+
+    def __init__(self) -> None:
+        self.draining = False
+        """Whether the host refuses new work."""
+        self.past_deadline = False
+        """Whether runs are no longer given time to finish."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostContext:
+    """What every part of a host shares. Use it on the host's loop only.
+
+    Parameters:
+        now: the wall-clock time, from `clock`.
+        in_memory: whether the store has no file.
+        stored_limit: bytes that a principal may have stored.
+        run_stored_limit: the same, including the allowance for its active runs.
+    """
+
+    settings: Settings
+    clock: Clock
+    now: Callable[[], float]
+    store: Store
+    node_id: str
+    in_memory: bool
+    stored_limit: int
+    run_stored_limit: int
+    incidents: Incidents
+    budgets: Budgets
+    lifecycle: Lifecycle = field(default_factory=Lifecycle)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    """Tasks that belong to the host, until they are done."""
+    loop: asyncio.AbstractEventLoop = field(init=False)
+    variables: contextvars.Context = field(init=False)
+    """The context variables of the host, so that its callbacks and tasks inherit nothing from a caller."""
+    scope: Scope = field(init=False)
+    """The parent scope of all runs."""
+
+    @classmethod
+    def of(cls, settings: Settings, clock: Clock, store: Store, node_id: str) -> HostContext:
+        """Return the context of a host that has not started."""
+        incidents = Incidents()
+
+        def refused(text: str) -> None:
+            incidents.kept["P14"] += 1
+            incidents.report(Incident(at=clock.now(), kind="budget", text=text))
+
+        in_memory = isinstance(store, MemoryStore)
+        limit = stored_limit(settings, in_memory=in_memory)
+        return cls(
+            settings=settings,
+            clock=clock,
+            now=clock.now,
+            store=store,
+            node_id=node_id,
+            in_memory=in_memory,
+            stored_limit=limit,
+            run_stored_limit=limit + RUN_EXCESS_BYTES,
+            incidents=incidents,
+            budgets=Budgets(settings, clock, refused),
+        )
+
+    def bind(self, *, loop: asyncio.AbstractEventLoop, variables: contextvars.Context, scope: Scope) -> None:
+        """Set what exists only once the host starts. Called once."""
+        object.__setattr__(self, "loop", loop)
+        object.__setattr__(self, "variables", variables)
+        object.__setattr__(self, "scope", scope)
+
+    def start_task(self, coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Start a task owned by the host: outside every run, and referenced until it is done."""
+        task = self.loop.create_task(coroutine, name=f"holdfast {name}", context=self.variables.copy())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def report(
+        self,
+        kind: IncidentKind,
+        text: str,
+        *,
+        session: str | None = None,
+        run_id: str | None = None,
+        stack: tuple[str, ...] = (),
+    ) -> None:
+        """Record an incident. Thread-safe."""
+        self.incidents.report(
+            Incident(at=self.now(), kind=kind, text=text, session=session, run_id=run_id, stack=stack)
+        )
+
+    def store_failed(self, key: str | None, run_id: str | None, what: str, error: BaseException) -> None:
+        """Report a failed store call; it is retried if anything depends on it."""
+        self.report("store", f"{what}: {one_line(error)}", session=key, run_id=run_id)
+
+    def shutdown_cause(self) -> Cause:
+        """Return the cause of the stops of a shutdown."""
+        return Cause(kind="shutdown", reason="the host is shutting down", origin=self.node_id, at=self.now())
+
+    def session_id(self, number: int) -> str:
+        """Return an id that distinguishes this session from all others of its store, even after a restart.
+
+        A store without a file restarts its numbers with each host.
+        """
+        return f"{number}-{self.node_id}" if self.in_memory else str(number)

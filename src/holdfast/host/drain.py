@@ -1,0 +1,136 @@
+"""Shut down the work of a host: accept no more, let runs finish until the deadline, then unload or stop the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.host.statistics import DrainReport
+
+if TYPE_CHECKING:
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveRun
+    from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.scheduler import Scheduler
+    from holdfast.host.session_directory import SessionDirectory
+    from holdfast.host.session_queue import SessionQueue
+    from holdfast.protocol.stopping import StopReceipt
+
+__all__ = ["Drain"]
+
+STORE_S = 5.0
+"""Seconds that a drain waits for the store to commit runs, beyond the time of their stops."""
+
+
+class Drain:
+    """The drain of a host. On its loop only."""
+
+    __slots__ = ("_context", "_cut", "_deadline", "_directory", "_ended", "_launcher", "_queue", "_scheduler")
+
+    def __init__(
+        self,
+        context: HostContext,
+        directory: SessionDirectory,
+        queue: SessionQueue,
+        launcher: RunLauncher,
+        scheduler: Scheduler,
+    ) -> None:
+        self._context = context
+        self._directory = directory
+        self._queue = queue
+        self._launcher = launcher
+        self._scheduler = scheduler
+        self._ended = 0
+        self._cut: dict[LiveRun, asyncio.Future[StopReceipt]] = {}
+        self._deadline: asyncio.Timeout | None = None
+
+    async def run(self, deadline_s: float) -> DrainReport:
+        """Drain the host; see `Host.drain`."""
+        context, live = self._context, self._launcher.live
+        began = context.loop.time()
+        context.lifecycle.draining = True
+        self._queue.close()
+        self._scheduler.close()
+        at_first = self._ended
+        for run in list(live.values()):
+            if run.is_quiescent:
+                self._cut_short(run)
+        await self._until_unused(deadline_s)
+        finished = self._ended - at_first
+        context.lifecycle.past_deadline = True
+        for run in list(live.values()):
+            self._cut_short(run)
+        stops: list[asyncio.Future[StopReceipt]] = []
+        for actor in list(self._directory.live.values()):
+            for scope in list(actor.background):
+                stop = scope.stop(cause=context.shutdown_cause())
+                stops.append(context.start_task(stop, "stop background"))
+        await self._until_unused(context.settings.grace_s + context.settings.kill_after_s + STORE_S)
+        unwritten = tuple(f"run {run_id}: the store did not accept its end" for run_id in live)
+        for run in list(live.values()):
+            run.give_up()
+        receipts = [await stop for stop in (*self._cut.values(), *stops)]  # each is bounded by its grace period
+        orphans = (*(name for receipt in receipts for name in _survivors(receipt)), *unwritten)
+        unloaded = tuple(run.run_id for run in self._cut if run.unloaded)
+        ended_by_itself = [run for run in self._cut if run.status in ("completed", "failed")]  # it finished first
+        interrupted = tuple(run.run_id for run in self._cut if not run.unloaded and run not in ended_by_itself)
+        finished += len(ended_by_itself)
+        self._cut.clear()
+        context.incidents.kept["P12"] += finished + len(unloaded) + len(interrupted)
+        context.incidents.broken["P12"] += len(orphans)
+        return DrainReport(
+            finished=finished,
+            parked=unloaded,
+            interrupted=interrupted,
+            waiting=self._queue.admission.waiting,
+            orphans=orphans,
+            elapsed_s=context.loop.time() - began,
+        )
+
+    def hasten(self) -> None:
+        """End the deadline now."""
+        if not self._context.lifecycle.past_deadline and self._deadline is not None:
+            self._deadline.reschedule(self._context.loop.time())
+
+    def on_started(self, run: LiveRun) -> None:
+        """Unload or stop a run that started after the deadline."""
+        if self._context.lifecycle.past_deadline:
+            self._cut_short(run)
+
+    def on_quiescent(self, run: LiveRun) -> None:
+        """Unload a run that waits only for people, if possible. A drain does not wait for it otherwise."""
+        if self._context.lifecycle.draining:
+            self._cut_short(run)
+        else:
+            run.unload()
+
+    def on_ended(self, run: LiveRun) -> None:
+        """Count a run that is no longer live."""
+        if run not in self._cut and not run.unloaded:
+            self._ended += 1
+
+    async def _until_unused(self, deadline_s: float) -> None:
+        """Wait until every run has ended, including runs that a pending send or claim is about to start."""
+        try:
+            async with asyncio.timeout(deadline_s) as self._deadline:
+                await self._queue.unused()
+        except TimeoutError:
+            pass  # the drain continues with the remaining runs
+        finally:
+            self._deadline = None
+
+    def _cut_short(self, run: LiveRun) -> None:
+        """Unload or stop a run."""
+        if run in self._cut:
+            return
+        if run.unloading or (run.is_quiescent and run.unload()):
+            self._cut[run] = run.follow()
+        else:
+            run.unload_on_stop()
+            self._cut[run] = run.stop(self._context.shutdown_cause())
+
+
+def _survivors(receipt: StopReceipt) -> list[str]:
+    """Return the names of the survivors in a receipt."""
+    threads = [f"{left.kind} {left.name} of {receipt.scope}" for left in receipt.abandoned]
+    return threads + [f"process {pid} of {receipt.scope}" for pid in receipt.survivors]

@@ -1,0 +1,277 @@
+"""One run's writes to the log: batching, back-pressure and retries.
+
+Invariants
+- All output of the run goes to the log through one buffer, in order, with one append in flight; the commit takes the
+  rest.
+- A failed append is retried unchanged until the store accepts it; later writes wait behind it.
+- Once the writer is no longer open, new output is dropped, and those who wait for the log get an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.errors import HoldfastError, QuotaExceeded, RunClosed, StaleFence
+from holdfast.host.retry import RETRY_S, retry_delay_s
+from holdfast.protocol.events import Event, encode_event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveSession
+    from holdfast.storage.port import Appended, Lease
+
+__all__ = ["EventWriter"]
+
+FIRST_FLUSH_S = 0.0005
+FIRST_FLUSH_TICKS = 4
+"""Delay of a run's first flush, in seconds, then in loop iterations: a short run's output goes with its commit, even
+when iterations take long."""
+FLUSH_EVERY_S = 0.02
+"""A run with steady output is flushed at least this often."""
+BEAT_S = 0.005
+"""Flushes follow a beat shared by all runs, so that their output reaches the store together."""
+SILENT_S = 0.1
+"""Idle time after which the next event is flushed immediately."""
+BEHIND_AT = 1024
+"""Number of buffered events from which the run waits for the log."""
+BEHIND_BYTES = 262_144
+"""Bytes of buffered events from which the run waits for the log."""
+BATCH_LIMIT = 4096
+
+
+class EventWriter:
+    """The run's `holdfast.agents.journal.Recorder`. On the host's loop only, except where noted.
+
+    Parameters:
+        on_append: called with the error of each append, None if it succeeded. The owner then has the rest flushed.
+    """
+
+    __slots__ = (
+        "_batch",
+        "_buffered_bytes",
+        "_context",
+        "_failure",
+        "_inflight",
+        "_last_flush",
+        "_lease",
+        "_mode",
+        "_nth",
+        "_on_append",
+        "_session",
+        "_stored",
+        "_taken",
+        "_timer",
+        "_waiting",
+        "buffer",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        context: HostContext,
+        session: LiveSession,
+        lease: Lease,
+        on_append: Callable[[BaseException | None], object],
+    ) -> None:
+        self._context = context
+        self._session = session
+        self._lease = lease
+        self._on_append = on_append
+        self._mode: Literal["open", "flushing", "sealed", "closed"] = "open"
+        self._failure: HoldfastError | None = None
+        self.buffer: list[tuple[str, bytes]] = []
+        """Encoded events that were not yet passed to the store."""
+        self._buffered_bytes = 0
+        self._batch: list[tuple[str, bytes]] = []  # passed to the store, not yet confirmed
+        self._nth = 0
+        self._inflight: asyncio.Future[Appended] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_flush = 0.0
+        self._taken = 0
+        self._stored = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        self.tries = 0
+        """Number of failures of the current write of the run, an append or another one."""
+
+    # ── for the run ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def behind(self) -> bool:
+        """Whether the log is behind. Thread-safe."""
+        return len(self.buffer) >= BEHIND_AT or self._buffered_bytes >= BEHIND_BYTES
+
+    def write(self, event: Event) -> None:
+        """Buffer an event of the run."""
+        if self._mode != "open":
+            return
+        encoded = encode_event(event)
+        self.buffer.append(encoded)
+        self._buffered_bytes += len(encoded[1])
+        self._taken += 1
+        if self._timer is None and self._inflight is None:
+            self._timer = self._flush_later()
+
+    async def written(self) -> None:
+        """Wait until all events buffered so far are stored."""
+        goal = self._taken
+        while self._stored < goal:
+            if self._failure is not None:
+                raise self._failure
+            if self._mode != "open":
+                raise RunClosed(f"run {self._lease.run_id} has ended")
+            self._hurry()
+            await self._changed()
+
+    async def room(self) -> None:
+        """Wait while the log is behind."""
+        while self.behind and self._mode == "open":
+            self._hurry()
+            await self._changed()
+
+    def late(self) -> None:
+        """Count a result that came too late and is discarded. Thread-safe."""
+        self._context.incidents.counts["late_results"] += 1
+
+    # ── for the owner ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether an append is on its way to the store."""
+        return self._inflight is not None
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a batch is not confirmed: it must be flushed again before any other write."""
+        return bool(self._batch)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the current write has failed so often that nobody should wait for it."""
+        return self.tries >= len(RETRY_S)
+
+    def stop_accepting(self) -> None:
+        """Drop new events; the buffered ones are still flushed."""
+        if self._mode == "open":
+            self._mode = "flushing"
+
+    def seal(self) -> None:
+        """Leave the buffered events to the commit; only an unconfirmed batch is still flushed."""
+        if self._mode != "closed":
+            self._mode = "sealed"
+        self.cancel_timer()
+
+    def discard(self, failure: HoldfastError) -> None:
+        """Drop all events that are not stored; those who wait for the log get `failure`."""
+        self._failure = failure
+        self.stop_accepting()
+        self._batch = []
+        self.buffer.clear()
+        self._buffered_bytes = 0
+
+    def close(self) -> None:
+        """Write nothing more."""
+        self._mode = "closed"
+        self.cancel_timer()
+        self._on_append = _ignore  # it refers back to this
+        self.wake()
+
+    def wake(self) -> None:
+        """Have those who wait for the log look again."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+
+    def flush(self) -> None:
+        """Append the unconfirmed batch again, or the next one, unless an append is in flight."""
+        self.cancel_timer()
+        if self._inflight is not None or self._mode == "closed":
+            return
+        if not self._batch:
+            if not self.buffer or self._mode == "sealed":
+                return
+            self._batch = self.buffer[:BATCH_LIMIT]
+            del self.buffer[:BATCH_LIMIT]
+            self._buffered_bytes = sum([len(body) for _, body in self.buffer])
+            self._nth += 1
+        context = self._context
+        self._last_flush = context.loop.time()
+        self._inflight = context.store.append(
+            self._lease, self._batch, nth=self._nth, stored_limit=context.run_stored_limit
+        )
+        self._inflight.add_done_callback(self._appended, context=context.variables)
+
+    def flush_rest(self) -> None:
+        """Flush what was buffered during an append: at once if the log is behind, else with the next beat."""
+        if self.buffer and self._timer is None:
+            if self.behind:
+                self.flush()
+            else:
+                self._timer = self._flush_later()
+
+    def retry(self, again: Callable[[], object], error: BaseException, what: str) -> None:
+        """Report a failed write of the run and call `again` after a delay."""
+        context = self._context
+        context.store_failed(self._session.key, self._lease.run_id, what, error)
+        delay_s = retry_delay_s(self.tries)
+        self.tries += 1
+        self._timer = context.loop.call_later(delay_s, again, context=context.variables)
+
+    def cancel_timer(self) -> None:
+        """Cancel the next flush or retry."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ── appends ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _flush_later(self) -> asyncio.TimerHandle:
+        """Schedule a flush: soon if the run was idle until now, else at the shared beat."""
+        loop, variables = self._context.loop, self._context.variables
+        now = loop.time()
+        if now - self._last_flush >= SILENT_S:
+            return loop.call_later(FIRST_FLUSH_S, self._flush_in, FIRST_FLUSH_TICKS, context=variables)
+        beat = math.ceil(max(now, self._last_flush + FLUSH_EVERY_S - BEAT_S) / BEAT_S) * BEAT_S
+        return loop.call_at(beat, self.flush, context=variables)
+
+    def _flush_in(self, ticks: int) -> None:
+        if ticks:
+            self._context.loop.call_soon(self._flush_in, ticks - 1, context=self._context.variables)
+        elif self._inflight is None:
+            self.flush()
+
+    def _hurry(self) -> None:
+        """Flush early for a waiter, except while the store is failing."""
+        if self._inflight is None and not self.tries:
+            self.flush()
+
+    async def _changed(self) -> None:
+        future: asyncio.Future[None] = self._context.loop.create_future()
+        self._waiting.append(future)
+        await future
+
+    def _appended(self, done: asyncio.Future[Appended]) -> None:
+        self._inflight = None
+        error = done.exception()
+        if self._mode == "closed":
+            return
+        if error is None:
+            self.tries = 0
+            self._stored += len(self._batch)
+            self._batch = []
+            self._session.publish(done.result().events)
+            self.wake()
+        elif isinstance(error, (StaleFence, QuotaExceeded)):
+            self.wake()
+        else:
+            # It may be stored anyway: the retry has the same number, so it has no second effect.
+            self.retry(self.flush, error, "append")
+        self._on_append(error)
+
+
+def _ignore(error: BaseException | None) -> None:
+    """Stand in for the owner after the end."""

@@ -1,0 +1,132 @@
+"""Build the parts of a host from the bottom up: each gets the context and the parts below it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.host.background import Background
+from holdfast.host.dispatcher import Dispatcher
+from holdfast.host.drain import Drain
+from holdfast.host.maintenance import Maintenance
+from holdfast.host.message_sender import MessageSender
+from holdfast.host.recovery import StartupRecovery
+from holdfast.host.run_accounting import RunAccounting
+from holdfast.host.run_launcher import RunLauncher
+from holdfast.host.run_parts import RunParts
+from holdfast.host.scheduler import Scheduler
+from holdfast.host.session import SessionParts
+from holdfast.host.session_directory import SessionDirectory
+from holdfast.host.session_queue import SessionQueue
+from holdfast.host.settlements import Settlements
+from holdfast.host.stop_coordinator import StopCoordinator
+from holdfast.host.suspension import Suspension
+from holdfast.host.thread_pools import ThreadPools
+from holdfast.host.toolsets import Toolsets
+from holdfast.host.tree import TaskTree
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Callable
+    from typing import Any
+
+    from holdfast.host.agent_registry import AgentRegistry
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveRun, LiveSession
+    from holdfast.protocol.stopping import Cause, StopReceipt
+    from holdfast.storage.port import Claim, Committed
+
+__all__ = ["HostParts"]
+
+
+class HostParts:
+    """The parts of one host. It is also their `RunObserver`, and passes on to the part concerned."""
+
+    __slots__ = (
+        "accounting",
+        "background",
+        "directory",
+        "dispatcher",
+        "drain",
+        "launcher",
+        "maintenance",
+        "of_sessions",
+        "queue",
+        "recovery",
+        "scheduler",
+        "settlements",
+        "suspension",
+        "threads",
+        "toolsets",
+        "tree",
+    )
+
+    def __init__(self, context: HostContext, agents: AgentRegistry) -> None:
+        self.directory = SessionDirectory(context)
+        self.settlements = Settlements()
+        self.threads = ThreadPools(context.settings)
+        self.tree = TaskTree(context, self.directory)
+        self.accounting = RunAccounting(context, self.directory, self.settlements, self.tree)
+        self.queue = SessionQueue(context, self)
+        parts = RunParts(
+            context,
+            agents=agents,
+            directory=self.directory,
+            queue=self.queue,
+            threads=self.threads,
+            accounting=self.accounting,
+            observer=self,
+        )
+        self.launcher = RunLauncher(parts)
+        self.suspension = Suspension(parts, self.launcher)
+        self.recovery = StartupRecovery(parts, self.launcher)
+        self.maintenance = Maintenance(parts, self.launcher, self.suspension, self.recovery)
+        self.dispatcher = Dispatcher(context, self.directory, self.queue, self.launcher, self.suspension)
+        sender = MessageSender(context, agents, self.queue, self.dispatcher)
+        self.background = Background(context, self.threads, self.tree, sender)
+        self.toolsets = Toolsets(context, agents, sender)
+        self.scheduler = Scheduler(context, agents, self.queue, self.dispatcher)
+        self.drain = Drain(context, self.directory, self.queue, self.launcher, self.scheduler)
+        self.of_sessions = SessionParts(
+            context=context,
+            agents=agents,
+            directory=self.directory,
+            settlements=self.settlements,
+            accounting=self.accounting,
+            launcher=self.launcher,
+            suspension=self.suspension,
+            sender=sender,
+            stops=StopCoordinator(parts, self.launcher, self.suspension),
+            scheduler=self.scheduler,
+            tree=self.tree,
+        )
+
+    # ── RunObserver ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_slot(self, principal: str, session: int) -> None:
+        """Claim the next run of a queued session that got a slot."""
+        self.dispatcher.on_slot(principal, session)
+
+    def on_started(self, run: LiveRun) -> None:
+        """Cut short a run that started after the deadline of a drain."""
+        self.drain.on_started(run)
+
+    def on_quiescent(self, run: LiveRun) -> None:
+        """Unload a run that waits only for people."""
+        self.drain.on_quiescent(run)
+
+    def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
+        """Pass on the slot of a run that is no longer in memory."""
+        self.drain.on_ended(run)
+        self.launcher.on_ended(run, claim, committed)
+
+    def on_question(self, due_at: float) -> None:
+        """Have a new question expire at `due_at`."""
+        self.maintenance.question_due(due_at)
+
+    def stop_unloaded(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
+        """End a run that is not in memory and whose interrupt is recorded."""
+        return self.suspension.stop(session, principal, run_id, cause)
+
+    def start_background(self, actor: LiveSession, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
+        """Start background work of a session. Raises `Draining`, `LimitExceeded`."""
+        self.background.start(actor, work, name=name)

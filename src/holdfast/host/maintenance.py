@@ -1,0 +1,134 @@
+"""Periodic maintenance of a host: evict idle sessions, prune the store, expire questions."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError, StorageError
+from holdfast.protocol.messages import Answer
+
+if TYPE_CHECKING:
+    from holdfast.host.recovery import StartupRecovery
+    from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
+    from holdfast.host.suspension import Suspension
+
+__all__ = ["Maintenance"]
+
+LOOK_EVERY_S = 3600.0
+"""Maximum interval for checking for due questions: clocks may be set, and stores may fail."""
+JUST_AFTER_S = 0.001
+EXPIRE_LIMIT = 1000
+"""Maximum number of questions that expire together."""
+
+
+class Maintenance:
+    """Periodic maintenance of a host. On its loop only."""
+
+    def __init__(
+        self, parts: RunParts, launcher: RunLauncher, suspension: Suspension, recovery: StartupRecovery
+    ) -> None:
+        self._parts = parts
+        self._context = parts.context
+        self._launcher = launcher
+        self._suspension = suspension
+        self._recovery = recovery
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._next_due_at = math.inf
+
+    def start(self) -> None:
+        """Start; prune, and expire due questions, at once and then periodically."""
+        self._evict()
+        self._prune()
+        self._expire()
+
+    def close(self) -> None:
+        """Stop all maintenance."""
+        for timer in self._timers.values():
+            timer.cancel()
+
+    def evict(self, *, idle_for_s: float) -> None:
+        """Drop every session idle for at least this long from memory, and thread pools that are then unused."""
+        directory, threads = self._parts.directory, self._parts.threads
+        directory.evict(idle_for_s=idle_for_s)
+        if len(threads) > len(self._launcher.live):
+            live = {session.principal for session in directory.live.values()}
+            threads.close_unused(live.__contains__)
+
+    def _evict(self) -> None:
+        context = self._context
+        if self._recovery.more_waiting and not self._parts.queue.admission.waiting and not context.lifecycle.draining:
+            context.start_task(self._recovery.enqueue_more(), "enqueue more")
+        idle_for_s = context.settings.evict_after_s
+        self.evict(idle_for_s=idle_for_s)
+        every_s = max(0.05, idle_for_s / 4)
+        self._timers["evict"] = context.loop.call_later(every_s, self._evict, context=context.variables)
+
+    def _prune(self) -> None:
+        self._context.start_task(self._prune_store(), "prune")
+        self._timers["prune"] = self._context.loop.call_later(
+            self._context.settings.prune_every_s, self._prune, context=self._context.variables
+        )
+
+    async def _prune_store(self) -> None:
+        context = self._context
+        now, settings = context.now(), context.settings
+        try:
+            dropped = await context.store.prune(
+                events_before=now - settings.event_retention_s,
+                tombstones_before=now - settings.tombstone_s,
+                idempotency_before=now - settings.idempotency_s,
+                attachments_before=now - settings.attachment_retention_s,
+            )
+        except StorageError as error:
+            context.store_failed(None, None, "prune", error)
+        else:
+            context.incidents.counts["rows_pruned"] += dropped
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def question_due(self, due_at: float) -> None:
+        """Arm the timer for a question that is due at `due_at`."""
+        if due_at < self._next_due_at and not self._context.lifecycle.draining:
+            self._next_due_at = due_at
+            self._look_in(due_at + JUST_AFTER_S - self._context.now())
+
+    def _look_in(self, delay_s: float) -> None:
+        timer = self._timers.pop("expire", None)
+        if timer is not None:
+            timer.cancel()
+        self._timers["expire"] = self._context.loop.call_later(
+            min(max(0.0, delay_s), LOOK_EVERY_S), self._expire, context=self._context.variables
+        )
+
+    def _expire(self) -> None:
+        self._next_due_at = math.inf
+        if not self._context.lifecycle.draining:
+            self._context.start_task(self._expire_due(), "expire")
+
+    async def _expire_due(self) -> None:
+        """Answer due questions with ``expired``, then wait for the next."""
+        context = self._context
+        again_s = LOOK_EVERY_S
+        try:
+            for due in await context.store.due_questions(before=context.now(), limit=EXPIRE_LIMIT):
+                answer = Answer(question_id=due.question.question_id, decision="expired", at=context.now())
+                done = context.store.answer(due.principal, due.key, answer)
+                answered = functools.partial(self._suspension.on_answered, due.principal, due.key, answer.question_id)
+                done.add_done_callback(answered, context=context.variables)
+                try:
+                    await done
+                except StorageError:
+                    raise
+                except HoldfastError:
+                    pass  # it was answered, or its run ended, in the meantime
+            for due in await context.store.due_questions(before=math.inf, limit=1):
+                left_s = due.question.due_at - context.now()
+                again_s = min(again_s, left_s if left_s >= 0 else 1.0)
+        except StorageError as error:
+            context.store_failed(None, None, "expire", error)
+            again_s = 1.0
+        self.question_due(context.now() + again_s)

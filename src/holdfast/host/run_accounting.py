@@ -1,0 +1,141 @@
+"""Count what runs do against the promises of the host, and report what people should know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.storage.port import Interrupt
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from holdfast.errors import HoldfastError
+    from holdfast.host.context import HostContext
+    from holdfast.host.live_session import LiveRun
+    from holdfast.host.session_directory import SessionDirectory
+    from holdfast.host.settlements import Settlements
+    from holdfast.host.tree import TaskTree
+    from holdfast.protocol.events import Stored
+    from holdfast.protocol.messages import Entry, Settlement
+    from holdfast.protocol.stopping import Cause, StopReceipt
+    from holdfast.runtime import Scope
+    from holdfast.storage.port import Claim, Committed
+    from holdfast.storage.port import Interrupted as InterruptDone
+
+__all__ = ["RunAccounting"]
+
+RECORDED: frozenset[str] = frozenset(("user", "stop", "message", "rollback", "shutdown", "lease_lost"))
+"""Kinds of interrupt that are durable, or deliberately not, before the run's scope gets them."""
+
+
+class RunAccounting:
+    """Counts, records and publishes what happens to runs; it decides nothing about them."""
+
+    __slots__ = ("_context", "_directory", "_settlements", "_tree")
+
+    def __init__(
+        self, context: HostContext, directory: SessionDirectory, settlements: Settlements, tree: TaskTree
+    ) -> None:
+        self._context = context
+        self._directory = directory
+        self._settlements = settlements
+        self._tree = tree
+
+    def committed(
+        self, claim: Claim, status: str, committed: Committed, steered: Sequence[str] = (), *, sure: bool = True
+    ) -> None:
+        """Publish the durable end of a run, and wake those who wait for it.
+
+        Parameters:
+            status: the committed status; a run that is rolled back ends ``interrupted``.
+            steered: ids of the messages that it took after its claim.
+            sure: whether `steered` is complete.
+        """
+        incidents = self._context.incidents
+        counts, kept, broken = incidents.counts, incidents.kept, incidents.broken
+        settled = [settlement.message_id for settlement in committed.settled]
+        if committed.settled and committed.settled[0].state == "superseded":
+            counts["rolled_back"] += 1
+            status = "interrupted"
+        counts[f"runs_{status}"] += 1
+        kept["P5"] += len(settled)
+        expected = [message.message_id for message in claim.messages]
+        expected += steered
+        if settled != expected and (sure or settled[: len(expected)] != expected):
+            broken["P5"] += 1
+        if committed.waiting > self._context.settings.mailbox_limit:
+            broken["P9"] += 1
+        kept["P10"] += 1
+        self._directory.publish(claim.lease.session, committed.events)
+        self._settlements.settle(committed.settled)
+
+    def withdrawn(self, session: int, settled: Sequence[Settlement], events: Sequence[Stored]) -> None:
+        """Publish withdrawn messages, and wake those who wait for them."""
+        self._directory.publish(session, events)
+        self._context.incidents.kept["P5"] += len(settled)
+        self._settlements.settle(settled)
+
+    def interrupted(self, run: LiveRun, cause: Cause) -> None:
+        """Record the interrupt of a run, unless it is already durable."""
+        context, incidents = self._context, self._context.incidents
+        incidents.counts[f"interrupts_{cause.kind}"] += 1
+        if cause.kind == "parent" and not context.scope.interrupt.triggered:
+            incidents.broken["P2"] += 1
+        else:
+            incidents.kept["P2"] += 1
+        if cause.kind in RECORDED and cause.origin != run.run_id:
+            return
+        actor, run_id = run.actor, run.run_id
+
+        def recorded(done: asyncio.Future[InterruptDone]) -> None:
+            error = done.exception()
+            if error is None:
+                actor.publish(done.result().events)
+            else:
+                context.store_failed(actor.key, run_id, "interrupt", error)
+
+        done = context.store.interrupt(
+            Interrupt(principal=actor.principal, key=actor.key, cause=cause, at=context.now(), run_id=run_id)
+        )
+        done.add_done_callback(recorded, context=context.variables)
+
+    def stopped(self, run: LiveRun, receipt: StopReceipt) -> None:
+        """Count a stopped run, and report what is left."""
+        incidents = self._context.incidents
+        incidents.counts[f"stops_{receipt.outcome}"] += 1
+        incidents.kept["P3"] += 1
+        stopped = receipt.stopped
+        incidents.kept["P1"] += stopped.tasks + stopped.threads + stopped.processes
+        incidents.broken["P3"] += len(receipt.survivors)
+        if receipt.outcome == "gone" and receipt.abandoned:
+            incidents.broken["P1"] += 1
+        self._tree.note_abandoned(run.actor, run.scope)
+        key, run_id = run.actor.key, run.run_id
+        for left in receipt.abandoned:
+            incidents.counts["abandoned"] += 1
+            text = (
+                f"{left.kind} {left.name!r} did not stop and is quarantined; give it timeouts, or run it in a process"
+            )
+            self._context.report("quarantined", text, session=key, run_id=run_id, stack=left.stack)
+        if receipt.survivors:
+            pids = ", ".join(map(str, receipt.survivors))
+            text = f"processes {pids} may still be running; check them with ps"
+            self._context.report("survivors", text, session=key, run_id=run_id)
+
+    def scope_closed(self, scope: Scope) -> None:
+        """Check that nothing is left in the closed scope of a run."""
+        counts = self._context.incidents.broken if scope.members() else self._context.incidents.kept
+        counts["P8"] += 1
+
+    def transcript_made(self, entries: Sequence[Entry]) -> None:
+        """Check that each call among a run's new entries has exactly one result."""
+        calls = [entry.call_id for entry in entries if entry.role == "tool_call"]
+        results = {entry.call_id for entry in entries if entry.role == "tool_result"}
+        valid = len(calls) == len(results) and results.issuperset(calls)
+        (self._context.incidents.kept if valid else self._context.incidents.broken)["P6"] += 1
+
+    def lease_lost(self, run: LiveRun, error: HoldfastError) -> None:
+        """Report that another holder has the session."""
+        self._context.incidents.broken["P11"] += 1
+        self._context.report("lease_lost", error.message, session=run.actor.key, run_id=run.run_id)

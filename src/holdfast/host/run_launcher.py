@@ -1,0 +1,155 @@
+"""Start claimed runs, end those that cannot start, and pass on their slots.
+
+All on the host's loop, in callbacks of the store's futures: no await separates a durable decision from its action.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.errors import HoldfastError, StaleFence
+from holdfast.host.retry import retry_delay_s
+from holdfast.host.run_execution import RunExecution
+from holdfast.host.run_history import RunHistory
+from holdfast.logs import one_line
+from holdfast.storage.port import Claim, Committed, RunCommit
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Sequence
+
+    from holdfast.host.live_session import LiveRun
+    from holdfast.host.run_parts import RunParts
+    from holdfast.protocol.events import Stored
+    from holdfast.protocol.stopping import Cause
+
+__all__ = ["RunLauncher"]
+
+
+class RunLauncher:
+    """The runs in this host's memory."""
+
+    __slots__ = ("_context", "_parts", "live")
+
+    def __init__(self, parts: RunParts) -> None:
+        self._parts = parts
+        self._context = parts.context
+        self.live: dict[str, RunExecution] = {}
+
+    def start(
+        self,
+        claim: Claim,
+        *,
+        published: Sequence[Stored] = (),
+        history: RunHistory | None = None,
+        steering: bool = False,
+    ) -> None:
+        """Start a claimed run; its slot is reserved.
+
+        Parameters:
+            published: events of the same transaction that precede the claim's own.
+            history: history of earlier attempts.
+            steering: whether a message may have been steered to the run before it was known to be active.
+        """
+        parts, incidents = self._parts, self._context.incidents
+        events = published or claim.events
+        actor = parts.directory.load(
+            session=claim.lease.session,
+            number=claim.number,
+            principal=claim.principal,
+            key=claim.key,
+            seq=events[0].seq - 1 if events else claim.started_seq,
+        )
+        actor.publish(events)
+        incidents.kept["P4"] += 1
+        if actor.active is not None:
+            incidents.broken["P4"] += 1
+            actor.active.supersede()
+        try:
+            agent = parts.agents.find(claim.agent)
+        except HoldfastError as error:
+            self.finish_unstarted(claim, "failed", error=error, history=history)
+            return
+        run = RunExecution(parts, actor, claim, agent, history, steering=steering or history is not None)
+        actor.active = run
+        self.live[run.run_id] = run
+        incidents.counts["runs_started"] += 1
+        run.start()
+        if claim.interrupt is not None:
+            run.request_stop(claim.interrupt)
+        parts.observer.on_started(run)
+
+    def finish_unstarted(
+        self,
+        claim: Claim,
+        status: Literal["failed", "interrupted"],
+        *,
+        cause: Cause | None = None,
+        error: HoldfastError | None = None,
+        history: RunHistory | None = None,
+    ) -> asyncio.Future[None]:
+        """End a claimed run without starting its agent: unknown here, or ended by a crash. Its slot is reserved.
+        The future resolves when the run has ended, or when a drain leaves it to the next start.
+        """
+        context, parts = self._context, self._parts
+        history = history or RunHistory(claim)
+        transcript = history.transcript()
+        not_undone = history.journal().begun_names
+        entries = transcript.entries(status=status, cause=cause)
+        parts.accounting.transcript_made(entries)
+        ended: asyncio.Future[None] = context.loop.create_future()
+
+        def commit(tries: int) -> None:
+            done = context.store.commit_run(
+                RunCommit(
+                    lease=claim.lease,
+                    status=status,
+                    at=context.now(),
+                    text=transcript.text,
+                    cause=cause,
+                    error=None if error is None else one_line(error),
+                    entries=entries,
+                    next_run_id=parts.queue.next_run_id(),
+                    not_undone=not_undone,
+                )
+            )
+            done.add_done_callback(functools.partial(committed, tries), context=context.variables)
+
+        def committed(tries: int, done: asyncio.Future[Committed]) -> None:
+            problem = done.exception()
+            if problem is not None and not isinstance(problem, StaleFence):
+                context.store_failed(claim.key, claim.lease.run_id, "commit", problem)
+                if not context.lifecycle.draining:
+                    context.loop.call_later(retry_delay_s(tries), commit, tries + 1, context=context.variables)
+                    return
+            if problem is None:
+                parts.accounting.committed(claim, status, done.result())
+                self._pass_on(claim, done.result())
+            else:
+                parts.queue.release(claim.principal)
+            if not ended.done():
+                ended.set_result(None)
+
+        commit(0)
+        return ended
+
+    def on_ended(self, run: LiveRun, claim: Claim, committed: Committed | None) -> None:
+        """Pass on the slot of a run that ended here."""
+        if run.actor.active is run:
+            run.actor.active = None
+            run.actor.idle_since = self._context.loop.time()
+        self.live.pop(run.run_id, None)
+        if committed is None:
+            self._parts.queue.release(claim.principal)
+        else:
+            self._pass_on(claim, committed)
+
+    def _pass_on(self, claim: Claim, committed: Committed) -> None:
+        if committed.claim is not None:
+            self.start(committed.claim)
+            return
+        queue = self._parts.queue
+        if committed.waiting:
+            queue.enqueue_when_due(claim.lease.session, claim.principal, committed.not_before)
+        queue.release(claim.principal)

@@ -1,0 +1,44 @@
+"""The parts of a host that every run uses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.agents.run import RunLimits
+
+if TYPE_CHECKING:
+    from holdfast.host.agent_registry import AgentRegistry
+    from holdfast.host.context import HostContext
+    from holdfast.host.run_accounting import RunAccounting
+    from holdfast.host.run_observer import RunObserver
+    from holdfast.host.session_directory import SessionDirectory
+    from holdfast.host.session_queue import SessionQueue
+    from holdfast.host.thread_pools import ThreadPools
+
+__all__ = ["RunParts"]
+
+
+class RunParts:
+    """What lies below the runs of a host, and the port above them."""
+
+    __slots__ = ("accounting", "agents", "context", "directory", "limits", "observer", "queue", "threads")
+
+    def __init__(
+        self,
+        context: HostContext,
+        *,
+        agents: AgentRegistry,
+        directory: SessionDirectory,
+        queue: SessionQueue,
+        threads: ThreadPools,
+        accounting: RunAccounting,
+        observer: RunObserver,
+    ) -> None:
+        self.context = context
+        self.agents = agents
+        self.directory = directory
+        self.queue = queue
+        self.threads = threads
+        self.accounting = accounting
+        self.observer = observer
+        self.limits = RunLimits(call_s=context.settings.tool_s, step_s=context.settings.step_s)

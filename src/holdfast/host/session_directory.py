@@ -1,0 +1,107 @@
+"""The sessions in this host's memory: loaded on use, shown new events, and evicted when idle."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.errors import SessionDeleted, UnknownSession
+from holdfast.host.awaited import AwaitedSessions
+from holdfast.host.budgets import PAGE_BYTES
+from holdfast.host.live_session import LiveSession
+from holdfast.host.retry import retry
+
+if TYPE_CHECKING:
+    from holdfast.host.context import HostContext
+    from holdfast.protocol.events import Stored
+    from holdfast.protocol.messages import SessionView
+
+__all__ = ["PAGE", "SessionDirectory"]
+
+PAGE = 1024
+"""Maximum number of events in one read."""
+
+
+class SessionDirectory:
+    """The live sessions of a host, and the tasks that wait for a session to be created. On the host's loop only."""
+
+    __slots__ = ("_closed", "_context", "_idle", "awaited", "live", "readers")
+
+    def __init__(self, context: HostContext) -> None:
+        self._context = context
+        self.live: dict[int, LiveSession] = {}
+        self.awaited = AwaitedSessions()
+        self.readers = 0
+        """Number of open event streams."""
+        self._idle: deque[LiveSession] = deque()
+        self._closed = False
+
+    def load(self, *, session: int, number: int, principal: str, key: str, seq: int) -> LiveSession:
+        """Return the live session, loading it at `seq` if it is not in memory."""
+        live = self.live.get(session)
+        if live is None:
+            live = LiveSession(session=session, number=number, principal=principal, key=key, seq=seq)
+            self.live[session] = live
+            self._watch(live)
+            if self._closed:
+                live.log.close()
+        return live
+
+    async def find(self, principal: str, key: str) -> tuple[int, SessionView]:
+        """Return the session's row and view. Raises `UnknownSession`, `SessionDeleted`."""
+        found = await self._context.store.find_session(principal, key)
+        if found is None:
+            raise UnknownSession(f"no such session: {key!r}")
+        if found[1].state == "deleted":
+            raise SessionDeleted(f"session {key!r} was deleted")
+        return found
+
+    def publish(self, session: int, events: Sequence[Stored]) -> None:
+        """Show newly stored events to the readers of a session, if it is in memory."""
+        live = self.live.get(session)
+        if live is not None:
+            live.publish(events)
+
+    async def catch_up(self, live: LiveSession) -> None:
+        """Publish events that were written while the store's replies were lost. Raises `StorageError`."""
+
+        def read() -> Awaitable[Sequence[Stored]]:
+            return self._context.store.read_events(
+                live.session, after=live.log.next_seq - 1, limit=PAGE, limit_bytes=PAGE_BYTES
+            )
+
+        while page := await retry(self._context, "read", read):
+            live.publish(page)
+            if live.log.closed:
+                break
+
+    def close_streams(self) -> None:
+        """End all event streams after their pending events; new ones end at the end of their log."""
+        self._closed = True
+        for live in self.live.values():
+            live.log.close()
+        self.awaited.close()
+
+    def evict(self, *, idle_for_s: float) -> None:
+        """Drop every session idle for at least this long from memory; the store keeps it.
+
+        Each live session is queued once; those at the front were idle, or were checked, before the others.
+        """
+        before = self._context.loop.time() - idle_for_s
+        at_first = len(self.live)
+        for _ in range(len(self._idle)):
+            live = self._idle[0]
+            if live.idle and live.idle_since > before:
+                break
+            self._idle.popleft()
+            if live.idle:
+                del self.live[live.session]
+            else:
+                self._watch(live)
+        if len(self.live) < at_first / 2:
+            self.live = dict(self.live)  # copies the dict, since a dict never shrinks
+
+    def _watch(self, live: LiveSession) -> None:
+        live.idle_since = self._context.loop.time()
+        self._idle.append(live)

@@ -1,0 +1,101 @@
+"""Sessions that wait for a run slot, or for the time when their messages are due.
+
+All on the host's loop; nothing here waits, reads the store or starts a run: `RunObserver.on_slot` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from typing import TYPE_CHECKING
+
+from holdfast import ids
+from holdfast.host.admission import Admission
+
+if TYPE_CHECKING:
+    from holdfast.host.context import HostContext
+    from holdfast.host.run_observer import RunObserver
+
+__all__ = ["SessionQueue"]
+
+LOOK_EVERY_S = 60.0
+"""Longest wait before a session that is due later is checked again: the clock may be set in the meantime."""
+
+
+class SessionQueue:
+    """The run slots of a host and the sessions that wait for them."""
+
+    __slots__ = ("_context", "_due", "_observer", "_timer", "_unused", "admission")
+
+    def __init__(self, context: HostContext, observer: RunObserver) -> None:
+        settings = context.settings
+        self._context = context
+        self._observer = observer
+        self.admission = Admission(max_runs=settings.max_runs, principal_runs=settings.principal_runs)
+        self._due: list[tuple[float, int, str]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._unused: asyncio.Future[None] | None = None
+
+    def enqueue_when_due(self, session: int, principal: str, not_before: float) -> None:
+        """Queue a session that has waiting messages, now or when they are due.
+
+        This uses the loop's clock, which cannot be set; the store has the final say on what is due.
+        """
+        wait_s = not_before - self._context.now()
+        if wait_s > 0:
+            heapq.heappush(self._due, (self._context.loop.time() + min(wait_s, LOOK_EVERY_S), session, principal))
+            self._arm()
+        else:
+            self.admission.enqueue(principal, session)
+            self._admit()
+
+    def reserve(self, principal: str) -> str | None:
+        """Take a slot if one is free, and return the id of the run that may use it. Otherwise count a refusal."""
+        if self.admission.reserve(principal):
+            return ids.run_id()
+        self._context.incidents.kept["P14"] += 1
+        return None
+
+    def release(self, principal: str) -> None:
+        """Return a slot. Queued sessions get it before anyone else can ask for it."""
+        self.admission.release(principal)
+        self._admit()
+        if self._unused is not None and not self._unused.done() and not self.admission.statistics().running:
+            self._unused.set_result(None)
+
+    def next_run_id(self) -> str | None:
+        """Return an id for a run that may follow on the same slot; None if others wait for it or the host drains."""
+        return None if self._context.lifecycle.draining or self.admission.waiting else ids.run_id()
+
+    async def unused(self) -> None:
+        """Wait until no slot is taken: every pending claim has its run, and every run has ended."""
+        while self.admission.statistics().running:
+            if self._unused is None or self._unused.done():
+                self._unused = self._context.loop.create_future()
+            await asyncio.shield(self._unused)
+
+    def close(self) -> None:
+        """Wake no more sessions."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _admit(self) -> None:
+        context = self._context
+        while not context.lifecycle.draining and (admitted := self.admission.admit()) is not None:
+            context.incidents.kept["P13"] += 1
+            self._observer.on_slot(*admitted)
+
+    def _arm(self) -> None:
+        self.close()
+        if self._due and not self._context.lifecycle.draining:
+            self._timer = self._context.loop.call_at(self._due[0][0], self._wake, context=self._context.variables)
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._context.loop.time()
+        while self._due and self._due[0][0] <= now:
+            _, session, principal = heapq.heappop(self._due)
+            self.admission.enqueue(principal, session)
+        self._admit()
+        self._arm()

@@ -1,0 +1,103 @@
+"""Carry out an interrupt or stop that the store is recording."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import StorageError
+from holdfast.host.run_execution import nothing_to_stop
+from holdfast.protocol.messages import Message, Settlement
+from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
+from holdfast.storage.port import Stopped as StopDone
+
+if TYPE_CHECKING:
+    from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
+    from holdfast.host.suspension import Suspension
+    from holdfast.storage.port import Interrupted as InterruptDone
+
+__all__ = ["StopCoordinator"]
+
+
+class StopCoordinator:
+    """Stops the run and the background work of a session. On the host's loop only."""
+
+    __slots__ = ("_context", "_launcher", "_parts", "_suspension")
+
+    def __init__(self, parts: RunParts, launcher: RunLauncher, suspension: Suspension) -> None:
+        self._parts = parts
+        self._context = parts.context
+        self._launcher = launcher
+        self._suspension = suspension
+
+    def execute(
+        self,
+        principal: str,
+        key: str,
+        done: asyncio.Future[InterruptDone] | asyncio.Future[StopDone],
+        cause: Cause,
+        grace_s: float | None,
+        *,
+        background: bool,
+    ) -> asyncio.Task[tuple[StopReceipt, tuple[Message, ...]]]:
+        """Carry out a recorded interrupt or stop. It continues even if the caller is cancelled.
+
+        Parameters:
+            background: whether to stop the session's background work too.
+        """
+        context = self._context
+        stops: list[asyncio.Future[StopReceipt]] = []
+        acted: asyncio.Future[None] = context.loop.create_future()
+
+        def decided(done: asyncio.Future[Any]) -> None:
+            """Act in the callback, so that nothing comes between the record and the act."""
+            try:
+                act(done)
+            finally:
+                acted.set_result(None)
+
+        def act(done: asyncio.Future[Any]) -> None:
+            error = done.exception()
+            if isinstance(error, StorageError):  # even a full disk must not keep a run alive
+                stops.extend(
+                    context.start_task(run.scope.stop(cause=cause, grace_s=grace_s), "stop")
+                    for run in self._launcher.live.values()
+                    if run.actor.principal == principal and run.actor.key == key
+                )
+            if error is not None:
+                return
+            result = done.result()
+            actor = self._parts.directory.live.get(result.session)
+            if actor is not None:
+                actor.publish(result.events)
+            run = self._launcher.live.get(result.run_id or "")
+            if run is not None:
+                stops.append(run.stop(cause, grace_s=grace_s))
+            elif result.run_id is not None:
+                stops.append(self._suspension.stop(result.session, principal, result.run_id, cause))
+            if background and actor is not None:
+                stops.extend(
+                    context.start_task(scope.stop(cause=cause, grace_s=grace_s), "stop background")
+                    for scope in list(actor.background)
+                )
+
+        done.add_done_callback(decided, context=context.variables)
+
+        async def carry_out() -> tuple[StopReceipt, tuple[Message, ...]]:
+            withdrawn: tuple[Message, ...] = ()
+            await acted  # not `done`: between its result and its callbacks, the stop has not happened yet
+            try:
+                result: InterruptDone | StopDone = done.result()
+            except StorageError:
+                if background or not stops:  # waiting messages were not withdrawn: the caller must retry
+                    raise
+            else:
+                if isinstance(result, StopDone):
+                    withdrawn = result.withdrawn
+                    settled = [Settlement(message_id=m.message_id, state="withdrawn") for m in withdrawn]
+                    self._parts.accounting.withdrawn(result.session, settled, ())
+            receipts = [await stop for stop in stops]
+            return join_receipts(*(receipts or [nothing_to_stop(key, context.now())])), withdrawn
+
+        return context.start_task(carry_out(), "stopping")

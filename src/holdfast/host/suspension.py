@@ -1,0 +1,216 @@
+"""Unloaded runs: resume them when they are answered, end them when they are interrupted.
+
+Invariants
+- Only a claim takes up a run again. Every claim that the store returns is resumed or ended here, for any claimant.
+- From the claim until the run is live or has ended, it is in `_resuming`: an interrupt in that time is recorded there
+  and ends it. Before that, the interrupt's own claim ends the run; after it, the live run gets the interrupt.
+- A claim is reported in its callback, before any later result of the store. A claim that is returned twice is therefore
+  known to belong to a run that is being resumed or is live.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.errors import HoldfastError, NotSupported, StaleFence, StorageError, StoreCorrupt
+from holdfast.host.retry import retry, retry_until_drain
+from holdfast.host.run_history import RunHistory, read_run_history
+from holdfast.protocol.events import RunResumed, decode_event
+from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.storage.port import Answered, Claim, NotReady
+
+if TYPE_CHECKING:
+    from holdfast.host.run_launcher import RunLauncher
+    from holdfast.host.run_parts import RunParts
+    from holdfast.storage.port import Appended
+
+__all__ = ["Suspension"]
+
+
+class _Resuming:
+    """A run between its claim and its start or end."""
+
+    __slots__ = ("cause", "ended")
+
+    def __init__(self, ended: asyncio.Future[None]) -> None:
+        self.cause: Cause | None = None
+        self.ended = ended
+
+
+class Suspension:
+    """Resumes and ends unloaded runs. On the host's loop only."""
+
+    __slots__ = ("_context", "_launcher", "_parts", "_resuming")
+
+    def __init__(self, parts: RunParts, launcher: RunLauncher) -> None:
+        self._parts = parts
+        self._context = parts.context
+        self._launcher = launcher
+        self._resuming: dict[str, _Resuming] = {}
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def on_answered(self, principal: str, key: str, question_id: str, done: asyncio.Future[Answered]) -> None:
+        """Handle an answered question: pass it to the live run, or queue the session once no question is open."""
+        context, error = self._context, done.exception()
+        if error is not None:
+            if isinstance(error, StorageError) and not context.lifecycle.draining:
+                context.start_task(self._look_after(principal, key, question_id), "look after an answer")
+            return
+        result = done.result()
+        self._parts.directory.publish(result.session, result.events)
+        if result.events:
+            context.incidents.counts["questions_expired"] += result.answer.decision == "expired"
+            context.incidents.counts["resumed"] += not result.waiting
+        run = self._launcher.live.get(result.run_id)
+        if run is not None:
+            run.take_answer(result.answer)
+        elif result.parked and not result.waiting:
+            self._parts.queue.enqueue_when_due(result.session, principal, 0.0)
+
+    async def _look_after(self, principal: str, key: str, question_id: str) -> None:
+        """Handle a failed answer that the store may have anyway: pass it to the run."""
+        context, live = self._context, self._launcher.live
+        try:
+            found = await retry(context, "read", lambda: context.store.find_session(principal, key))
+            if found is None or found[1].run_id is None:
+                return
+            session, run_id = found[0], found[1].run_id
+            stored = await retry(context, "read", lambda: context.store.run_events(session, run_id))
+            run = live.get(run_id)
+            if run is None:
+                self._parts.queue.enqueue_when_due(session, principal, 0.0)
+                return
+            for event in (decode_event(row) for row in stored if row.kind == "run.resumed"):
+                if isinstance(event, RunResumed) and event.answer.question_id == question_id:
+                    run.take_answer(event.answer)
+            await self._parts.directory.catch_up(run.actor)
+        except StorageError:
+            pass  # the answer was reported as failed, and its sender retries it
+
+    # ── resuming ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def resume(self, claim: Claim) -> None:
+        """Resume or end a claimed unloaded run. Its slot is reserved.
+
+        A resume and an interrupt may claim it at the same time and get the same claim: the first counts.
+        """
+        if claim.lease.run_id in self._resuming or claim.lease.run_id in self._launcher.live:
+            self._parts.queue.release(claim.principal)
+            return
+        resuming = self._resuming[claim.lease.run_id] = _Resuming(self._context.loop.create_future())
+        resuming.cause = claim.interrupt
+        self._context.start_task(self._resume(claim, resuming), "resume")
+
+    async def _resume(self, claim: Claim, resuming: _Resuming) -> None:
+        run_id = claim.lease.run_id
+        history = RunHistory(claim)
+        obstacle: HoldfastError | None = None
+
+        async def prepare() -> None:
+            nonlocal history
+            history = await read_run_history(self._context, claim)
+            self._check(history)
+            if resuming.cause is None:
+                await self._restart(history)
+
+        try:
+            await retry_until_drain(self._context, prepare)
+        except StorageError as error:
+            if not isinstance(error, (StaleFence, StoreCorrupt)):  # the next start finds the run and resumes it
+                self._parts.queue.release(claim.principal)
+                self._done(run_id, resuming)
+                return
+            obstacle = error
+        except HoldfastError as error:
+            obstacle = error
+        # No await from here on: an interrupt reaches the live run, or was noted above.
+        if obstacle is None and resuming.cause is None:
+            self._launcher.start(claim, history=history)
+        else:
+            status: Literal["failed", "interrupted"] = "failed" if resuming.cause is None else "interrupted"
+            await self._launcher.finish_unstarted(claim, status, cause=resuming.cause, error=obstacle, history=history)
+        self._done(run_id, resuming)
+
+    def _done(self, run_id: str, resuming: _Resuming) -> None:
+        del self._resuming[run_id]
+        resuming.ended.set_result(None)
+
+    def _check(self, history: RunHistory) -> None:
+        """Raise `UnknownAgent` or `NotSupported` if this host is unable to resume the run."""
+        agent = self._parts.agents.find(history.claim.agent)
+        if not agent.replayable:
+            raise NotSupported(
+                f"the run waited for an answer, and its agent {agent.name!r} is no longer declared replayable",
+                hint="send the request again",
+            )
+        if not history.was_started_by(agent):
+            raise NotSupported(
+                f"the run waited for an answer, and its agent {agent.name!r} "
+                + ("no longer has a model" if agent.model is None else "has a model now, but was a function then"),
+                hint="send the request again",
+            )
+
+    async def _restart(self, history: RunHistory) -> None:
+        """Have readers drop the output that the run repeats."""
+        context, claim = self._context, history.claim
+        if not history.repeats_output:
+            return
+        discard_from = history.journal().discard_from
+
+        def publish(done: asyncio.Future[Appended]) -> None:
+            if done.exception() is None:
+                self._parts.directory.publish(claim.lease.session, done.result().events)
+
+        def restart() -> asyncio.Future[Appended]:
+            done = context.store.restart(claim.lease, at=context.now(), discard_from=discard_from)
+            done.add_done_callback(publish, context=context.variables)
+            return done
+
+        await retry(context, "restart", restart)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def stop(self, session: int, principal: str, run_id: str, cause: Cause) -> asyncio.Task[StopReceipt]:
+        """End a run that is not live and whose interrupt is recorded. The task returns once its slot is free."""
+        resuming = self._resuming.get(run_id)
+        if resuming is not None and resuming.cause is None:
+            resuming.cause = cause
+        claiming = self._claim(session, principal, run_id) if resuming is None else None
+        return self._context.start_task(self._stop(session, principal, run_id, cause, claiming), "stop an unloaded run")
+
+    def _claim(self, session: int, principal: str, run_id: str) -> asyncio.Future[Claim | NotReady]:
+        def claimed(done: asyncio.Future[Claim | NotReady]) -> None:
+            if done.exception() is None and isinstance(claim := done.result(), Claim) and claim.resumed:
+                self._parts.queue.admission.occupy(principal)
+                self.resume(claim)  # any other claim is a run of this host that was never unloaded
+
+        done = self._context.store.claim(session, run_id=run_id, at=self._context.now())
+        done.add_done_callback(claimed, context=self._context.variables)
+        return done
+
+    async def _stop(
+        self,
+        session: int,
+        principal: str,
+        run_id: str,
+        cause: Cause,
+        claiming: asyncio.Future[Claim | NotReady] | None,
+    ) -> StopReceipt:
+        if claiming is not None:
+            tries = iter((claiming,))  # the first was made by the caller
+
+            async def claimed() -> None:
+                await (next(tries, None) or self._claim(session, principal, run_id))
+
+            def report(error: StorageError) -> None:
+                self._context.store_failed(None, run_id, "claim", error)
+
+            await retry_until_drain(self._context, claimed, report)  # the interrupt is recorded: it outlives a drain
+        resuming = self._resuming.get(run_id)
+        if resuming is not None:
+            await asyncio.shield(resuming.ended)
+        elif run_id in self._launcher.live:
+            return await self._launcher.live[run_id].stop(cause)
+        return StopReceipt(scope=run_id, cause=cause)
