@@ -81,6 +81,20 @@ def test_a_program_that_ends_with_all_it_started_leaves_the_scope_by_itself() ->
     run(main)
 
 
+def test_a_program_may_be_given_more_grace_than_poll_can_wait() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        script = "trap 'sleep 0.2; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+        program = await scope.process(["sh", "-c", script], stdout=PIPE)
+        assert program.stdout is not None
+        assert await program.stdout.readline() == b"ready\n"
+        receipt = await scope.stop("enough", grace_s=365 * 86_400)
+        assert (receipt.outcome, receipt.forced) == ("gone", ())
+        assert program.returncode == 7
+
+    run(main)
+
+
 def test_a_stop_asks_and_then_kills_the_whole_tree() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None).open()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -39,6 +40,9 @@ __all__ = ["Closer", "Membership", "ScopeState", "ScopeStatistics"]
 T = TypeVar("T")
 
 ScopeState = Literal["open", "stopping", "closed"]
+
+GRACE_S = 5.0
+KILL_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +112,11 @@ class Membership:
         "_over",
         "_pool",
         "_registration",
+        "_requested_times",
         "_state",
         "_stopping",
         "_survived",
+        "_time_limits",
         "_unowned",
         "_unproven_trees",
         "_waiters",
@@ -132,8 +138,8 @@ class Membership:
         parent: Membership | None,
         interrupt: Interrupt,
         deadline_s: float | None,
-        grace_s: float,
-        kill_after_s: float,
+        grace_s: float | None,
+        kill_after_s: float | None,
         threads: ThreadPool | None,
         owner: str,
         sharer: str,
@@ -141,13 +147,22 @@ class Membership:
         self.name = name
         self.parent = parent
         self.interrupt = interrupt
-        self.grace_s = grace_s
-        self.kill_after_s = kill_after_s
+        self.grace_s: float = grace_s if grace_s is not None else parent.grace_s if parent is not None else GRACE_S
+        self.kill_after_s: float = (
+            kill_after_s if kill_after_s is not None else parent.kill_after_s if parent is not None else KILL_AFTER_S
+        )
         self.owner = owner
         self.sharer = sharer
         self.receipt: StopReceipt | None = None
         self.errors: list[BaseException] = []
         self._deadline_s = deadline_s
+        self._time_limits = (
+            math.inf if grace_s is None else grace_s,
+            math.inf if kill_after_s is None else kill_after_s,
+        )
+        """Most grace and kill-after time that a stop of the parent gives it."""
+        self._requested_times: tuple[float, float] | None = None
+        """Grace and kill-after time of the stop that triggered the interrupt, if that stop was given any."""
         self._pool = threads
         self._state: ScopeState = "open"
         self._gate = threading.RLock()
@@ -366,7 +381,34 @@ class Membership:
             return True
 
     def _on_interrupt(self, _: Cause) -> None:
-        self._stop_here(self.grace_s, self.kill_after_s)
+        self._begin_stop()
+
+    def _begin_stop(self) -> None:
+        """Begin to stop, unless a stop is running. On the loop only."""
+        if self._stopping is None:
+            self._stop_here(*self._stop_times())
+        else:
+            self._stopping.look()
+
+    def _stop_times(self) -> tuple[float, float]:
+        """Return grace and kill-after time of a stop that begins now: those given to the stop, or the scope's own.
+
+        If it is stopped with its parent, it gets the time of its parent, but not more than it was created with.
+        """
+        if self._requested_times is not None:
+            return self._requested_times
+        parent = self.parent
+        if parent is None or not parent.interrupt.triggered:
+            return self.grace_s, self.kill_after_s
+        return self._limited(*parent._stop_times())
+
+    def _limited(self, grace_s: float, kill_after_s: float) -> tuple[float, float]:
+        most_grace_s, most_kill_after_s = self._time_limits
+        return min(grace_s, most_grace_s), min(kill_after_s, most_kill_after_s)
+
+    def _stop_with_parent(self, grace_s: float, kill_after_s: float) -> None:
+        """Stop in the time that is left to the parent. On the loop only."""
+        self._stop_here(*self._limited(grace_s, kill_after_s))
 
     def _run_deadline(self, left_s: float) -> None:
         """Set the deadline to ``left_s`` seconds from now. On the loop only."""

@@ -37,9 +37,6 @@ __all__ = ["Closer", "Scope", "ScopeStatistics", "current_scope", "detached"]
 
 T = TypeVar("T")
 
-GRACE_S = 5.0
-KILL_AFTER_S = 2.0
-
 
 class _Current:
     """Marker for the scope that the code runs in."""
@@ -61,8 +58,9 @@ class Scope(Membership):
         name: display name for receipts, causes and the task tree.
         parent: scope that owns this one; default: the scope that the code runs in. None: independent.
         deadline_s: interrupt the scope this many seconds after it was opened.
-        grace_s: grace period for members to clean up after an interrupt, in seconds.
-        kill_after_s: time after the grace period until members are abandoned, in seconds.
+        grace_s: grace period for members to clean up after an interrupt, in seconds; default: the parent's, or 5.
+            A stop of this scope can give it more or less; a stop of its parent can only give it less.
+        kill_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or 2.
         detached: make the scope independent of the scope and interrupt that the code runs in.
         threads: pool for ``on="thread"``; default: the parent's, or the one shared by the process.
         processes: starts programs; default: the parent's, or the one of this process.
@@ -110,14 +108,8 @@ class Scope(Membership):
             parent=parent,
             interrupt=interrupt,
             deadline_s=deadline_s,
-            grace_s=grace_s if grace_s is not None else parent.grace_s if parent is not None else GRACE_S,
-            kill_after_s=(
-                kill_after_s
-                if kill_after_s is not None
-                else parent.kill_after_s
-                if parent is not None
-                else KILL_AFTER_S
-            ),
+            grace_s=grace_s,
+            kill_after_s=kill_after_s,
             threads=threads if threads is not None else parent._pool if parent is not None else None,
             owner=owner if owner is not None else parent.owner if parent is not None else "",
             sharer=sharer if sharer is not None else parent.sharer if parent is not None else "",
@@ -249,7 +241,7 @@ class Scope(Membership):
         self._leaving = True
         cancelled: asyncio.CancelledError | None = None
         if self.interrupt.triggered:
-            self._stop_here(self.grace_s, self.kill_after_s)
+            self._begin_stop()
         else:
             self._look()
         while not self._over:
@@ -258,7 +250,7 @@ class Scope(Membership):
             except asyncio.CancelledError as error:
                 cancelled = cancelled or error
                 self.interrupt.trigger("the task that waits for it was cancelled", kind="stop")
-                self._stop_here(self.grace_s, self.kill_after_s)
+                self._begin_stop()
         return cancelled
 
     async def _until_closed(self) -> None:
@@ -281,10 +273,11 @@ class Scope(Membership):
     ) -> StopReceipt:
         """Interrupt the scope, wait for the grace period, force what is left, and return a receipt of the outcome.
 
-        You can call it any number of times, from any loop; all callers get the same receipt. If a stop is already
-        running, a shorter grace shortens it. It ends after ``grace_s + kill_after_s`` whatever the members do. If the
-        loop was blocked at the end of the grace period, ``kill_after_s`` counts from when it runs again. If the caller
-        is cancelled, the stop continues.
+        You can call it any number of times, from any loop; all callers get the same receipt. The first stop sets the
+        times, shorter or longer than the scope's own; later ones can only shorten them. Scopes inside get the same
+        times, but not more than they were created with. The stop ends after ``grace_s + kill_after_s`` whatever the
+        members do. If the loop was blocked at the end of the grace period, ``kill_after_s`` counts from when it runs
+        again. If the caller is cancelled, the stop continues.
 
         Parameters:
             reason: free text for people.
@@ -294,21 +287,21 @@ class Scope(Membership):
             cause: cause to use instead of reason and kind.
 
         Raises:
+            InvalidRequest: an invalid time, such as nan.
             Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
                 receipt later.
         """
+        _check_times(None, grace_s, kill_after_s)
         if self._over:
             return self._late_receipt(reason, kind, cause)
+        times = self._request_times(grace_s, kill_after_s)
         self.interrupt.trigger(reason, kind=kind, cause=cause)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self._loop)
-        grace = self.grace_s if grace_s is None else grace_s
-        kill_after = self.kill_after_s if kill_after_s is None else kill_after_s
+        self._stop_in(times)
         if self._is_around_caller():
-            self._on_loop(self._stop_here, grace, kill_after)
             self.interrupt.check()
-        self._on_loop(self._stop_here, grace, kill_after)
         while not self._over:
             await self._until_closed()
         return self._late_receipt(reason, kind, cause)
@@ -347,10 +340,37 @@ class Scope(Membership):
                 self._run_deadline(self._deadline_at - self._held_at)
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
-        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`."""
+        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`.
+
+        Parameters:
+            cause: why it stops.
+            grace_s, kill_after_s: as in `stop`.
+        """
+        _check_times(None, grace_s, kill_after_s)
+        times = self._request_times(grace_s, kill_after_s)
         self.interrupt.trigger(cause=cause)
-        grace = self.grace_s if grace_s is None else grace_s
-        self._on_loop(self._stop_here, grace, self.kill_after_s if kill_after_s is None else kill_after_s)
+        self._stop_in(times)
+
+    def _request_times(self, grace_s: float | None, kill_after_s: float | None) -> tuple[float, float] | None:
+        """Return the times that a stop was given, completed by the scope's own; None if it was given none.
+
+        Call it before the trigger: what the trigger wakes may begin the stop, and must know its times by then.
+        """
+        if grace_s is None and kill_after_s is None:
+            return None
+        times = (
+            self.grace_s if grace_s is None else grace_s,
+            self.kill_after_s if kill_after_s is None else kill_after_s,
+        )
+        if not self.interrupt.triggered:
+            self._requested_times = times
+        return times
+
+    def _stop_in(self, times: tuple[float, float] | None) -> None:
+        if times is None:
+            self._on_loop(self._begin_stop)
+        else:
+            self._on_loop(self._stop_here, *times)
 
     def _is_around_caller(self) -> bool:
         scope: Scope | None = current_scope()

@@ -293,7 +293,7 @@ class Stopping:
         grace_s = max(0.0, self._force_at - now)
         kill_after_s = max(0.0, self._end_at - now - grace_s)
         for child in self.scope._children():
-            child._on_loop(child._stop_here, grace_s, kill_after_s)
+            child._on_loop(child._stop_with_parent, grace_s, kill_after_s)
 
     def _force(self) -> None:
         with self.scope._gate:  # what foreign code starts is either entered before and killed here, or refused
