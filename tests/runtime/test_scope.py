@@ -21,7 +21,7 @@ from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import stopping
 from holdfast.runtime.interrupt import check_interrupt, current_interrupt, is_interrupted
-from holdfast.runtime.owned_processes import STRANGER
+from holdfast.runtime.process_handle import STRANGER
 from holdfast.runtime.scope import Scope, current_scope, detached
 from holdfast.runtime.threads import ThreadPool
 from holdfast.testing import run_virtual
