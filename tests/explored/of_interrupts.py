@@ -196,7 +196,7 @@ def callbacks_that_come_late_never_run(patch: pytest.MonkeyPatch) -> None:
 
 def _register_only(self: Interrupt, fn: Any, *, loop: Any = None) -> Any:
     registration = interrupt_dispatch.Registration(self, fn, loop or asyncio.get_running_loop())
-    self._callbacks[registration] = None
+    self.callbacks[registration] = None
     return registration
 
 

@@ -12,8 +12,9 @@ from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime import Scope, ThreadPool, check_interrupt, current_interrupt
 from holdfast.runtime.adoption import install
 from holdfast.runtime.enclosure import inside
-from holdfast.runtime.membership import Membership
-from holdfast.runtime.owned_threads import ThreadHandle
+from holdfast.runtime.scope import _LAUNCHERS
+from holdfast.runtime.scope_state import ScopeState
+from holdfast.runtime.thread_handle import ThreadHandle
 from holdfast.testing import start_thread
 from tests.explored.model import Model, fault
 
@@ -210,30 +211,30 @@ async def adopted_calls() -> None:
 
 @fault
 def a_member_is_entered_without_a_look_at_the_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Membership, "_check_open", lambda self: None)
-    patch.setattr(Membership, "_admits", lambda self, member: True)
+    patch.setattr(ScopeState, "check_open", lambda self: None)
+    patch.setattr(ScopeState, "admits", lambda self, member: True)
 
 
 @fault
 def a_scope_closes_with_members_in_it(patch: pytest.MonkeyPatch) -> None:
-    def shut(self: Membership, *, by_force: bool = False) -> bool:
-        self._state = "closed"
+    def shut(self: ScopeState, *, by_force: bool = False) -> bool:
+        self.phase = "closed"
         return True
 
-    patch.setattr(Membership, "_shut", shut)
+    patch.setattr(ScopeState, "shut", shut)
 
 
 @fault
 def a_thread_is_started_before_it_is_entered(patch: pytest.MonkeyPatch) -> None:
-    def spawn_thread(self: Scope, fn: Any, values: Any, name: str) -> ThreadHandle[Any]:
-        self._check_open()
-        handle: ThreadHandle[Any] = ThreadHandle(self, name)
-        handle._context = inside(handle, self.interrupt)
-        handle._start(fn, values, {})
-        self._members[handle] = None
+    def spawn_thread(self: Scope, fn: Any, values: Any, name: str, output: object) -> ThreadHandle[Any]:
+        self.core.check_open()
+        handle: ThreadHandle[Any] = ThreadHandle(self.core, name, scope=self)
+        handle.started_in = inside(handle, self.interrupt)
+        handle.start(fn, values, {})
+        self.core.members[handle] = None
         return handle
 
-    patch.setattr(Scope, "_spawn_thread", spawn_thread)
+    patch.setitem(_LAUNCHERS, "thread", spawn_thread)
 
 
 @fault
@@ -245,22 +246,22 @@ def a_call_that_was_taken_back_runs_all_the_same(patch: pytest.MonkeyPatch) -> N
 def the_gate_is_no_lock(patch: pytest.MonkeyPatch) -> None:
     """Look at the state, let others go, and enter: as if nobody held the gate."""
 
-    def enter(self: Membership, member: Any) -> None:
-        self._check_open()
-        with self._gate:  # others may go before
-            self._members[member] = None
+    def enter(self: ScopeState, member: Any) -> None:
+        self.check_open()
+        with self.gate:  # others may go before
+            self.members[member] = None
 
-    patch.setattr(Membership, "_enter", enter)
+    patch.setattr(ScopeState, "enter", enter)
 
 
 @fault
 def adopted_tasks_are_nobodys(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Membership, "_adopt", lambda self, member: True)
+    patch.setattr(ScopeState, "adopt", lambda self, member: True)
 
 
 @fault
 def errors_of_members_are_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Membership, "_fail", lambda self, error, name: self.interrupt.trigger(name, kind="stop"))
+    patch.setattr(ScopeState, "fail", lambda self, error, name: self.interrupt.trigger(name, kind="stop"))
 
 
 MODELS = (

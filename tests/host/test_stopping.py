@@ -205,6 +205,37 @@ def test_clean_up_within_the_grace_is_left_alone() -> None:
     on_host(scenario)
 
 
+@pytest.mark.parametrize("hard", [False, True], ids=["interrupt", "stop"])
+def test_the_grace_given_to_an_interrupt_holds_though_it_is_longer_than_the_hosts(hard: bool) -> None:
+    cleaned_up: list[str] = []
+
+    async def slow(run: Run, name: str) -> None:
+        try:
+            await run.emit(name)
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(0.4)
+            cleaned_up.append(name)
+
+    async def child(run: Run) -> None:
+        await slow(run, "child")
+
+    async def parent(run: Run) -> None:
+        _ = run.spawn(run.delegate, child, "x")
+        await slow(run, "parent")
+
+    async def scenario(host: Host) -> None:
+        session = host.session("s", agent="parent")
+        await session.send("x")
+        await until_said(session, "parent")
+        await asyncio.sleep(0.1)
+        receipt = (await session.stop("all", grace_s=20)).receipt if hard else await session.interrupt(grace_s=20)
+        assert (receipt.outcome, receipt.forced) == ("gone", ())
+        assert sorted(cleaned_up) == ["child", "parent"]
+
+    on_host(scenario, parent, settings=Settings(grace_s=0.05, kill_after_s=0.1, drain_s=0.2))
+
+
 def test_an_agent_may_interrupt_its_own_session() -> None:
     async def suicidal(run: Run) -> None:
         await run.emit("bye")

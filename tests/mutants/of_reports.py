@@ -80,7 +80,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="clear on start",
         of="R1 P1",
         breaks="a new run forgets the stop that was meant for it",
-        file="runtime/scope.py",
+        file="runtime/scope_state.py",
         old="""
         self.interrupt.check()
         parent = self.parent
@@ -104,13 +104,13 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="clean-up misses what comes meanwhile",
         of="R2 P1",
         breaks="a task that starts during the cleanup has no owner and never ends",
-        file="runtime/membership.py",
+        file="runtime/scope_state.py",
         old="""
-            if self._state != "open" or self._loop is None:
-                self._check_open()
-            self._members[member] = None
+            if self.phase != "open" or self.loop is None:
+                self.check_open()
+            self.members[member] = None
 """,
-        new="            self._members[member] = None",
+        new="            self.members[member] = None",
         tests=("tests/reports/test_r2_tasks.py",),
     ),
     Mutant(
@@ -120,22 +120,22 @@ _everybodys: dict[str, tuple[Cause]] = {}
         file="runtime/scope.py",
         old="""
         try:
-            self._enter(handle)
+            core.enter(handle)
         except ScopeClosed:
             coroutine.close()
             raise
-        if asyncio._get_running_loop() is self._loop:
-            handle._start()
+        if asyncio._get_running_loop() is core.loop:
+            handle.start()
         else:
-            self._on_loop(handle._start)
+            core.on_loop(handle.start)
         return handle
 """,
         new="""
-        if asyncio._get_running_loop() is self._loop:
-            handle._start()
+        if asyncio._get_running_loop() is core.loop:
+            handle.start()
         else:
-            self._on_loop(handle._start)
-        self._enter(handle)
+            core.on_loop(handle.start)
+        core.enter(handle)
         return handle
 """,
         tests=("tests/reports/test_r2_tasks.py", "tests/runtime/test_scope.py"),
@@ -146,12 +146,12 @@ _everybodys: dict[str, tuple[Cause]] = {}
         breaks="a thread that starts a task races with the loop: tasks hang or are lost",
         file="runtime/scope.py",
         old="""
-        if asyncio._get_running_loop() is self._loop:
-            handle._start()
+        if asyncio._get_running_loop() is core.loop:
+            handle.start()
         else:
-            self._on_loop(handle._start)
+            core.on_loop(handle.start)
 """,
-        new="        handle._start()",
+        new="        handle.start()",
         tests=("tests/runtime/test_scope.py::test_a_stop_from_another_loop_and_a_spawn_from_another_thread_work",),
     ),
     Mutant(

@@ -46,7 +46,7 @@ _triggering = allocate_lock()
         new="""
         self._ask_all(iter(first))
         self._follow(None)
-        self._loop.call_later(0.002, self._press)
+        self._loop.call_later(0.002, self._escalate)
 """,
         tests=(
             "tests/host/test_stopping.py::test_clean_up_within_the_grace_is_left_alone",
@@ -69,7 +69,7 @@ _triggering = allocate_lock()
         name="a thread that hangs is not replaced",
         of="P3",
         breaks="tools that never return exhaust the pool, and other sessions of the principal wait forever",
-        file="runtime/owned_threads.py",
+        file="runtime/thread_handle.py",
         old="""
             stack = call.stack()
             call.abandon()
@@ -84,11 +84,11 @@ _triggering = allocate_lock()
         file="runtime/stopping.py",
         old="""
         elif now < self._end_at:
-            self._press()
+            self._escalate()
 """,
         new="""
         elif now:
-            self._press()
+            self._escalate()
 """,
         tests=("tests/runtime/test_scope.py",),
     ),
@@ -96,10 +96,10 @@ _triggering = allocate_lock()
         name="an unproven end is heard, not told",
         of="P3",
         breaks="the receipt reports gone although the kill could not prove that the whole tree is dead",
-        file="runtime/owned_processes.py",
+        file="runtime/process_handle.py",
         old="""
-        if result.outcome != "gone" and not self._done:
-            self.scope._unproven(result)
+        if result.outcome != "gone" and not self.done():
+            self.owner.report_unproven(result)
         self._end(None if self.process is None else self.process.returncode)
 """,
         new="        self._end(None if self.process is None else self.process.returncode)",
@@ -109,7 +109,7 @@ _triggering = allocate_lock()
         name="named before its time is over",
         of="P3",
         breaks="a program that dies slowly on a busy machine is named a survivor while the stop has time left",
-        file="runtime/owned_processes.py",
+        file="runtime/process_handle.py",
         old="        self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors",
         new="        self._conclude(await process.kill_tree(term_first_s=term_first_s))",
         tests=("tests/runtime/test_scope_processes.py",),
@@ -149,7 +149,7 @@ _triggering = allocate_lock()
         name="a late return counts",
         of="P1",
         breaks="an abandoned thread still delivers its result into a run that is over",
-        file="runtime/members.py",
+        file="runtime/handle.py",
         old="""
         if self._done:
             return False
@@ -316,11 +316,11 @@ _triggering = allocate_lock()
         name="wait for the end of the pipe",
         of="P3",
         breaks="a command is not over while a stray grandchild holds its output open",
-        file="runtime/processes.py",
-        old="        return await self._held.exited.wait()",
+        file="runtime/process.py",
+        old="        return await self.tree.exited.wait()",
         new="""
-        code = await self._held.exited.wait()
-        await self._held.gone.wait()
+        code = await self.tree.exited.wait()
+        await self.tree.gone.wait()
         return code
 """,
         tests=(

@@ -13,9 +13,9 @@ import pytest
 
 from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.runtime.adoption import install
-from holdfast.runtime.members import Handle
-from holdfast.runtime.owned_tasks import TaskHandle
+from holdfast.runtime.handle import Handle
 from holdfast.runtime.scope import Scope
+from holdfast.runtime.task_handle import TaskHandle
 from holdfast.testing import ScheduleFailure, explore
 from tests.reports.models_r2 import Bridge, Tracked
 
@@ -142,21 +142,21 @@ class Gate:
 
     def __init__(self) -> None:
         self.scope = Scope("bridge", parent=None)
-        self.scope._loop = object()  # type: ignore[assignment]  # only its presence is asked for
-        self.handle: TaskHandle[None] = TaskHandle(self.scope, "message", None)
+        self.scope.core.loop = object()  # type: ignore[assignment]  # only its presence is asked for
+        self.handle: TaskHandle[None] = TaskHandle(self.scope.core, "message", None)
         self.accepted: bool | None = None
         self.closed = False
 
     def message(self) -> None:
         try:
-            self.scope._enter(self.handle)
+            self.scope.core.enter(self.handle)
         except ScopeClosed:
             self.accepted = False
         else:
             self.accepted = True
 
     def close(self) -> None:
-        self.closed = self.scope._shut()
+        self.closed = self.scope.core.shut()
 
     def sound(self) -> bool:
         return self.accepted is not None and self.accepted != self.closed
@@ -173,7 +173,7 @@ class Open:
 class NoGate(Gate):
     def __init__(self) -> None:
         super().__init__()
-        self.scope._gate = Open()  # type: ignore[assignment]
+        self.scope.core.gate = Open()  # type: ignore[assignment]
 
 
 @pytest.mark.usefixtures("threads_explored")

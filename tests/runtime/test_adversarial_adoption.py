@@ -21,7 +21,7 @@ from holdfast.errors import Interrupted, ScopeClosed
 from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime import adoption_processes, procfs, zygote_link
 from holdfast.runtime.adoption import install
-from holdfast.runtime.owned_processes import ForeignHandle, boot_ticks
+from holdfast.runtime.process_handle import ForeignHandle, boot_ticks
 from holdfast.runtime.scope import Scope, detached
 from holdfast.runtime.threads import Call, ThreadPool
 
@@ -268,7 +268,7 @@ def test_a_program_that_is_just_being_started_elsewhere_makes_no_outcome_unknown
                 with detached():
                     starting.start()
                 await until(lambda: started)
-                roots = [handle.process for handle in scope._handles() if isinstance(handle, ForeignHandle)]
+                roots = [handle.process for handle in scope.core.handles() if isinstance(handle, ForeignHandle)]
                 asyncio.get_running_loop().call_later(0.2, concluding.set)
                 result = await adoption_processes.kill_trees(roots)
                 concluding.set()
@@ -300,11 +300,11 @@ def test_a_program_that_enters_just_when_the_grace_ends_is_killed(programs: list
         loop = asyncio.get_running_loop()
         with install(loop):
             scope = Scope("tool", detached=True, grace_s=0.1, kill_after_s=5.0).open()
-            scope._adopted = Adopted()
+            scope.core.adopted = Adopted()
 
             def run() -> None:
                 begun.set()
-                while scope._asked_at_ticks() == 0 or boot_ticks() < scope._asked_at_ticks() + 2:
+                while scope.core.asked_at_ticks == 0 or boot_ticks() < scope.core.asked_at_ticks + 2:
                     time.sleep(0.002)  # what is started now is clean-up: it is not asked, only killed
                 programs.append(subprocess.Popen(["sleep", "600"]))
                 programs[0].wait()

@@ -68,7 +68,7 @@ def test_a_forked_child_is_in_no_scope_though_a_lock_of_it_was_held_at_the_fork(
     statuses: list[int] = []
 
     def fork(scope: Scope) -> None:
-        with scope._gate:
+        with scope.core.gate:
             in_fork = threading.Thread(target=fork_in, args=(scope,), daemon=True) if on == "bare" else None
             if in_fork is not None:
                 in_fork.start()

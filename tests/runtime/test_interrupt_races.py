@@ -69,7 +69,7 @@ class FaultyFirst(Interrupt):
 class FaultyChild(Interrupt):
     """A child that looks at its parent first and hangs itself on it afterwards."""
 
-    def _follow(self, parent: Interrupt) -> None:
+    def follow(self, parent: Interrupt) -> None:
         triggered = parent.triggered
         self._parents = (parent,)
         parent._children.add(weakref.ref(self))

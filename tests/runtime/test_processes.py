@@ -675,7 +675,7 @@ def test_a_forked_child_keeps_a_descriptor_that_has_the_number_of_one_of_a_dead_
     [link] = set(host._links.values())
     number = link.pidfd
     os.kill(link.pid, signal.SIGKILL)
-    await_condition(lambda: host._buried == 1 and not procfs.read_stat(link.pid), "it is buried")
+    await_condition(lambda: host.buried_zygotes == 1 and not procfs.read_stat(link.pid), "it is buried")
     await_condition(lambda: not os.path.exists(f"/proc/self/fd/{number}"), "its descriptor is closed")
     os.dup2(kept[0], number)
     try:
@@ -697,10 +697,10 @@ def test_what_fails_in_the_reading_thread_is_shown_and_silences_no_tree(
     fd = os.eventfd(1)
 
     def fail() -> None:
-        host._unwatch(fd)
+        host.unwatch(fd)
         raise RuntimeError("out of order")
 
-    host._watch(fd, fail)
+    host.watch(fd, fail)
     await_condition(lambda: shown == ["out of order"], "the failure was shown")
     os.close(fd)
     assert host.run_blocking(["echo", "on"]).stdout == b"on\n"

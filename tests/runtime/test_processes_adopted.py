@@ -25,9 +25,10 @@ import pytest
 
 from holdfast.runtime import adoption_processes, foreign, processes, procfs, seal, zygote
 from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
+from holdfast.runtime.killer import Killer
 from holdfast.runtime.once import Once
 from holdfast.runtime.passes import KillPasses
-from holdfast.runtime.processes import Killer, ProcessHost, TreeResult
+from holdfast.runtime.processes import ProcessHost, TreeResult
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="foreign trees are adopted only on Linux")
@@ -462,7 +463,7 @@ def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
         "    def act():\n"
         "        reached[number].set()\n"
         "        go_on[number].wait(20)\n"
-        "    host._in_reading_thread(act)\n"
+        "    host.call_in_reading_thread(act)\n"
         "    return act\n"
         "installed = install(lambda: first, host)\n"
         "programs = [subprocess.Popen(['sleep', '600']) for _ in range(8)]\n"
@@ -479,7 +480,7 @@ def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
         "    programs = [subprocess.Popen(['sleep', '600']) for _ in range(16)]\n"
         "    go_on[1].set()\n"
         "    done = threading.Event()\n"
-        "    host._in_reading_thread(lambda: host._in_reading_thread(done.set))\n"
+        "    host.call_in_reading_thread(lambda: host._in_reading_thread(done.set))\n"
         "    assert done.wait(20)\n"
         "    print(len(second.members), sum(member.ended for member in second.members))\n"
         "    for program in programs:\n"
@@ -856,7 +857,7 @@ def test_ends_at_the_same_time_cost_one_look_for_strays(
         held.set()
         go_on.wait(20)
 
-    host._in_reading_thread(hold)
+    host.call_in_reading_thread(hold)
     assert held.wait(20)
     poll = select.poll()
     for place in places:

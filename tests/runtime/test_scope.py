@@ -21,7 +21,7 @@ from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import stopping
 from holdfast.runtime.interrupt import check_interrupt, current_interrupt, is_interrupted
-from holdfast.runtime.owned_processes import STRANGER
+from holdfast.runtime.process_handle import STRANGER
 from holdfast.runtime.scope import Scope, current_scope, detached
 from holdfast.runtime.threads import ThreadPool
 from holdfast.testing import run_virtual
@@ -328,6 +328,128 @@ def test_a_swallower_is_pressed_with_back_off_and_not_in_a_spin() -> None:
             if task is not asyncio.current_task():
                 task.cancel()
         await asyncio.sleep(0)
+
+    run_virtual(main())
+
+
+async def _stop_awaited(scope: Scope) -> None:
+    await scope.stop("enough", grace_s=20)
+
+
+async def _stop_requested(scope: Scope) -> None:
+    scope.request_stop(Cause(kind="stop"), grace_s=20)
+    while not scope.closed:
+        await asyncio.sleep(0.01)
+
+
+async def _stop_from_a_thread(scope: Scope) -> None:
+    """The loop hears of the interrupt before it hears of the stop."""
+    await asyncio.to_thread(asyncio.run, scope.stop("enough", grace_s=20))
+
+
+Stop = Callable[[Scope], Coroutine[Any, Any, None]]
+ways_to_stop = pytest.mark.parametrize("stop", [_stop_awaited, _stop_requested, _stop_from_a_thread])
+
+
+async def cleaned_up_in(clean_up_s: float, ends: list[str], name: str) -> None:
+    try:
+        await forever()
+    finally:
+        await asyncio.sleep(clean_up_s)
+        ends.append(name)
+
+
+@ways_to_stop
+def test_the_grace_given_to_a_stop_holds_though_it_is_longer_than_the_scopes_own(stop: Stop) -> None:
+    async def main() -> None:
+        ends: list[str] = []
+        scope = Scope("run", parent=None, grace_s=0.05, kill_after_s=0.05).open()
+        call = scope.child("call").open()
+        part = call.child("part").open()
+        for owner in (scope, call, part):
+            owner.spawn(cleaned_up_in(0.3, ends, owner.name))
+        await asyncio.sleep(0)
+        await stop(scope)
+        assert sorted(ends) == ["call", "part", "run"]
+        for owner in (scope, call, part):
+            assert owner.receipt is not None
+            assert (owner.receipt.outcome, owner.receipt.forced) == ("gone", ())
+
+    _asyncio(main)
+
+
+@ways_to_stop
+def test_a_scope_inside_gets_no_more_grace_than_it_was_created_with(stop: Stop) -> None:
+    async def main() -> None:
+        ends: list[str] = []
+        scope = Scope("run", parent=None, grace_s=0.05).open()
+        brief = scope.child("brief", grace_s=0.01).open()
+        inside = brief.child("inside").open()
+        brief.spawn(cleaned_up_in(600, ends, "brief"))
+        inside.spawn(cleaned_up_in(600, ends, "inside"))
+        scope.spawn(cleaned_up_in(0.3, ends, "run"))
+        await asyncio.sleep(0)
+        await stop(scope)
+        assert ends == ["run"]
+        for owner in (brief, inside):
+            assert owner.receipt is not None
+            assert owner.receipt.forced
+
+    _asyncio(main)
+
+
+def test_the_grace_given_to_a_stop_holds_in_a_scope_that_a_task_has_entered() -> None:
+    async def main() -> None:
+        ends: list[str] = []
+        opened: list[Scope] = []
+
+        async def work() -> None:
+            async with Scope("run", parent=None, grace_s=1, kill_after_s=1) as scope:
+                opened.append(scope)
+                async with scope.child("call") as call:
+                    call.spawn(cleaned_up_in(5, ends, "member"))
+                    await cleaned_up_in(3, ends, "body")
+
+        task = asyncio.ensure_future(work())
+        await asyncio.sleep(0.1)
+        receipt = await opened[0].stop("enough", grace_s=20)
+        assert ends == ["body", "member"]
+        assert (receipt.outcome, receipt.forced) == ("gone", ())
+        with pytest.raises(Interrupted):
+            await task
+
+    run_virtual(main())
+
+
+def test_a_second_stop_never_lengthens_the_first() -> None:
+    async def main(first_s: float | None, *later_s: float | None) -> float:
+        scope = Scope("run", parent=None, grace_s=2, kill_after_s=1).open()
+        scope.child("call").open().spawn(cleaned_up_in(100, [], "stubborn"))
+        await asyncio.sleep(0)
+        stops = [asyncio.ensure_future(scope.stop("first", grace_s=first_s))]
+        for grace_s in later_s:
+            await asyncio.sleep(0)
+            stops.append(asyncio.ensure_future(scope.stop("later", grace_s=grace_s)))
+        receipts = await asyncio.gather(*stops)
+        assert all(receipt is receipts[0] for receipt in receipts)
+        return receipts[0].elapsed_s
+
+    assert run_virtual(main(None, 20, 30)) == pytest.approx(2, abs=0.2)
+    assert run_virtual(main(4, 20)) == pytest.approx(4, abs=0.2)
+    assert run_virtual(main(20, 4, 30)) == pytest.approx(4, abs=0.2)
+    assert run_virtual(main(4, None)) == pytest.approx(4, abs=0.2)
+
+
+@pytest.mark.parametrize("times", [{"grace_s": math.nan}, {"grace_s": math.inf}, {"kill_after_s": -1.0}])
+def test_a_stop_with_an_invalid_time_is_refused_and_stops_nothing(times: dict[str, Any]) -> None:
+    async def main() -> None:
+        scope = Scope("run", parent=None).open()
+        with pytest.raises(InvalidRequest, match="number of seconds"):
+            await scope.stop(**times)
+        with pytest.raises(InvalidRequest, match="number of seconds"):
+            scope.request_stop(Cause(kind="stop"), **times)
+        assert not scope.interrupt.triggered
+        await scope.stop()
 
     run_virtual(main())
 

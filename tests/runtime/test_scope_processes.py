@@ -20,7 +20,7 @@ from holdfast.protocol.stopping import Cause
 from holdfast.runtime import adoption_processes, procfs
 from holdfast.runtime.adoption import install
 from holdfast.runtime.adoption_processes import ForeignProcess, Owner
-from holdfast.runtime.owned_processes import UNHEARD
+from holdfast.runtime.process_handle import UNHEARD
 from holdfast.runtime.processes import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.scope import Scope
 from holdfast.runtime.trees import ReaperTree
@@ -77,6 +77,20 @@ def test_a_program_that_ends_with_all_it_started_leaves_the_scope_by_itself() ->
             assert await process.wait() == 0
             await until(lambda: not scope.members())
         assert scope.receipt is None
+
+    run(main)
+
+
+def test_a_program_may_be_given_more_grace_than_poll_can_wait() -> None:
+    async def main() -> None:
+        scope = Scope("call", parent=None).open()
+        script = "trap 'sleep 0.2; exit 7' TERM; echo ready; while :; do sleep 0.05; done"
+        program = await scope.process(["sh", "-c", script], stdout=PIPE)
+        assert program.stdout is not None
+        assert await program.stdout.readline() == b"ready\n"
+        receipt = await scope.stop("enough", grace_s=365 * 86_400)
+        assert (receipt.outcome, receipt.forced) == ("gone", ())
+        assert program.returncode == 7
 
     run(main)
 
@@ -216,7 +230,7 @@ def hard_to_kill(monkeypatch: pytest.MonkeyPatch) -> Callable[[Process], None]:
         return TreeResult(survivors=(process.pid,), proven=False)
 
     monkeypatch.setattr(Process, "kill_tree", kill_tree)
-    return lambda process: process._held.tell(("kill", 0.0, 2.0))
+    return lambda process: process.tree.tell(("kill", 0.0, 2.0))
 
 
 def test_a_tree_that_outlives_the_bound_of_its_kill_has_all_the_time_of_the_stop_to_die(
@@ -260,7 +274,7 @@ def test_a_receipt_names_what_a_killed_reaper_left_though_the_program_had_ended_
         process = await scope.process(["sh", "-c", f"setsid sleep 1000 & echo $! > {tmp_path}/pid"])
         await process.wait()
         stray = int((tmp_path / "pid").read_text())
-        tree = process._held
+        tree = process.tree
         assert isinstance(tree, ReaperTree)
         await until(lambda: tree.gone._callbacks)  # only the stray is waited for now
         with monkeypatch.context() as deaf:
@@ -288,7 +302,7 @@ def test_a_stray_that_outlives_the_stop_is_named_though_its_program_had_ended_an
             deaf.setattr(ReaperTree, "tell", lambda *_: None)
             receipt = await scope.stop("enough", grace_s=0)
         assert (receipt.outcome, receipt.survivors, receipt.unattributed) == ("unknown", (stray,), ())
-        process._held.tell(("kill", 0.0, 2.0))
+        process.tree.tell(("kill", 0.0, 2.0))
         await until(lambda: not alive(stray))
 
     run(main)
@@ -298,7 +312,7 @@ def test_a_receipt_that_proves_nothing_says_of_what() -> None:
     async def main() -> None:
         scope = Scope("call", parent=None, kill_after_s=20).open()
         process = await scope.process(["sleep", "1000"])
-        tree = process._held
+        tree = process.tree
         assert isinstance(tree, ReaperTree)
         tree.finish(TreeResult(proven=False))  # as when zygote and reaper were killed
         receipt = await scope.stop("enough", grace_s=0)
@@ -314,7 +328,7 @@ def test_a_tree_that_was_lost_before_any_stop_is_named_at_the_end_of_its_scope()
     async def main() -> None:
         async with Scope("call") as scope:
             process = await scope.process(["sleep", "1000"])
-            tree = process._held
+            tree = process.tree
             assert isinstance(tree, ReaperTree)
             tree.finish(TreeResult(survivors=(process.pid,), proven=False))  # as when its reaper was killed
             await until(lambda: not scope.members())

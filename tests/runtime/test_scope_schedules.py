@@ -13,9 +13,10 @@ from holdfast.runtime import enclosure
 from holdfast.runtime.adoption import TaskAdopter
 from holdfast.runtime.enclosure import Body, Enclosure, current_place
 from holdfast.runtime.interrupt import current_interrupt
-from holdfast.runtime.owned_tasks import TaskHandle
 from holdfast.runtime.scope import Scope, current_scope, detached
+from holdfast.runtime.scope_state import ScopeState
 from holdfast.runtime.stopping import Stopping
+from holdfast.runtime.task_handle import TaskHandle
 from holdfast.testing import ScheduleFailure, explore
 
 Scenario = Callable[[], Coroutine[Any, Any, None]]
@@ -61,17 +62,17 @@ async def late_spawns() -> None:
 
 
 def no_gate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scope, "_check_open", lambda self: None)
-    patch.setattr(Scope, "_admits", lambda self, member: True)
-    patch.setattr(Scope, "_tell", lambda self, member: None)
+    patch.setattr(ScopeState, "check_open", lambda self: None)
+    patch.setattr(ScopeState, "admits", lambda self, member: True)
+    patch.setattr(ScopeState, "ask_late", lambda self, member: None)
 
 
 def closes_early(patch: pytest.MonkeyPatch) -> None:
-    def shut(self: Scope, *, by_force: bool = False) -> bool:
-        self._state = "closed"
+    def shut(self: ScopeState, *, by_force: bool = False) -> bool:
+        self.phase = "closed"
         return True
 
-    patch.setattr(Scope, "_shut", shut)
+    patch.setattr(ScopeState, "shut", shut)
 
 
 async def spawns_of_members() -> None:
@@ -171,7 +172,7 @@ async def error_and_stop() -> None:
 
 
 def errors_lost(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scope, "_fail", lambda self, error, name: self.interrupt.trigger(name))
+    patch.setattr(ScopeState, "fail", lambda self, error, name: self.interrupt.trigger(name))
 
 
 async def deadline_and_stop() -> None:
@@ -214,7 +215,7 @@ async def swallower() -> None:
 
 
 def told_once_only(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TaskHandle, "_press", lambda self: None)
+    patch.setattr(TaskHandle, "ask_again", lambda self: None)
 
 
 async def clean_up_that_raises() -> None:
@@ -289,8 +290,8 @@ async def slow_clean_up() -> None:
 
 
 def press_all(stopping: Stopping) -> None:
-    for member in stopping.scope._handles():
-        member._press()
+    for member in stopping.scope.handles():
+        member.ask_again()
 
 
 def told_again_in_the_grace(patch: pytest.MonkeyPatch) -> None:
@@ -500,14 +501,14 @@ async def adopted_clean_up() -> None:
 
 
 def clean_up_is_told_too(patch: pytest.MonkeyPatch) -> None:
-    attach = TaskHandle._attach
+    attach = TaskHandle.attach
 
-    def told(self: TaskHandle[Any], task: asyncio.Task[Any]) -> None:
-        attach(self, task)
+    def told(self: TaskHandle[Any], task: asyncio.Task[Any], guarded: Any = None) -> None:
+        attach(self, task, guarded)
         if self.due:
-            self._ask()
+            self.ask()
 
-    patch.setattr(TaskHandle, "_attach", told)
+    patch.setattr(TaskHandle, "attach", told)
 
 
 async def shielded_commit() -> None:
@@ -596,8 +597,8 @@ def stays_current(patch: pytest.MonkeyPatch) -> None:
 
     async def leaky(self: Scope) -> Scope:
         await enter(self)
-        current_place.enter(self._body)
-        self._entered = (current_place.enter(self._body), self._entered[1])
+        current_place.enter(self.core.body)
+        self._entered = (current_place.enter(self.core.body), self._entered[1])
         return self
 
     patch.setattr(Scope, "__aenter__", leaky)

@@ -74,7 +74,7 @@ def of_nobody() -> list[int]:
     """Pids below this process that live and are neither the zygote nor an idle cell with its reaper."""
     processes = process_host()
     cells = list(processes.cells._idle)
-    expected = {cell.process.pid for cell in cells} | {getattr(cell.process._held, "reaper", 0) for cell in cells}
+    expected = {cell.process.pid for cell in cells} | {getattr(cell.process.tree, "reaper", 0) for cell in cells}
     expected |= {link.pid for link in processes._links.values()}
     return [pid for pid in procfs.living(procfs.descendants(os.getpid())) if pid not in expected]
 

@@ -155,11 +155,18 @@ class SessionLike(Protocol):
     async def interrupt(
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
-        """Interrupt the active run, or exactly `run_id`; queued messages run next. An idle session answers at once."""
+        """Interrupt the active run, or exactly `run_id`; queued messages run next. An idle session answers at once.
+
+        `grace_s` is the grace period for cleanup, in seconds, shorter or longer than the host's (its default). If the
+        run is already stopping, it can only shorten the rest of its grace period.
+        """
         ...
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
-        """Stop the whole session: its run, its background work, and withdraw all waiting messages."""
+        """Stop the whole session: its run, its background work, and withdraw all waiting messages.
+
+        `grace_s` is the grace period for cleanup, as in `interrupt`.
+        """
         ...
 
     async def withdraw(self, message_id: str) -> Settlement:

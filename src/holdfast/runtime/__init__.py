@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.broadcast import Broadcast, Reader
     from holdfast.runtime.cell import IsolatedCall
     from holdfast.runtime.fair import FairQueue
+    from holdfast.runtime.handle import Handle, Member
     from holdfast.runtime.interrupt import (
         Interrupt,
         InterruptStatistics,
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
         current_interrupt,
         is_interrupted,
     )
-    from holdfast.runtime.members import Handle, Member
     from holdfast.runtime.processes import Process, ProcessHost
-    from holdfast.runtime.scope import Scope, ScopeStatistics, current_scope, detached
+    from holdfast.runtime.scope import Scope, current_scope, detached
+    from holdfast.runtime.scope_state import ScopeStatistics
     from holdfast.runtime.threads import ThreadPool
 
 _HOMES = {
@@ -33,6 +34,7 @@ _HOMES = {
     "broadcast": ("Broadcast", "Reader"),
     "cell": ("IsolatedCall",),
     "fair": ("FairQueue",),
+    "handle": ("Handle", "Member"),
     "interrupt": (
         "Interrupt",
         "InterruptStatistics",
@@ -41,9 +43,9 @@ _HOMES = {
         "current_interrupt",
         "is_interrupted",
     ),
-    "members": ("Handle", "Member"),
     "processes": ("Process", "ProcessHost"),
-    "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
+    "scope": ("Scope", "current_scope", "detached"),
+    "scope_state": ("ScopeStatistics",),
     "threads": ("ThreadPool",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

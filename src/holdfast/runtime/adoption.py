@@ -34,10 +34,10 @@ from holdfast.runtime.adoption_threads import (
 )
 from holdfast.runtime.enclosure import current_place, inside
 from holdfast.runtime.forked import watch_forks
-from holdfast.runtime.membership import Membership
-from holdfast.runtime.owned_tasks import TaskHandle, without_exit
-from holdfast.runtime.owned_threads import ThreadHandle
 from holdfast.runtime.scope import Scope, current_scope
+from holdfast.runtime.scope_state import ScopeState
+from holdfast.runtime.task_handle import TaskHandle, without_exit
+from holdfast.runtime.thread_handle import ThreadHandle
 from holdfast.runtime.threads import ThreadPool, shared_threads
 
 __all__ = ["PoolExecutor", "Restorer", "TaskAdopter", "install"]
@@ -63,42 +63,44 @@ class TaskAdopter:
         """Create the task; called by the loop."""
         context: contextvars.Context | None = options.get("context")
         place = current_place.get() if context is None else current_place.get_in(context)
-        if place is None or place.scope._loop is not loop:
+        owner = None if place is None else cast(ScopeState, place.owner)
+        if owner is None or owner.loop is not loop:
             return self._make(loop, coroutine, options)
+        assert place is not None
         if asyncio._get_running_loop() is not loop:
             coroutine.close()
             raise RuntimeError(
-                f"task for scope {place.scope.name!r} started outside the thread of its loop; use scope.spawn()"
+                f"task for scope {owner.name!r} started outside the thread of its loop; use scope.spawn()"
             )
-        scope = place.scope
         name = str(options.get("name") or getattr(coroutine, "__qualname__", "task"))
-        handle: TaskHandle[T] = TaskHandle(scope, name, None, adopted=True, starter=place)
+        handle: TaskHandle[T] = TaskHandle(owner, name, None, adopted=True, starter=place, scope=place.scope)
         if context is None:
             options["context"] = context = contextvars.copy_context()
             context.run(current_place.variable.set, handle)
         # A context that was passed in may be shared by several tasks or be the current one: leave it unchanged.
-        handle._context = context
-        adopted = scope._adopt(handle)
+        handle.started_in = context
+        adopted = owner.adopt(handle)
         work = coroutine
+        guarded = None
         if adopted and isinstance(coroutine, CoroutineType):
-            handle._coroutine = coroutine
+            guarded = coroutine
             work = without_exit(coroutine)
         try:
             task = self._make(loop, work, options)
         except BaseException:
             if work is not coroutine:
                 work.close()
-            scope._discard(handle, None)
+            owner.discard(handle, None)
             raise
         if adopted:
-            handle._attach(task)
+            handle.attach(task, guarded)
         else:
             task.cancel()
             _log.warning(
                 "cancelled task %r before it began: its scope %r has ended; "
                 "start tasks shared between scopes inside 'with detached():'",
                 name,
-                scope.name,
+                owner.name,
             )
         return task
 
@@ -160,17 +162,18 @@ class PoolExecutor(ThreadPoolExecutor):
                 future.set_result(result)
 
         name = call_name(fn)
-        if scope is None or scope._loop is None:
+        if scope is None or scope.core.loop is None:
             self.pool.submit(call, on_done=_ignore, name=name)
             return future
+        core = scope.core
         handle = _AdoptedCall(scope, name, future)
-        handle._context = inside(handle, scope.interrupt)
-        if not scope._adopt(handle):
+        handle.started_in = inside(handle, scope.interrupt)
+        if not core.adopt(handle):
             raise ScopeClosed(f"scope {scope.name!r} is {scope.state} and starts no thread for {name!r}")
         try:
-            handle._start(call, (), {})
+            handle.start(call, (), {})
         except BaseException:
-            scope._on_loop(scope._discard, handle, None)
+            core.on_loop(core.discard, handle, None)
             raise
         return future
 
@@ -183,11 +186,12 @@ class _AdoptedCall(ThreadHandle[None]):
 
     __slots__ = ("_future",)
 
-    def __init__(self, scope: Membership, name: str, future: concurrent.futures.Future[Any]) -> None:
-        super().__init__(scope, name, adopted=True)
+    def __init__(self, scope: Scope, name: str, future: concurrent.futures.Future[Any]) -> None:
+        super().__init__(scope.core, name, adopted=True, scope=scope)
         self._future = future
 
-    def _withdrawn(self) -> None:
+    def on_withdrawn(self) -> None:
+        """Cancel the future."""
         self._future.cancel()
         self._future.set_running_or_notify_cancel()
 
@@ -252,7 +256,7 @@ _sealing = True
 _process_adoption: adoption_processes.Restorer | None = None
 
 
-def _scope_for_program() -> Scope | None:
+def _scope_for_program() -> ScopeState | None:
     """Return the scope that owns a program started here.
 
     Raises:
@@ -264,7 +268,7 @@ def _scope_for_program() -> Scope | None:
             f"scope {scope.name!r} is closed and starts no program",
             hint="start programs shared between scopes inside 'with detached():'",
         )
-    return scope
+    return None if scope is None else scope.core
 
 
 def _watch_processes(step: int) -> None:

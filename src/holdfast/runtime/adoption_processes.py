@@ -387,7 +387,7 @@ class _Adoption:
         if not taken:
             process.signal(signal.SIGKILL)
             _await_end(pidfd, _STRUCK_S)
-        self.processes._watch(pidfd, lambda: self._end(process, family))
+        self.processes.watch(pidfd, lambda: self._end(process, family))
         return taken
 
     def _enter_strays(self, *families: _Family) -> bool:
@@ -456,7 +456,7 @@ class _Adoption:
             alone = not self._just_ended
             self._just_ended.append((process, family))
         if alone:
-            self.processes._in_reading_thread(self._sweep)
+            self.processes.call_in_reading_thread(self._sweep)
 
     def _sweep(self) -> None:
         """Adopt the strays of all that ended, then report the ends. In the reading thread. If strays appear faster than
@@ -498,7 +498,7 @@ class _Adoption:
         children = procfs.children(self.pid)  # first, so that processes started later are not among them
         with self._lock:
             certain = self._starting == 0
-            ours = {link.pid for link in list(self.processes._links.values())}
+            ours = self.processes.zygote_pids()
             unknown = [pid for pid in children if pid not in self._outside and pid not in ours]
             return [pid for pid in unknown if (known := self._known.get(pid)) is None or known._orphan], certain
 
@@ -527,8 +527,8 @@ class _Adoption:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        if self._buried != self.processes._buried:  # a zygote has ended: its reapers become our children
-            self._buried = self.processes._buried
+        if self._buried != self.processes.buried_zygotes:  # a zygote has ended: its reapers become our children
+            self._buried = self.processes.buried_zygotes
             self._busy = True
         if not self._busy or now < self._tick_at:
             return
@@ -608,7 +608,7 @@ class _Adoption:
         """Return children of this process whose start was not observed or that belong to no scope: orphans, and what C
         code started on a thread."""
         with self._lock:
-            ours = {link.pid for link in list(self.processes._links.values())}
+            ours = self.processes.zygote_pids()
             known = {*self._known, *self._outside, *ours}
         found = []
         for thread, pid in procfs.children_of_threads(self.pid):
@@ -672,12 +672,12 @@ class _Adoption:
         """Close its pidfd, once. In the reading thread."""
         pidfd = process._give_up_pidfd()
         if pidfd >= 0:
-            self.processes._unwatch(pidfd)
+            self.processes.unwatch(pidfd)
             os.close(pidfd)
 
     def close(self) -> None:
         """Stop watching, soon."""
-        self.processes._in_reading_thread(self._let_all_go)
+        self.processes.call_in_reading_thread(self._let_all_go)
 
     def _let_all_go(self) -> None:
         with self._lock:
@@ -866,14 +866,14 @@ def install(
         _hooks = _Hooks(adoption)
     else:
         _hooks.pass_to(adoption)
-    processes._set_tick(adoption.tick)
+    processes.set_tick(adoption.tick)
     _adoption = adoption
 
     def undo() -> None:
         global _adoption, _hooks
         adoption.ended = True
         _adoption = None
-        processes._set_tick(None)
+        processes.set_tick(None)
         adoption.close()
         if _hooks is not None and not lingers():
             _hooks.take_off()

@@ -31,9 +31,10 @@ from holdfast.errors import ScopeClosed
 from holdfast.protocol.stopping import Abandoned
 from holdfast.runtime.adoption_processes import leave_thread
 from holdfast.runtime.enclosure import current_place
+from holdfast.runtime.handle import Handle, Member, MemberKind
 from holdfast.runtime.interrupt import Interrupt
-from holdfast.runtime.members import Handle, Member, MemberKind
 from holdfast.runtime.scope import Scope, current_scope
+from holdfast.runtime.scope_state import ScopeState
 from holdfast.runtime.threads import any_abandoned, call_of_thread, thread_stack
 
 if TYPE_CHECKING:
@@ -49,14 +50,15 @@ _ANYIO = "anyio._backends._asyncio"
 class ForeignCall(Handle[None]):
     """A member that is a call on a thread of foreign code."""
 
-    __slots__ = ("_cancel_unbegun", "thread")
+    __slots__ = ("cancel_unbegun", "thread")
 
     kind: MemberKind = "thread"
 
     def __init__(self, scope: Scope, name: str) -> None:
-        super().__init__(scope, name, adopted=True)
+        super().__init__(scope.core, name, adopted=True, scope=scope)
         self.thread: threading.Thread | None = None
-        self._cancel_unbegun: Callable[[], object] | None = None
+        self.cancel_unbegun: Callable[[], object] | None = None
+        """Withdraws the call if no thread has begun it."""
 
     def enter(self) -> None:
         """Enter the scope as a member.
@@ -64,8 +66,8 @@ class ForeignCall(Handle[None]):
         Raises:
             ScopeClosed: the scope accepts no calls any more, not even for cleanup.
         """
-        if not self.scope._adopt(self):
-            raise ScopeClosed(f"scope {self.scope.name!r} is closed and starts no thread for {self.name!r}")
+        if not self.owner.adopt(self):
+            raise ScopeClosed(f"scope {self.owner.name!r} is closed and starts no thread for {self.name!r}")
 
     def run(self, fn: Callable[..., Any], *values: Any, **options: Any) -> Any:
         """Run the call, on its thread."""
@@ -84,36 +86,41 @@ class ForeignCall(Handle[None]):
 
     def end(self, _: object = None) -> None:
         """Note that the call has ended or will never begin. Callable from any thread."""
-        self.scope._on_loop(self._finish)
+        self.owner.on_loop(self._finish)
 
     def _finish(self) -> None:
-        if self._settle(None, None):
-            self.scope._discard(self, None)
-        self._cancel_unbegun = None
+        if self.settle(None, None):
+            self.owner.discard(self, None)
+        self.cancel_unbegun = None
 
-    def _watch(self, interrupt: Interrupt) -> None:
+    def listen_to(self, interrupt: Interrupt) -> None:
         """Do nothing: foreign code does not know the interrupt."""
 
-    def _ask(self) -> None:
-        if self.thread is None and self._cancel_unbegun is not None:
-            self._cancel_unbegun()
+    def ask(self) -> None:
+        """Withdraw the call if no thread has begun it."""
+        if self.thread is None and self.cancel_unbegun is not None:
+            self.cancel_unbegun()
 
-    def _press(self) -> None:
-        self._ask()
+    def ask_again(self) -> None:
+        """As `ask`."""
+        self.ask()
 
     def is_alive(self) -> bool:
         """Whether a thread runs it. Callable from any thread."""
         return self.thread is not None
 
-    def _living(self) -> ForeignCall | None:
+    def running(self) -> ForeignCall | None:
+        """Return it while a thread runs it."""
         return self if self.is_alive() else None
 
-    def _abandon(self) -> Abandoned:
+    def abandon(self) -> Abandoned:
+        """Abandon the call, whose thread is foreign code's."""
         thread = self.thread
-        self._settle(None, None)
+        self.settle(None, None)
         return Abandoned(kind="thread", name=self.name, stack=() if thread is None else thread_stack(thread))
 
-    def _snapshot(self) -> Member:
+    def snapshot(self) -> Member:
+        """Return what it is now."""
         thread = self.thread
         state = "starting" if thread is None else "stopping" if self.due else "running"
         return Member(
@@ -147,14 +154,14 @@ def starting_scope() -> Scope | None:
     return _homes.get(threading.current_thread())
 
 
-def home_of_thread(native_id: int) -> Scope | None:
-    """Return the scope that a thread, by native id, works for now; None if it works for none."""
+def home_of_thread(native_id: int) -> ScopeState | None:
+    """Return the state of the scope that a thread, by native id, works for now; None if it works for none."""
     for thread, scope in _homes_now():
         if thread.native_id == native_id:
-            return scope
+            return scope.core
     call = call_of_thread(native_id)
     place = None if call is None else current_place.get_in(call.context)
-    return None if place is None else cast(Scope, place.scope)
+    return None if place is None else cast(ScopeState, place.owner)
 
 
 def _homes_now() -> list[tuple[threading.Thread, Scope]]:
@@ -188,7 +195,7 @@ def _start(thread: threading.Thread) -> None:
     scope = starting_scope()
     if scope is not None and not _of_a_pool(thread):
         _homes[thread] = scope
-        scope._note_unowned(thread)
+        scope.core.note_unowned(thread)
     _plain_start(thread)
 
 
@@ -205,7 +212,7 @@ _EXECUTOR_THREAD = getattr(concurrent.futures.thread, "_worker", None)
 
 def _submit(executor: ThreadPoolExecutor, fn: Callable[..., Any], /, *values: Any, **options: Any) -> Future[Any]:
     scope = starting_scope()
-    if scope is None or scope._loop is None:
+    if scope is None or scope.core.loop is None:
         return _plain_submit(executor, fn, *values, **options)
     call = ForeignCall(scope, call_name(fn))
     call.enter()
@@ -214,7 +221,7 @@ def _submit(executor: ThreadPoolExecutor, fn: Callable[..., Any], /, *values: An
     except BaseException:
         call.end()
         raise
-    call._cancel_unbegun = future.cancel
+    call.cancel_unbegun = future.cancel
     future.add_done_callback(call.end)
     return future
 
@@ -223,7 +230,7 @@ async def _run_in_anyio(
     backend: Any, fn: Callable[..., Any], values: tuple[Any, ...], *rest: Any, **options: Any
 ) -> Any:
     scope = starting_scope()
-    if scope is None or scope._loop is None:
+    if scope is None or scope.core.loop is None:
         return await _anyio_plain(backend, fn, values, *rest, **options)
     call = ForeignCall(scope, call_name(fn))
     call.enter()

@@ -20,9 +20,9 @@ import socket
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import procfs
@@ -32,7 +32,8 @@ from holdfast.runtime.trees import KILL_BOUND_S, ReaperTree, TreeResult
 from holdfast.runtime.zygote_link import identity
 
 if TYPE_CHECKING:
-    from holdfast.runtime.processes import Process, ProcessHost
+    from holdfast.runtime.process import Process
+    from holdfast.runtime.starting import Argument, Stream
 
 __all__ = ["Cell", "Cells", "CellsStatistics"]
 
@@ -58,6 +59,23 @@ class CellsStatistics:
     thrown_away: int
 
 
+class Starter(Protocol):
+    """What the pool needs of a `ProcessHost`."""
+
+    async def spawn(
+        self,
+        argv: Sequence[Argument],
+        *,
+        stdin: Stream = None,
+        stdout: Stream = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        on_cut: Callable[[asyncio.Task[TreeResult]], object] | None = None,
+    ) -> Process:
+        """Start a program; see `ProcessHost.spawn`."""
+        ...
+
+
 class Cell:
     """One process for isolated calls, seen from the host.
 
@@ -79,10 +97,10 @@ class Cell:
         self._first_bytes: int | None = None
         self._lock = threading.Lock()
         self._open = True
-        if not process._held.exited.add(self._hang_up):
-            self._hang_up()
+        if not process.tree.exited.add(self.hang_up):
+            self.hang_up()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """After its exit, stop receiving: what it sent can still be read, but a child that holds the connection is cut
         off.
         """
@@ -99,7 +117,7 @@ class Cell:
 
     def is_clean(self, growth_bytes: int) -> bool:
         """Whether, seen from outside, it looks as it did before its last call."""
-        held, pid = self.process._held, self.process.pid
+        held, pid = self.process.tree, self.process.pid
         if self.begun is None or not isinstance(held, ReaperTree) or held.exited.value is not None:
             return False
         threads, descriptors, began_bytes = self.begun
@@ -124,7 +142,7 @@ class Cell:
 
     def kill(self) -> None:
         """Request that its tree is killed, without waiting."""
-        self.process._held.ask_kill(0.0, KILL_BOUND_S)
+        self.process.tree.ask_kill(0.0, KILL_BOUND_S)
         self.close()
 
 
@@ -146,7 +164,7 @@ class Cells:
 
     def __init__(
         self,
-        processes: ProcessHost,
+        processes: Starter,
         *,
         idle_limit: int = 16,
         owner_limit: int = 8,
@@ -215,7 +233,7 @@ class Cells:
         with self._lock:
             self._counts["started"] += 1
             self._lend(cell)
-        process._held.gone.add(lambda: self._forget(cell))
+        process.tree.gone.add(lambda: self._forget(cell))
         return cell
 
     def _lend(self, cell: Cell) -> None:

@@ -18,40 +18,55 @@ import contextvars
 import opcode
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from holdfast.protocol.stopping import Abandoned
 from holdfast.runtime.carried import Carried
 from holdfast.runtime.interrupt import Interrupt, current
 from holdfast.runtime.shield import shielded_by
 
-if TYPE_CHECKING:
-    from holdfast.runtime.membership import Membership
-
-__all__ = ["Body", "Enclosure", "current_place", "inside", "task_stack"]
+__all__ = ["Body", "Enclosure", "Interruptible", "current_place", "inside", "task_stack"]
 
 _RESUME = opcode.opmap["RESUME"]
 _RESUMED_S = 0.05
 """Interval of checks whether a generator is being iterated again, in seconds."""
 
 
+class Interruptible(Protocol):
+    """What an enclosure needs of its owner."""
+
+    interrupt: Interrupt
+
+
 class Enclosure:
-    """One claim on a task: the handle it was started with, or the body of a scope that it entered."""
+    """One claim on a task: the handle it was started with, or the body of a scope that it entered.
 
-    __slots__ = ("__weakref__", "cancels", "inner", "live", "outer", "scope", "task")
+    Parameters:
+        owner: its interrupt makes the claim due.
+        task: the task, if there is one yet.
+        outer: claim around this one.
+        scope: scope that code in here runs in; None if no code runs in here.
+    """
 
-    def __init__(self, scope: Membership, task: asyncio.Task[Any] | None, outer: Enclosure | None) -> None:
+    __slots__ = ("__weakref__", "cancels", "inner", "live", "outer", "owner", "scope", "started_in", "task")
+
+    def __init__(
+        self, owner: Interruptible, task: asyncio.Task[Any] | None, outer: Enclosure | None, scope: object = None
+    ) -> None:
+        self.owner = owner
         self.scope = scope
         self.task = task
         self.outer = outer
         self.inner: Enclosure | None = None
         self.cancels = 0
         self.live = True
+        self.started_in: contextvars.Context | None = None
+        """Context that the task was started in, if known."""
 
     @property
     def due(self) -> bool:
         """Whether this enclosure wants its task cancelled."""
-        return self.live and self.scope.interrupt.triggered
+        return self.live and self.owner.interrupt.triggered
 
     def deliver(self) -> None:
         """Cancel the task natively, once, unless another of its enclosures does or has done so."""
@@ -95,19 +110,16 @@ class Enclosure:
             self.cancels += 1
             task.cancel()
 
-    @property
-    def started_in(self) -> contextvars.Context | None:
-        """Context that the task was started in, if known."""
-        return None
-
 
 class Body(Enclosure):
     """The body of ``async with scope``, in the task that entered it."""
 
     __slots__ = ("cancelling_before", "generator", "name")
 
-    def __init__(self, scope: Membership, task: asyncio.Task[Any], outer: Enclosure | None) -> None:
-        super().__init__(scope, task, outer)
+    def __init__(
+        self, owner: Interruptible, task: asyncio.Task[Any], outer: Enclosure | None, scope: object = None
+    ) -> None:
+        super().__init__(owner, task, outer, scope)
         self.name = task.get_name()
         self.generator: FrameType | None = None
         self.cancelling_before = task.cancelling()

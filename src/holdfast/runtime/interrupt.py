@@ -19,7 +19,7 @@ from _thread import LockType, allocate_lock
 from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
@@ -36,9 +36,7 @@ from holdfast.runtime.interrupt_dispatch import (
     start_timer,
     wake_few,
 )
-
-if TYPE_CHECKING:
-    from holdfast.runtime.shield import Shield
+from holdfast.runtime.shield import Shield
 
 __all__ = [
     "Interrupt",
@@ -85,19 +83,20 @@ class Interrupt:
             monotonic clock if no loop runs. The deadline ends with the interrupt.
     """
 
-    __slots__ = ("__weakref__", "_callbacks", "_children", "_gates", "_latch", "_parents", "_tasks", "_timer", "name")
+    __slots__ = ("__weakref__", "_children", "_gates", "_latch", "_parents", "_tasks", "_timer", "callbacks", "name")
 
     def __init__(self, *, name: str = "", parent: Interrupt | None = None, deadline_s: float | None = None) -> None:
         self.name = name
         self._latch: dict[str, tuple[Cause]] = {}
         self._tasks: dict[Loop, FutureGroup] = {}
         self._gates: dict[LockType | str, LockType | FileGate] = {}
-        self._callbacks: dict[Registration, None] = {}
+        self.callbacks: dict[Registration, None] = {}
+        """Callbacks that have neither run nor been closed."""
         self._children: set[weakref.ref[Interrupt]] = set()
         self._parents: tuple[Interrupt, ...] = ()
         self._timer: Timer | None = None
         if parent is not None:
-            self._follow(parent)
+            self.follow(parent)
         if deadline_s is not None and not self._latch:
             self._timer = start_timer(deadline_s, self)
 
@@ -243,7 +242,7 @@ class Interrupt:
         Close the registration if the interrupt outlives the interest in it.
         """
         registration = Registration(self, fn, loop or asyncio._get_running_loop())
-        self._callbacks[registration] = None
+        self.callbacks[registration] = None
         if self._latch:
             hops = Hops()
             hops.add_registration(registration)
@@ -265,7 +264,7 @@ class Interrupt:
         """Create a child that is triggered by any of `others` as well as by this one."""
         child = Interrupt(name=name, parent=self)
         for other in others:
-            child._follow(other)
+            child.follow(other)
         return child
 
     def statistics(self) -> InterruptStatistics:
@@ -274,19 +273,17 @@ class Interrupt:
             triggered=bool(self._latch),
             waiting_tasks=sum(map(len, self._tasks.copy().values())),
             waiting_threads=sum(key is not _FILE for key in self._gates.copy()),
-            callbacks=len(self._callbacks),
+            callbacks=len(self.callbacks),
             children=len(self._children),
         )
 
-    def shield(self, timeout_s: float | None = None) -> Shield:
+    def shield(self, timeout_s: float | None = None) -> Shield[Interrupt]:
         """``async with interrupt.shield(timeout_s=2):`` protects awaits in the block from a scope's cancellation.
 
         The cancellation arrives when the block ends, `timeout_s` seconds after it was entered, or when the grace period
         of the stop is over, whichever is first. See `Shield`.
         """
-        from holdfast.runtime.shield import Shield
-
-        return Shield(self, timeout_s)
+        return Shield(self, Interrupt(name=f"shield of {self.name}"), current, timeout_s)
 
     def make_current(self) -> Token[Interrupt | InGenerator[Interrupt] | None]:
         """Make it the current interrupt of this context, which was created for it. Elsewhere prefer `use`."""
@@ -304,7 +301,8 @@ class Interrupt:
         if not group and self._tasks.get(loop) is group:
             self._tasks.pop(loop, None)
 
-    def _follow(self, parent: Interrupt) -> None:
+    def follow(self, parent: Interrupt) -> None:
+        """Become a child of ``parent`` too."""
         self._parents = (*self._parents, parent)
         parent._children.add(weakref.ref(self, parent._children.discard))
         cause = parent.cause
@@ -313,7 +311,7 @@ class Interrupt:
 
     def _spread(self, cause: Cause) -> None:
         """Latch everything below, then wake all waiters. Idempotent."""
-        if self._children or self._callbacks or self._gates or self._timer is not None:
+        if self._children or self.callbacks or self._gates or self._timer is not None:
             self._spread_far(cause)
             return
         for loop, group in self._tasks.copy().items():
@@ -361,8 +359,8 @@ class Interrupt:
         if self._tasks:
             for loop, group in self._tasks.copy().items():
                 hops.add_group(loop, group)
-        if self._callbacks:
-            for registration in self._callbacks.copy():
+        if self.callbacks:
+            for registration in self.callbacks.copy():
                 hops.add_registration(registration)
         if self._timer is not None:
             self._timer.cancel()

@@ -24,13 +24,10 @@ import time
 import weakref
 from asyncio import _get_running_loop, current_task
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from holdfast.logs import log_failure
-from holdfast.protocol.stopping import Cause
-
-if TYPE_CHECKING:
-    from holdfast.runtime.interrupt import Interrupt
+from holdfast.protocol.stopping import Cause, CauseKind
 
 __all__ = [
     "CHUNK",
@@ -54,6 +51,22 @@ FutureGroup = dict[asyncio.Future[None], None]
 _log = logging.getLogger("holdfast.runtime")
 
 
+class Source(Protocol):
+    """What callbacks and timers need of their interrupt."""
+
+    name: str
+    callbacks: dict[Registration, None]
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why it was triggered, or None."""
+        ...
+
+    def trigger(self, reason: str, *, kind: CauseKind) -> bool:
+        """Trigger it."""
+        ...
+
+
 class Registration:
     """A callback registered with an interrupt; created by `Interrupt.on_trigger`.
 
@@ -62,7 +75,7 @@ class Registration:
 
     __slots__ = ("_context", "_fn", "_interrupt", "loop")
 
-    def __init__(self, interrupt: Interrupt, fn: Callable[[Cause], object], loop: Loop | None) -> None:
+    def __init__(self, interrupt: Source, fn: Callable[[Cause], object], loop: Loop | None) -> None:
         self._interrupt = interrupt
         self._fn = fn
         self._context = contextvars.copy_context()
@@ -72,7 +85,7 @@ class Registration:
 
     def close(self) -> None:
         """Remove the callback; it no longer starts. Does nothing if it has run or was already closed."""
-        self._interrupt._callbacks.pop(self, None)
+        self._interrupt.callbacks.pop(self, None)
 
     def __enter__(self) -> Registration:
         return self
@@ -82,7 +95,7 @@ class Registration:
 
     def run(self) -> None:
         """Run the callback, unless it has run or was closed. Report its error instead of raising it."""
-        if self._interrupt._callbacks.pop(self, self) is self:
+        if self._interrupt.callbacks.pop(self, self) is self:
             return
         cause = self._interrupt.cause
         assert cause is not None
@@ -242,18 +255,18 @@ class FileGate:
         self.close()
 
 
-class Timer(weakref.ref["Interrupt"]):
+class Timer(weakref.ref[Source]):
     """A deadline for an interrupt, held by a weak reference; cancelled when the interrupt is released."""
 
     __slots__ = ("delay_s",)
 
     delay_s: float
 
-    def __new__(cls, interrupt: Interrupt, delay_s: float, *_: object) -> Self:
+    def __new__(cls, interrupt: Source, delay_s: float, *_: object) -> Self:
         """Create the reference that cancels itself when the interrupt is released."""
         return super().__new__(cls, interrupt, cls.cancel)
 
-    def __init__(self, _: Interrupt, delay_s: float) -> None:
+    def __init__(self, _: Source, delay_s: float) -> None:
         self.delay_s = delay_s
 
     def fire(self) -> None:
@@ -272,7 +285,7 @@ class _LoopTimer(Timer):
 
     __slots__ = ("_handle", "_loop")
 
-    def __init__(self, interrupt: Interrupt, delay_s: float, loop: Loop) -> None:
+    def __init__(self, interrupt: Source, delay_s: float, loop: Loop) -> None:
         super().__init__(interrupt, delay_s)
         self._loop = loop
         self._handle: asyncio.TimerHandle | None = loop.call_later(delay_s, self.fire, context=contextvars.Context())
@@ -298,7 +311,7 @@ class _ThreadTimer(Timer):
 
     __slots__ = ("at", "over")
 
-    def __init__(self, interrupt: Interrupt, delay_s: float) -> None:
+    def __init__(self, interrupt: Source, delay_s: float) -> None:
         super().__init__(interrupt, delay_s)
         self.at = time.monotonic() + delay_s
         self.over = False
@@ -320,7 +333,7 @@ class _ThreadTimer(Timer):
             dispatcher.post(dispatcher.tidy)
 
 
-def start_timer(delay_s: float, interrupt: Interrupt) -> Timer:
+def start_timer(delay_s: float, interrupt: Source) -> Timer:
     """Trigger `interrupt` in `delay_s` seconds, by the clock of the running loop, or else of the dispatcher."""
     loop = _get_running_loop()
     return _ThreadTimer(interrupt, delay_s) if loop is None else _LoopTimer(interrupt, delay_s, loop)

@@ -33,11 +33,12 @@ from holdfast.errors import Interrupted, ProcessEnded
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime.cell import ANSWER, ANSWER_LIMIT_BYTES, BEGUN, CALL, HEADER, Head, frame
 from holdfast.runtime.interrupt import current_interrupt
-from holdfast.runtime.owned_processes import ProcessHandle
+from holdfast.runtime.process_handle import ProcessHandle
 
 if TYPE_CHECKING:
     from holdfast.runtime.cells import Cell, Cells
-    from holdfast.runtime.scope import Scope
+    from holdfast.runtime.processes import ProcessHost
+    from holdfast.runtime.scope_state import ScopeState
 
 __all__ = ["Output", "run_isolated"]
 
@@ -56,12 +57,18 @@ _VARIABLES_LIMIT = 1_000
 
 
 async def run_isolated(
-    scope: Scope, fn: Callable[..., Any], values: tuple[Any, ...], name: str, output: Output | None = None
+    scope: ScopeState,
+    processes: ProcessHost,
+    fn: Callable[..., Any],
+    values: tuple[Any, ...],
+    name: str,
+    output: Output | None = None,
 ) -> Any:
     """Call ``fn(*values)`` in a Python process that the scope owns during the call, and return its result.
 
     Parameters:
-        scope: owner of the process; only idle processes of the same `owner` are reused.
+        scope: state of the scope that owns the process; only idle processes of the same `owner` are reused.
+        processes: starts the process.
         fn, values: function and arguments; pickled.
         name: display name.
         output: receives what the function prints; see `Scope.spawn`.
@@ -74,7 +81,7 @@ async def run_isolated(
     """
     head = Head(interrupt=name, streamed=output is not None, variables=_plain_variables())
     request = frame(CALL, marshal.dumps((dict(head), _packed(fn, values, name))))
-    cells = scope.process_host.cells
+    cells = processes.cells
     answer = None
     while answer is None:
         lease = await _Lease.begin(scope, cells, name)
@@ -82,7 +89,7 @@ async def run_isolated(
             answer = await lease.exchange(request, output)
             returncode = await lease.last_word() if answer is None else None
         except BaseException:
-            await lease.end(grace_s=scope.grace_s if scope._stopping is None else scope._grace_left())
+            await lease.end(grace_s=scope.grace_s if scope.stopping is None else scope.grace_left_s)
             raise
         if answer is None:
             await lease.end()
@@ -122,20 +129,21 @@ class _Lent(ProcessHandle):
 
     __slots__ = ("cell",)
 
-    def __init__(self, scope: Scope, name: str) -> None:
+    def __init__(self, scope: ScopeState, name: str) -> None:
         super().__init__(scope, name)
         self.cell: Cell | None = None
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Send the cause to the process, then as every program."""
         if self.cell is not None:
-            self.cell.tell(self.scope.interrupt.cause)
-        super()._ask()
+            self.cell.tell(self.owner.interrupt.cause)
+        super().ask()
 
 
 class _Lease:
     """A cell on loan for one call. Use it on the loop of the scope only."""
 
-    def __init__(self, scope: Scope, cells: Cells, member: _Lent, cell: Cell, fresh: bool) -> None:
+    def __init__(self, scope: ScopeState, cells: Cells, member: _Lent, cell: Cell, fresh: bool) -> None:
         self.scope = scope
         self.cells = cells
         self.member = member
@@ -143,24 +151,24 @@ class _Lease:
         self.fresh = fresh
 
     @classmethod
-    async def begin(cls, scope: Scope, cells: Cells, name: str) -> _Lease:
+    async def begin(cls, scope: ScopeState, cells: Cells, name: str) -> _Lease:
         """Take an idle cell or start one, as a member of the scope."""
         member = _Lent(scope, name)
-        scope._enter(member)
+        scope.enter(member)
         cell = cells.take(scope.owner)
         if cell is not None:
             member.cell, member.process = cell, cell.process
-            member._attend()
+            member.attend()
             return cls(scope, cells, member, cell, fresh=False)
         try:
-            cell = await cells.start(scope.owner, name, member._on_cut)
+            cell = await cells.start(scope.owner, name, member.on_cut)
         except BaseException:
             if not member.cut:
-                scope._discard(member, None)
+                scope.discard(member, None)
             raise
         member.cell = cell
         try:
-            await member._take(cell.process)
+            await member.take(cell.process)
         except BaseException:
             cells.throw_away(cell)
             raise
@@ -210,7 +218,7 @@ class _Lease:
         """Return the process to the pool if it is fit for more calls; return whether it was."""
         if self.scope.interrupt.triggered or not self.cells.keep(self.cell):
             return False
-        self.member._release()
+        self.member.release()
         return True
 
     async def end(self, grace_s: float = 0.0) -> None:
@@ -223,7 +231,7 @@ class _Lease:
             )
         killing = self.cell.process.kill_tree(term_first_s=grace_s)
         try:
-            await asyncio.shield(self.scope._make_own_task(killing, f"kill {self.member.name}"))
+            await asyncio.shield(self.scope.make_own_task(killing, f"kill {self.member.name}"))
         finally:
             self.cells.throw_away(self.cell)
 
@@ -246,7 +254,7 @@ def _first_frame(buffer: bytearray) -> tuple[int, bytes] | None:
 class _Outlet:
     """Passes what the function prints to the callback, in order and no faster than the callback takes it."""
 
-    def __init__(self, scope: Scope, cell: Cell, output: Output) -> None:
+    def __init__(self, scope: ScopeState, cell: Cell, output: Output) -> None:
         self.error: BaseException | None = None
         self._scope = scope
         self._cell = cell
@@ -262,7 +270,7 @@ class _Outlet:
             return
         self._loop.remove_reader(self._cell.output)
         if data:
-            self._giving = self._scope._make_own_task(self._pass_on(data), f"output of {self._cell.process.name}")
+            self._giving = self._scope.make_own_task(self._pass_on(data), f"output of {self._cell.process.name}")
 
     def _read(self) -> bytes | None:
         try:
@@ -284,7 +292,7 @@ class _Outlet:
                 await taken
         except Exception as error:
             self.error = error
-            self._cell._hang_up()  # stops the wait for an answer
+            self._cell.hang_up()  # stops the wait for an answer
 
     async def finish(self) -> None:
         """Pass on what was printed before the answer."""

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from typing import Any, Literal
 
-from holdfast.runtime.members import Living, Member
+from holdfast.runtime.handle import Living, Member
 
 __all__ = ["Leftover"]
 

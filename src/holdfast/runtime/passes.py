@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from holdfast.runtime.killer import Killed, Killer
 from holdfast.runtime.once import Once
-from holdfast.runtime.processes import Killer, ProcessHost
+from holdfast.runtime.processes import ProcessHost
 from holdfast.runtime.seal import Seal
 from holdfast.runtime.trees import TreeResult
 
@@ -98,7 +99,7 @@ class KillPasses:
                 tags.setdefault(tag, []).extend(roots)
         first = [True]
 
-        def told(done: dict[int, tuple[list[int], list[int]]] | None) -> None:
+        def told(done: Killed | None) -> None:
             if first:
                 first.clear()
                 with self._lock:
@@ -108,7 +109,7 @@ class KillPasses:
 
         bound_s = max(asked.bound_s for asked in taken)
         try:
-            killer = self._processes._send_killer(self._seal.carrier, self._seal.sealed, tags, bound_s, told)
+            killer = self._processes.new_killer(self._seal.carrier, self._seal.sealed, tags, bound_s, told)
         except OSError:  # out of descriptors
             with self._lock:
                 self._looking = False
@@ -123,7 +124,7 @@ class KillPasses:
             timer.daemon = True
             timer.start()
 
-    def _hear(self, taken: list[_Asked], done: dict[int, tuple[list[int], list[int]]] | None) -> None:
+    def _hear(self, taken: list[_Asked], done: Killed | None) -> None:
         if done is None:
             finished = list(taken)
         else:

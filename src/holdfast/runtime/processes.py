@@ -33,7 +33,9 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from holdfast.runtime import procfs
+from holdfast.runtime.killer import Killed, Killer
 from holdfast.runtime.orphans import Orphan, orphans
+from holdfast.runtime.process import Process
 from holdfast.runtime.starting import (
     DEVNULL,
     PIPE,
@@ -48,7 +50,6 @@ from holdfast.runtime.starting import (
     specification,
 )
 from holdfast.runtime.trees import (
-    INLINE_BYTES,
     KILL_BOUND_S,
     GroupTree,
     Held,
@@ -115,52 +116,6 @@ class Completed:
     tree: TreeResult
 
 
-class Killer:
-    """A fork of the zygote that kills foreign trees and reports the result for each of their scopes.
-
-    Parameters:
-        told: called in the reading thread with the killed and surviving pids by tag; with None when no more reports
-            follow.
-    """
-
-    def __init__(
-        self,
-        link: ZygoteLink,
-        spec: tuple[Any, ...],
-        told: Callable[[dict[int, tuple[list[int], list[int]]] | None], object],
-    ) -> None:
-        self.told = told
-        self.ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._link = link
-        self._spec = spec
-
-    def submit(self) -> bool:
-        """Submit the request to the zygote; return False if it already has too many."""
-        fds = [self._theirs.fileno()]
-        try:
-            packet = marshal.dumps(("kill", self._spec))
-            if len(packet) <= INLINE_BYTES:
-                sent = self._link.request(packet, fds)
-            else:
-                with tempfile.TemporaryFile() as file:
-                    file.write(marshal.dumps(self._spec))
-                    file.flush()
-                    sent = self._link.request(marshal.dumps(("kill", None)), [*fds, file.fileno()])
-        except BrokenPipeError:  # the zygote was killed: the end of our socket is the answer
-            sent = True
-        if sent:
-            self._theirs.close()
-        return sent
-
-    def read(self) -> dict[int, tuple[list[int], list[int]]] | None:
-        """Return the next report; None at the end."""
-        data = self.ours.recv(1 << 20)
-        if not data:
-            return None
-        _, done = marshal.loads(data)
-        return dict(done)
-
-
 class ProcessHost:
     """Starter of programs under reapers; one per process is enough, see `process_host`.
 
@@ -196,7 +151,7 @@ class ProcessHost:
         self._started = 0
         self._killed = 0
         self._survivors = 0
-        self._buried = 0
+        self.buried_zygotes = 0
         self._helpers: dict[int, int] = {}  # pidfds of processes that a killed zygote left to us, by pid
 
     def _leave_to_parent(self) -> None:
@@ -285,42 +240,42 @@ class ProcessHost:
         elif (link := self._links.get(fd)) is not None:
             self._hear_zygote(fd, link)
 
-    def _watch(self, fd: int, watcher: Callable[[], object]) -> None:
+    def watch(self, fd: int, watcher: Callable[[], object]) -> None:
         """Call ``watcher`` in the reading thread whenever ``fd`` is readable."""
         self._link()
         assert self._poll is not None
         self._watched[fd] = watcher
         self._poll.register(fd, select.EPOLLIN)
 
-    def _unwatch(self, fd: int) -> None:
+    def unwatch(self, fd: int) -> None:
         """Stop watching ``fd``, before it is closed. In the reading thread only."""
         if self._watched.pop(fd, None) is not None and self._poll is not None and not self._poll.closed:
             with contextlib.suppress(OSError):  # a fork or a close came between
                 self._poll.unregister(fd)
 
-    def _set_tick(self, tick: Callable[[], float] | None) -> None:
+    def set_tick(self, tick: Callable[[], float] | None) -> None:
         """Call ``tick`` in the reading thread after each round of events; it returns the seconds until its next run."""
         self._tick = tick
-        self._in_reading_thread(lambda: None)
+        self.call_in_reading_thread(lambda: None)
 
-    def _in_reading_thread(self, call: Callable[[], object]) -> None:
+    def call_in_reading_thread(self, call: Callable[[], object]) -> None:
         """Call ``call`` there once, soon."""
         wakeup = os.eventfd(1)
 
         def wake() -> None:
-            self._unwatch(wakeup)
+            self.unwatch(wakeup)
             os.close(wakeup)
             call()
 
-        self._watch(wakeup, wake)
+        self.watch(wakeup, wake)
 
-    def _send_killer(
+    def new_killer(
         self,
         carrier: int | None,
         sealed: bool,
         tags: dict[int, list[tuple[int, int]]],
         bound_s: float,
-        told: Callable[[dict[int, tuple[list[int], list[int]]] | None], object],
+        told: Callable[[Killed | None], object],
     ) -> Killer:
         """Prepare a fork of the zygote that kills what foreign code started in these scopes."""
         link = self._link()
@@ -329,14 +284,14 @@ class ProcessHost:
         def hear() -> None:
             done = killer.read()
             if done is None:
-                self._unwatch(killer.ours.fileno())
+                self.unwatch(killer.ours.fileno())
                 killer.ours.close()
             else:
                 self._killed += sum(len(killed) for killed, _ in done.values())
                 self._survivors += sum(len(survivors) for _, survivors in done.values())
             killer.told(done)
 
-        self._watch(killer.ours.fileno(), hear)
+        self.watch(killer.ours.fileno(), hear)
         return killer
 
     def _hear_reaper(self, fd: int, tree: ReaperTree) -> None:
@@ -408,7 +363,7 @@ class ProcessHost:
     def _bury(self, link: ZygoteLink) -> None:
         """Handle the end of the zygote."""
         assert self._poll is not None
-        self._buried += 1
+        self.buried_zygotes += 1
         self._poll.unregister(link.pidfd)
         del self._links[link.pidfd]
         link.alive = False
@@ -437,7 +392,7 @@ class ProcessHost:
 
     def _bury_helper(self, pid: int, pidfd: int) -> None:
         """Reap the process and take over its children."""
-        self._unwatch(pidfd)
+        self.unwatch(pidfd)
         with contextlib.suppress(ProcessLookupError):  # already reaped as an orphan: the number may be reused
             with contextlib.suppress(PermissionError):
                 procfs.pidfd_signal(pidfd, 0)
@@ -494,7 +449,7 @@ class ProcessHost:
                 async with asyncio.timeout(START_S):
                     started = await tree.started.wait()
                 process = Process(tree, pid_or_error(started, argv, cwd))
-                await process._connect(descriptors)
+                await process.connect(descriptors)
             except BaseException:
                 ending = self._ending(tree)
                 if on_cut is not None:
@@ -615,6 +570,10 @@ class ProcessHost:
         if thread is not None and thread is not threading.current_thread():
             thread.join(KILL_BOUND_S)
 
+    def zygote_pids(self) -> set[int]:
+        """Return the pids of the zygotes; callable from any thread."""
+        return {link.pid for link in list(self._links.values())}
+
     def statistics(self) -> ProcessHostStatistics:
         """Return a snapshot; callable from any thread."""
         return ProcessHostStatistics(
@@ -624,115 +583,6 @@ class ProcessHost:
             survivors=self._survivors,
             reapers=len(self._trees),
         )
-
-
-class Process:
-    """A running program and the tree below it; created by `ProcessHost.spawn`. Usable from any thread or loop of the
-    process that created it, but its streams only on the loop of ``spawn``.
-
-    Attributes:
-        pid: pid of the program itself.
-        name: display name.
-        stdin, stdout, stderr: asyncio streams where `PIPE` was requested, else None.
-    """
-
-    def __init__(self, held: Held, pid: int) -> None:
-        self._held = held
-        self._readers: list[tuple[asyncio.ReadTransport, asyncio.StreamReader]] = []
-        self.pid = pid
-        self.name = held.name
-        self.stdin: asyncio.StreamWriter | None = None
-        self.stdout: asyncio.StreamReader | None = None
-        self.stderr: asyncio.StreamReader | None = None
-
-    def __repr__(self) -> str:
-        return f"<Process {self.name} pid={self.pid} returncode={self.returncode}>"
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code of the program, negative for the signal that ended it; None while it runs."""
-        return self._held.exited.value
-
-    @property
-    def gone(self) -> bool:
-        """True if nothing of the tree is left, as far as can be known; see `kill_tree` for proof."""
-        return self._held.gone.value is not None
-
-    async def wait(self) -> int:
-        """Wait for the program to end; return its exit code. Stray descendants may still run, see `kill_tree`."""
-        return await self._held.exited.wait()
-
-    def wait_blocking(self, timeout_s: float | None = None) -> int:
-        """As `wait`, for a thread.
-
-        Raises:
-            TimeoutError: it did not end within ``timeout_s`` seconds.
-        """
-        return self._held.exited.wait_blocking(timeout_s)
-
-    async def wait_gone(self) -> TreeResult:
-        """Wait until nothing of the tree is left; return the result. Stray descendants may delay it for long."""
-        return await self._held.gone.wait()
-
-    def signal(self, signum: int) -> None:
-        """Signal the program itself; does nothing if it has ended."""
-        self._held.tell(("signal", int(signum)))
-
-    async def kill_tree(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """Kill the program and everything it ever started; return at once if the tree is already gone.
-
-        Concurrent callers get the same result. Cancelling the wait does not revoke the kill.
-
-        Parameters:
-            term_first_s: send SIGTERM first and give the tree this long to end by itself.
-            bound_s: how long to wait for processes to die after SIGKILL.
-        """
-        return await end_tree(self._held, term_first_s, bound_s)
-
-    def kill_tree_blocking(self, *, term_first_s: float = 0.0, bound_s: float = KILL_BOUND_S) -> TreeResult:
-        """As `kill_tree`, for a thread."""
-        return end_tree_blocking(self._held, term_first_s, bound_s)
-
-    async def _connect(self, descriptors: Descriptors) -> None:
-        loop = asyncio.get_running_loop()
-        if (fd := descriptors.take("stdin")) is not None:
-            sink = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)
-            writing, _ = await loop.connect_write_pipe(lambda: sink, os.fdopen(fd, "wb", 0))
-            self.stdin = asyncio.StreamWriter(writing, sink, None, loop)
-        self.stdout = await self._connect_reader(descriptors.take("stdout"))
-        self.stderr = await self._connect_reader(descriptors.take("stderr"))
-        if self.stdin is not None or self._readers:
-
-            def settle() -> None:
-                with contextlib.suppress(RuntimeError):  # the loop is closed, and its transports with it
-                    loop.call_soon_threadsafe(self._settle_streams)
-
-            if not self._held.gone.add(settle):
-                self._settle_streams()
-
-    async def _connect_reader(self, fd: int | None) -> asyncio.StreamReader | None:
-        if fd is None:
-            return None
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop.connect_read_pipe(lambda: protocol, os.fdopen(fd, "rb", 0))
-        self._readers.append((transport, reader))
-        return reader
-
-    def _settle_streams(self) -> None:
-        """After the tree is gone, read what is left in the pipes (at most a pipe's capacity) and close them."""
-        if self.stdin is not None and not self.stdin.transport.is_closing():
-            self.stdin.transport.abort()
-        for transport, reader in self._readers:
-            if transport.is_closing():
-                continue
-            fd = transport.get_extra_info("pipe").fileno()
-            with contextlib.suppress(BlockingIOError):  # held by a process outside the tree: left to the transport
-                while data := os.read(fd, 65536):
-                    reader.feed_data(data)
-                transport.close()
-        self._readers.clear()
 
 
 @functools.cache

@@ -57,6 +57,9 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _RESTRIKE_S = 0.02
 _RESTRIKE_LIMIT_S = 1.0
+_LONGEST_POLL_S = 3600.0
+"""``poll`` refuses more than 24 days, which a stop may give a program."""
+
 _MESSAGE_BYTES = 65536
 
 
@@ -187,7 +190,8 @@ class Reaper:
     def _timeout_ms(self) -> float | None:
         if not self._killing:
             return None
-        return max(0.0, min(self._kill_at, self._restrike_at) - time.monotonic()) * 1000 + 1
+        left_s = max(0.0, min(self._kill_at, self._restrike_at) - time.monotonic())
+        return min(left_s, _LONGEST_POLL_S) * 1000 + 1
 
     def _lose_host(self) -> None:
         if not self._host_lost:

@@ -1,7 +1,7 @@
 """Structured concurrency: a scope owns tasks, threads, processes and child scopes, and they end with it.
 
 An interrupted scope is stopped by its `Stopping`, which no code can cancel and which ends by its deadline. See
-`membership` for the invariants of members, and `enclosure` for those of native cancellation.
+`scope_state` for the invariants of members, and `enclosure` for those of native cancellation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import math
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
@@ -19,26 +18,26 @@ from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.carried import Entered
+from holdfast.runtime.closers import Closer
+from holdfast.runtime.deadline import Deadline
 from holdfast.runtime.enclosure import Body, current_place, inside
+from holdfast.runtime.handle import Handle, Member
 from holdfast.runtime.interrupt import Interrupt, current, current_interrupt, use
-from holdfast.runtime.members import Handle
-from holdfast.runtime.membership import Closer, Membership, ScopeStatistics
-from holdfast.runtime.owned_processes import ForeignHandle, ProcessHandle, boot_ticks
-from holdfast.runtime.owned_tasks import TaskHandle
-from holdfast.runtime.owned_threads import ThreadHandle
+from holdfast.runtime.leftovers import Leftover
+from holdfast.runtime.process_handle import ProcessHandle
+from holdfast.runtime.scope_state import Phase, ScopeState, ScopeStatistics
+from holdfast.runtime.stopping import Stopping
+from holdfast.runtime.task_handle import TaskHandle
+from holdfast.runtime.thread_handle import ThreadHandle
 from holdfast.runtime.threads import ThreadPool
 
 if TYPE_CHECKING:
-    from holdfast.runtime.adoption_processes import ForeignProcess
     from holdfast.runtime.isolated import Output
     from holdfast.runtime.processes import Process, ProcessHost, Stream
 
-__all__ = ["Closer", "Scope", "ScopeStatistics", "current_scope", "detached"]
+__all__ = ["Scope", "current_scope", "detached"]
 
 T = TypeVar("T")
-
-GRACE_S = 5.0
-KILL_AFTER_S = 2.0
 
 
 class _Current:
@@ -48,7 +47,7 @@ class _Current:
 CURRENT: Final = _Current()
 
 
-class Scope(Membership):
+class Scope:
     """Owns everything that is started in it, and stops all of it.
 
     At its end, ``async with Scope("name") as scope`` waits for what was spawned, as a task group does. The first
@@ -61,8 +60,9 @@ class Scope(Membership):
         name: display name for receipts, causes and the task tree.
         parent: scope that owns this one; default: the scope that the code runs in. None: independent.
         deadline_s: interrupt the scope this many seconds after it was opened.
-        grace_s: grace period for members to clean up after an interrupt, in seconds.
-        kill_after_s: time after the grace period until members are abandoned, in seconds.
+        grace_s: grace period for members to clean up after an interrupt, in seconds; default: the parent's, or 5.
+            A stop of this scope can give it more or less; a stop of its parent can only give it less.
+        kill_after_s: time after the grace period until members are abandoned, in seconds; default: the parent's, or 2.
         detached: make the scope independent of the scope and interrupt that the code runs in.
         threads: pool for ``on="thread"``; default: the parent's, or the one shared by the process.
         processes: starts programs; default: the parent's, or the one of this process.
@@ -76,7 +76,21 @@ class Scope(Membership):
     any thread or loop.
     """
 
-    __slots__ = ("_entered", "_processes")
+    __slots__ = (
+        "__weakref__",
+        "_deadline_s",
+        "_entered",
+        "_processes",
+        "core",
+        "errors",
+        "grace_s",
+        "interrupt",
+        "kill_after_s",
+        "name",
+        "owner",
+        "parent",
+        "sharer",
+    )
 
     def __init__(
         self,
@@ -105,32 +119,91 @@ class Scope(Membership):
         else:
             # The interrupt of one handle, or one made current manually, is nearer than the scope's.
             interrupt = above.linked(nearest, name=name)
-        super().__init__(
+        core = ScopeState(
             name,
-            parent=parent,
+            parent=None if parent is None else parent.core,
             interrupt=interrupt,
-            deadline_s=deadline_s,
-            grace_s=grace_s if grace_s is not None else parent.grace_s if parent is not None else GRACE_S,
-            kill_after_s=(
-                kill_after_s
-                if kill_after_s is not None
-                else parent.kill_after_s
-                if parent is not None
-                else KILL_AFTER_S
-            ),
-            threads=threads if threads is not None else parent._pool if parent is not None else None,
-            owner=owner if owner is not None else parent.owner if parent is not None else "",
-            sharer=sharer if sharer is not None else parent.sharer if parent is not None else "",
+            grace_s=grace_s,
+            kill_after_s=kill_after_s,
+            threads=threads,
+            owner=owner,
+            sharer=sharer,
+            new_stop=Stopping,
         )
+        self.core: ScopeState = core
+        """What its handles and its stop use."""
+        self.name = name
         self.parent: Scope | None = parent
+        self.interrupt: Interrupt = interrupt
+        self.grace_s = core.grace_s
+        self.kill_after_s = core.kill_after_s
+        self.owner = core.owner
+        self.sharer = core.sharer
+        self.errors = core.errors
+        self._deadline_s = deadline_s
         self._processes: ProcessHost | None = (
             processes if processes is not None else parent._processes if parent is not None else None
         )
         self._entered: tuple[Entered[Any], ...] = ()
 
+    def __repr__(self) -> str:
+        core = self.core
+        return f"<Scope {self.name!r} {core.phase}, {len(core.members) + len(core.adopted)} members>"
+
+    @property
+    def state(self) -> Phase:
+        """``open``, ``stopping`` or ``closed``."""
+        return self.core.phase
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended: later output, results and records of survivors do not count."""
+        return self.core.phase == "closed"
+
+    @property
+    def receipt(self) -> StopReceipt | None:
+        """Receipt of its stop, once it has ended by one."""
+        return self.core.receipt
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it ended with survivors; its receipt names them."""
+        return self.receipt is not None and self.receipt.outcome != "gone"
+
+    @property
+    def ended_by(self) -> Literal["members", "failure", "interrupt"] | None:
+        """Cause of its end: all members ended, a member raised, or an interrupt. None while it is open."""
+        core = self.core
+        if core.failed:
+            return "failure"
+        if core.ended_by_itself:
+            return "members"
+        if self.interrupt.triggered:
+            return "interrupt"
+        return "members" if core.closed else None
+
+    def members(self) -> tuple[Member, ...]:
+        """Return a snapshot of what the scope owns now."""
+        return self.core.snapshots()
+
+    def leftovers(self) -> tuple[Leftover, ...]:
+        """Return what stops of this scope and its descendants abandoned and still runs; receipts name the same."""
+        return self.core.living_leftovers()
+
+    def statistics(self) -> ScopeStatistics:
+        """Return a snapshot of the scope."""
+        return self.core.statistics()
+
+    def add_closer(self, fn: Callable[[], object]) -> Closer:
+        """Call ``fn`` after the grace period, to free what members block on: shut down a socket, close a stream.
+
+        It runs on the scope's loop and must not block. ``close()`` of the returned object removes it.
+        """
+        return self.core.add_closer(fn)
+
     def children(self) -> tuple[Scope, ...]:
         """Return the scopes that this one owns now."""
-        return tuple(member for member in self._members.copy() if isinstance(member, Scope))
+        return tuple(scope for scope in self.core.members.copy().values() if isinstance(scope, Scope))
 
     def open(self) -> Scope:
         """Bind the scope to the running loop and to its parent; return itself.
@@ -140,21 +213,9 @@ class Scope(Membership):
             ScopeClosed: its parent takes no new members.
             RuntimeError: it was already opened, or no loop is running.
         """
-        if self._loop is not None:
-            raise RuntimeError(f"scope {self.name!r} is already open; create a new one")
-        loop = asyncio.get_running_loop()
-        self.interrupt.check()
-        parent = self.parent
-        if parent is not None:
-            with parent._gate:
-                parent._check_open()
-                parent._members[self] = None
-        self._loop = loop
-        self._opened_at = time.monotonic()
-        self._opened_ticks = boot_ticks()
-        self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=loop)
+        self.core.open(self)
         if self._deadline_s is not None:
-            self._run_deadline(self._deadline_s)
+            self.core.deadline = Deadline(self._deadline_s, self.interrupt, asyncio.get_running_loop())
         return self
 
     async def __aenter__(self) -> Scope:
@@ -168,16 +229,17 @@ class Scope(Membership):
             outer.task = task
         while outer is not None and (outer.task is not task or not outer.live):
             outer = outer.outer
-        self._body = Body(self, task, outer)
-        place = current_place.enter(self._body)
-        self._body.generator = place.frame
+        self.core.body = body = Body(self.core, task, outer, self)
+        place = current_place.enter(body)
+        body.generator = place.frame
         self._entered = (place, current.enter(self.interrupt))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        body = self._body
+        core = self.core
+        body = core.body
         assert body is not None
         for entered in reversed(self._entered):
             entered.leave()
@@ -187,24 +249,24 @@ class Scope(Membership):
         cancelled = await self._end()
         if body.settle(error) and cancelled is None:
             cancelled = asyncio.CancelledError()
-        self._body = None
+        core.body = None
         if isinstance(error, (GeneratorExit, KeyboardInterrupt, SystemExit)):
             return
         if cancelled is not None:
             if isinstance(error, asyncio.CancelledError):
                 return
-            raise cancelled from self._failure()
-        if self._failed:
-            failure = self._failure()
+            raise cancelled from core.failure()
+        if core.failed:
+            failure = core.failure()
             if failure is error:
                 return
             assert failure is not None
             raise failure
         if isinstance(error, Interrupted) and error.cause is self.interrupt.cause:
             return
-        cause = self._interrupted_by()
+        cause = core.interrupted_by()
         if cause is not None:
-            raise Interrupted(cause) from self._failure()
+            raise Interrupted(cause) from core.failure()
 
     def _body_failed(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):
@@ -214,7 +276,7 @@ class Scope(Membership):
         elif isinstance(error, Interrupted):
             self.interrupt.trigger(cause=error.cause)
         else:
-            self._fail(error, "the body")
+            self.core.fail(error, "the body")
 
     async def join(self) -> None:
         """Wait until everything spawned has ended by itself, then close the scope.
@@ -223,14 +285,15 @@ class Scope(Membership):
             Interrupted: the scope was interrupted.
             Exception: raised by a member; several as an exception group.
         """
-        self._loop_here()
+        core = self.core
+        core.open_loop()
         cancelled = await self._end()
         if cancelled is not None:
             raise cancelled
-        failure = self._failure()
-        if self._failed and failure is not None:
+        failure = core.failure()
+        if core.failed and failure is not None:
             raise failure
-        cause = self._interrupted_by()
+        cause = core.interrupted_by()
         if cause is not None:
             raise Interrupted(cause) from failure
 
@@ -240,35 +303,28 @@ class Scope(Membership):
         ``fn`` is then called on the scope's loop; by then, ``closed``, ``errors`` and ``receipt`` have their final
         values. Call this on the loop only.
         """
-        self._on_closed = fn
-        self._leaving = True
-        self._look()
+        core = self.core
+        core.on_closed = fn
+        core.is_leaving = True
+        core.close_if_empty()
 
     async def _end(self) -> asyncio.CancelledError | None:
         """Wait until the scope is closed; return the first cancellation that the waiting task received meanwhile."""
-        self._leaving = True
+        core = self.core
+        core.is_leaving = True
         cancelled: asyncio.CancelledError | None = None
         if self.interrupt.triggered:
-            self._stop_here(self.grace_s, self.kill_after_s)
+            core.begin_stop()
         else:
-            self._look()
-        while not self._over:
+            core.close_if_empty()
+        while not core.is_over:
             try:
-                await self._until_closed()
+                await core.wait_closed()
             except asyncio.CancelledError as error:
                 cancelled = cancelled or error
                 self.interrupt.trigger("the task that waits for it was cancelled", kind="stop")
-                self._stop_here(self.grace_s, self.kill_after_s)
+                core.begin_stop()
         return cancelled
-
-    async def _until_closed(self) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters[future] = None
-        try:
-            if not self._over:
-                await future
-        finally:
-            self._waiters.pop(future, None)
 
     async def stop(
         self,
@@ -281,10 +337,11 @@ class Scope(Membership):
     ) -> StopReceipt:
         """Interrupt the scope, wait for the grace period, force what is left, and return a receipt of the outcome.
 
-        You can call it any number of times, from any loop; all callers get the same receipt. If a stop is already
-        running, a shorter grace shortens it. It ends after ``grace_s + kill_after_s`` whatever the members do. If the
-        loop was blocked at the end of the grace period, ``kill_after_s`` counts from when it runs again. If the caller
-        is cancelled, the stop continues.
+        You can call it any number of times, from any loop; all callers get the same receipt. The first stop sets the
+        times, shorter or longer than the scope's own; later ones can only shorten them. Scopes inside get the same
+        times, but not more than they were created with. The stop ends after ``grace_s + kill_after_s`` whatever the
+        members do. If the loop was blocked at the end of the grace period, ``kill_after_s`` counts from when it runs
+        again. If the caller is cancelled, the stop continues.
 
         Parameters:
             reason: free text for people.
@@ -294,33 +351,32 @@ class Scope(Membership):
             cause: cause to use instead of reason and kind.
 
         Raises:
+            InvalidRequest: an invalid time, such as nan.
             Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
                 receipt later.
         """
-        if self._over:
+        _check_times(None, grace_s, kill_after_s)
+        core = self.core
+        if core.is_over:
             return self._late_receipt(reason, kind, cause)
+        times = core.request_times(grace_s, kill_after_s)
         self.interrupt.trigger(reason, kind=kind, cause=cause)
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self._loop)
-        grace = self.grace_s if grace_s is None else grace_s
-        kill_after = self.kill_after_s if kill_after_s is None else kill_after_s
+        core.listen()
+        core.stop_in(times)
         if self._is_around_caller():
-            self._on_loop(self._stop_here, grace, kill_after)
             self.interrupt.check()
-        self._on_loop(self._stop_here, grace, kill_after)
-        while not self._over:
-            await self._until_closed()
+        await core.wait_closed()
         return self._late_receipt(reason, kind, cause)
 
     def _late_receipt(self, reason: str, kind: CauseKind, cause: Cause | None) -> StopReceipt:
         """Return the receipt of a closed scope; if it had ended by itself, create one that reports nothing to stop."""
-        with self._gate:
-            if self.receipt is None:
+        core = self.core
+        with core.gate:
+            if core.receipt is None:
                 why = self.interrupt.cause or cause
                 why = why or Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now())
-                self.receipt = StopReceipt(scope=self.name, cause=why)
-            return self.receipt
+                core.receipt = StopReceipt(scope=self.name, cause=why)
+            return core.receipt
 
     @contextlib.contextmanager
     def hold_deadline(self) -> Iterator[None]:
@@ -333,30 +389,35 @@ class Scope(Membership):
             RuntimeError: not called on the loop that the scope was opened on.
         """
         loop = asyncio._get_running_loop()
-        if loop is None or loop is not self._loop:
+        if loop is None or loop is not self.core.loop:
             raise RuntimeError(f"hold_deadline() of scope {self.name!r} called outside the loop that it was opened on")
-        self._holds += 1
-        if self._holds == 1 and self._deadline is not None:
-            self._deadline.cancel()
-            self._held_at = loop.time()
+        deadline = self.core.deadline
+        if deadline is None:
+            yield
+            return
+        deadline.pause()
         try:
             yield
         finally:
-            self._holds -= 1
-            if self._holds == 0 and self._deadline is not None:
-                self._run_deadline(self._deadline_at - self._held_at)
+            deadline.resume()
 
     def request_stop(self, cause: Cause, *, grace_s: float | None = None, kill_after_s: float | None = None) -> None:
-        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`."""
+        """Start a stop without waiting for it. Callable from any thread and from inside; see `close_when_done`.
+
+        Parameters:
+            cause: why it stops.
+            grace_s, kill_after_s: as in `stop`.
+        """
+        _check_times(None, grace_s, kill_after_s)
+        times = self.core.request_times(grace_s, kill_after_s)
         self.interrupt.trigger(cause=cause)
-        grace = self.grace_s if grace_s is None else grace_s
-        self._on_loop(self._stop_here, grace, self.kill_after_s if kill_after_s is None else kill_after_s)
+        self.core.stop_in(times)
 
     def _is_around_caller(self) -> bool:
         scope: Scope | None = current_scope()
         while scope is not None and scope is not self:
             scope = scope.parent
-        return scope is self and self._state != "closed"
+        return scope is self and not self.closed
 
     @overload
     def spawn(self, work: Coroutine[Any, Any, T], /, *, name: str | None = None) -> Handle[T]: ...
@@ -409,47 +470,54 @@ class Scope(Membership):
         Raises:
             ScopeClosed: the scope is stopping, closed or not yet open.
         """
+        launch = _LAUNCHERS.get(on)
+        if launch is None:
+            raise InvalidRequest(f"unknown place to run {on!r}; choose loop, thread or process")
         label = name or getattr(work, "__qualname__", None) or type(work).__name__
-        if on == "thread":
-            if not callable(work):
-                raise TypeError("on='thread' takes a function, not a coroutine; omit on= or pass the function")
-            return self._spawn_thread(work, values, label)
-        if on == "process":
-            from holdfast.runtime.isolated import run_isolated
+        return launch(self, work, values, label, output)
 
-            if not callable(work):
-                raise TypeError("on='process' takes a function, not a coroutine; omit on= or pass the function")
-            work = run_isolated(self, work, values, label, output)
+    def _spawn_task(self, work: Any, values: tuple[Any, ...], name: str, output: Output | None = None) -> Handle[Any]:
         if isinstance(work, CoroutineType):
             coroutine = work
         else:
             assert callable(work)
             coroutine = work(*values)
             if not isinstance(coroutine, Coroutine):
-                raise TypeError(f"{label!r} is not a coroutine function; use on='thread' for a blocking function")
-        handle: TaskHandle[Any] = TaskHandle(self, label, coroutine)
-        handle._context = inside(handle, self.interrupt)
+                raise TypeError(f"{name!r} is not a coroutine function; use on='thread' for a blocking function")
+        core = self.core
+        handle: TaskHandle[Any] = TaskHandle(core, name, coroutine, scope=self)
+        handle.started_in = inside(handle, self.interrupt)
         try:
-            self._enter(handle)
+            core.enter(handle)
         except ScopeClosed:
             coroutine.close()
             raise
-        if asyncio._get_running_loop() is self._loop:
-            handle._start()
+        if asyncio._get_running_loop() is core.loop:
+            handle.start()
         else:
-            self._on_loop(handle._start)
+            core.on_loop(handle.start)
         return handle
 
-    def _spawn_thread(self, fn: Callable[..., T], values: tuple[Any, ...], name: str) -> Handle[T]:
-        handle: ThreadHandle[T] = ThreadHandle(self, name)
-        handle._context = inside(handle, self.interrupt)
-        self._enter(handle)
+    def _spawn_thread(self, work: Any, values: tuple[Any, ...], name: str, output: Output | None = None) -> Handle[Any]:
+        if not callable(work):
+            raise TypeError("on='thread' takes a function, not a coroutine; omit on= or pass the function")
+        core = self.core
+        handle: ThreadHandle[Any] = ThreadHandle(core, name, scope=self)
+        handle.started_in = inside(handle, self.interrupt)
+        core.enter(handle)
         try:
-            handle._start(fn, values, {})
+            handle.start(work, values, {})
         except BaseException:
-            self._on_loop(self._discard, handle, None)
+            core.on_loop(core.discard, handle, None)
             raise
         return handle
+
+    def _spawn_process(self, work: Any, values: tuple[Any, ...], name: str, output: Output | None) -> Handle[Any]:
+        from holdfast.runtime.isolated import run_isolated
+
+        if not callable(work):
+            raise TypeError("on='process' takes a function, not a coroutine; omit on= or pass the function")
+        return self._spawn_task(run_isolated(self.core, self.process_host, work, values, name, output), (), name)
 
     async def process(
         self,
@@ -471,16 +539,17 @@ class Scope(Membership):
             ScopeClosed: the scope is stopping, closed or not yet open.
             OSError, ValueError: the program failed to start, as in `ProcessHost.spawn`.
         """
-        handle = ProcessHandle(self, name or " ".join(map(os.fsdecode, argv[:1])))
-        self._enter(handle)
+        core = self.core
+        handle = ProcessHandle(core, name or " ".join(map(os.fsdecode, argv[:1])))
+        core.enter(handle)
         try:
             process = await self.process_host.spawn(
-                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name, on_cut=handle._on_cut
+                argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env, name=name, on_cut=handle.on_cut
             )
-            await handle._take(process)
+            await handle.take(process)
         except BaseException:
             if not handle.cut:  # otherwise it is discarded once nothing of the start is left
-                self._on_loop(self._discard, handle, None)
+                core.on_loop(core.discard, handle, None)
             raise
         return process
 
@@ -493,17 +562,16 @@ class Scope(Membership):
             self._processes = process_host()
         return self._processes
 
-    def adopt_process(self, process: ForeignProcess, /) -> bool:
-        """Adopt a program that foreign code started in the scope; False if it is too late. Callable from any thread."""
-        handle = ForeignHandle(self, process)
-        if not self._adopt(handle):
-            return False
-        handle._attend()
-        return True
-
     def child(self, name: str, *, deadline_s: float | None = None, grace_s: float | None = None) -> Scope:
         """Create a scope that this one owns; use it with ``async with`` or ``open()``."""
         return Scope(name, parent=self, deadline_s=deadline_s, grace_s=grace_s)
+
+
+_LAUNCHERS: Final[dict[str, Callable[[Scope, Any, tuple[Any, ...], str, Output | None], Handle[Any]]]] = {
+    "loop": Scope._spawn_task,
+    "thread": Scope._spawn_thread,
+    "process": Scope._spawn_process,
+}
 
 
 def _check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:
@@ -518,7 +586,7 @@ def _check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> N
 def current_scope() -> Scope | None:
     """Return the scope that this code runs in, or None outside any scope."""
     place = current_place.get()
-    return cast(Scope, place.scope) if place is not None else None
+    return cast("Scope | None", place.scope) if place is not None else None
 
 
 @contextlib.contextmanager

@@ -18,16 +18,31 @@ import contextvars
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime.carried import Carried, Entered
-from holdfast.runtime.interrupt import Interrupt, Registration, current
+from holdfast.runtime.interrupt_dispatch import Loop, Registration
 
-__all__ = ["Shield", "shielded_by"]
+__all__ = ["Shield", "Shieldable", "shielded_by"]
 
 
-class Shield:
+class Shieldable(Protocol):
+    """What a shield needs of an interrupt."""
+
+    def on_trigger(self, fn: Callable[[Cause], object], *, loop: Loop | None) -> Registration:
+        """Call ``fn`` once when it is triggered."""
+        ...
+
+    def follow(self, parent: Any, /) -> None:
+        """Become a child of ``parent`` too."""
+        ...
+
+
+S = TypeVar("S", bound=Shieldable)
+
+
+class Shield(Generic[S]):
     """``async with interrupt.shield(timeout_s=2):`` lets the body, and the tasks that it starts, finish.
 
     Inside, the current interrupt is the shield's own: `check_interrupt` and waits do not notice the outer interrupt
@@ -35,10 +50,13 @@ class Shield:
 
     Parameters:
         interrupt: interrupt whose delivery is held back.
+        inner: the shield's own interrupt.
+        current: shows which interrupt is current.
         timeout_s: maximum duration from the entry, in seconds; None: until the stop's grace period ends.
     """
 
     __slots__ = (
+        "_current",
         "_entered",
         "_held",
         "_inner",
@@ -53,14 +71,16 @@ class Shield:
         "open",
     )
 
-    def __init__(self, interrupt: Interrupt, timeout_s: float | None) -> None:
+    def __init__(self, interrupt: S, inner: S, current: Carried[S], timeout_s: float | None) -> None:
         self._interrupt = interrupt
+        self._inner = inner
+        self._current = current
         self._timeout_s = timeout_s
         self._held: list[Callable[[], object]] = []
         self._timer: asyncio.TimerHandle | None = None
         self.open = False
 
-    async def __aenter__(self) -> Interrupt:
+    async def __aenter__(self) -> S:
         """Start protection. Return the shield's own interrupt, which is triggered when protection ends."""
         task = asyncio.current_task()
         if task is None:
@@ -71,8 +91,7 @@ class Shield:
         self._until = float("inf") if self._timeout_s is None else self._loop.time() + self._timeout_s
         if self._outer is not None and self._outer.open:
             self._until = min(self._until, self._outer._until)
-        self._inner = Interrupt(name=f"shield of {self._interrupt.name}")
-        self._entered: tuple[Entered[Any], ...] = (current.enter(self._inner), _carried.enter(self))
+        self._entered: tuple[Entered[Any], ...] = (self._current.enter(self._inner), _carried.enter(self))
         self.open = True
         _by_task[task] = self
         self._registration: Registration | None = self._interrupt.on_trigger(self._arm, loop=self._loop)
@@ -105,7 +124,7 @@ class Shield:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._inner._follow(self._interrupt)
+        self._inner.follow(self._interrupt)
         held, self._held = self._held, []
         for deliver in held:
             deliver()
@@ -117,11 +136,11 @@ class Shield:
         self._timer = self._loop.call_at(self._until, self.expire, context=contextvars.Context())
 
 
-_carried: Carried[Shield] = Carried("holdfast_shield")
-_by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Shield] = weakref.WeakKeyDictionary()
+_carried: Carried[Shield[Any]] = Carried("holdfast_shield")
+_by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], Shield[Any]] = weakref.WeakKeyDictionary()
 
 
-def shielded_by(task: asyncio.Task[Any], context: contextvars.Context | None = None) -> Shield | None:
+def shielded_by(task: asyncio.Task[Any], context: contextvars.Context | None = None) -> Shield[Any] | None:
     """Return the shield that protects `task` now, or None. On the task's loop only.
 
     Parameters:

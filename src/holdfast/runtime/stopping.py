@@ -27,29 +27,29 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from holdfast.protocol.stopping import Abandoned, Outcome, StopReceipt, Tally
 from holdfast.runtime.enclosure import Enclosure
+from holdfast.runtime.handle import Handle, MemberKind
 from holdfast.runtime.leftovers import Leftover
-from holdfast.runtime.members import Handle, MemberKind
-from holdfast.runtime.owned_processes import (
+from holdfast.runtime.process_handle import (
     STRANGER,
     UNHEARD,
     ForeignHandle,
-    ProcessHandle,
     boot_ticks,
+    foreign_programs,
     kill_foreign,
     look_soon,
     may_have_started,
     strangers,
 )
-from holdfast.runtime.owned_tasks import TaskHandle
+from holdfast.runtime.running_stop import StopPhase
+from holdfast.runtime.scope_state import ScopeState
 from holdfast.runtime.threads import thread_stack
 
 if TYPE_CHECKING:
-    from holdfast.runtime.membership import Membership
-    from holdfast.runtime.processes import TreeResult
+    from holdfast.runtime.trees import TreeResult
 
 __all__ = ["Stopping"]
 
@@ -69,11 +69,11 @@ _UNOWNED_LOOK_S = 0.005
 class Stopping:
     """The stop of one scope. Call all methods on the scope's loop."""
 
-    def __init__(self, scope: Membership) -> None:
+    def __init__(self, scope: ScopeState) -> None:
         self.scope = scope
-        self.phase: Literal["grace", "force", "last", "ended"] = "grace"
+        self.phase: StopPhase = "grace"
         self.receipt: StopReceipt | None = None
-        self._loop = scope._loop_here()
+        self._loop = scope.open_loop()
         self._began = self._loop.time()
         self._force_at = float("inf")
         self._end_at = float("inf")
@@ -82,7 +82,7 @@ class Stopping:
         self._press_in_s = _FIRST_PRESS_S
         self._press_at = 0.0
         self._pressed: dict[Enclosure, str] = {}
-        self._followers: dict[Enclosure | None, list[TaskHandle[object]]] = {}
+        self._followers: dict[Enclosure | None, list[Handle[object]]] = {}
         self._rest_at = float("inf")
         self._stopped: Counter[str] = Counter()
         self._forced: list[str] = []
@@ -97,7 +97,7 @@ class Stopping:
         self.asked_at_ticks = boot_ticks()
         """Start of the stop, in clock ticks since boot, the unit of process start times."""
 
-    def tighten(self, grace_s: float, kill_after_s: float) -> None:
+    def shorten(self, grace_s: float, kill_after_s: float) -> None:
         """Shorten the grace and the stop to end no later than this, counted from now."""
         if self.phase in ("last", "ended"):
             return
@@ -119,12 +119,12 @@ class Stopping:
 
     def ask(self) -> None:
         """Ask every member; a task that foreign code started is asked only after its starter has ended."""
-        body = self.scope._body
+        body = self.scope.body
         if body is not None:
             body.deliver()
         first: list[Handle[object]] = []
-        for member in self.scope._handles():
-            if member.adopted and isinstance(member, TaskHandle):
+        for member in self.scope.handles():
+            if member.adopted and member.kind == "task":
                 starter = member.starter()
                 self._followers.setdefault(starter if starter is not None and starter.live else None, []).append(member)
             else:
@@ -136,7 +136,7 @@ class Stopping:
         """Ask in chunks, so that many members do not stall the loop."""
         count = 0
         for member in itertools.islice(members, _CHUNK):
-            member._ask()
+            member.ask()
             count += 1
         if count == _CHUNK:
             self._loop.call_soon(self._ask_all, members, context=contextvars.Context())
@@ -147,13 +147,13 @@ class Stopping:
         if followers is not None:
             self._tell_later(_OWNERS_TICKS, followers)
 
-    def _tell_later(self, ticks: int, members: list[TaskHandle[object]]) -> None:
+    def _tell_later(self, ticks: int, members: list[Handle[object]]) -> None:
         if ticks:
             self._loop.call_soon(self._tell_later, ticks - 1, members, context=contextvars.Context())
             return
         for member in members:
             if member.task is not None and not member.task.cancelling():
-                member._ask()
+                member.ask()
 
     def _tell_rest(self) -> None:
         """Ask the rest: their starters had their time to end them."""
@@ -161,12 +161,12 @@ class Stopping:
         for members in followers.values():
             self._tell_later(0, members)
 
-    def left(self, kind: MemberKind, name: str, member: Enclosure) -> None:
+    def member_ended(self, kind: MemberKind, name: str, member: Enclosure) -> None:
         """Note that a member has ended."""
         if kind != "scope":
             self._stopped[kind] += 1
         self._looking = self._strangers = None
-        if isinstance(member, ForeignHandle):
+        if isinstance(member, Handle) and member.is_foreign_program:
             self._proven = False
         if self._pressed.pop(member, None) is not None:
             self._forced.append(name)
@@ -188,7 +188,7 @@ class Stopping:
         self._unattributed.extend(receipt.unattributed)
         self._unknown = self._unknown or receipt.outcome == "unknown"
 
-    def unproven(self, result: TreeResult) -> None:
+    def report_unproven(self, result: TreeResult) -> None:
         """Note a process tree that could not be proven dead."""
         self._survivors.extend(result.survivors)
         self._unattributed.extend(result.unattributed)
@@ -199,26 +199,26 @@ class Stopping:
         """Remaining grace period, in seconds."""
         return max(0.0, self._force_at - self._loop.time())
 
-    def look(self) -> None:
+    def finish_if_empty(self) -> None:
         """End if nothing is left."""
         if self.phase == "ended":
             return
-        body = self.scope._body
+        body = self.scope.body
         if body in self._followers and body is not None and not body.live:
             self._follow(body)
-        threads = self.scope._unowned_threads()
+        threads = self.scope.unowned_threads()
         if threads and self._loop.time() < min(self._began + _UNOWNED_S, self._end_at):
             # They may be about to end, and they send no notification.
-            self._loop.call_later(_UNOWNED_LOOK_S, self.look, context=contextvars.Context())
+            self._loop.call_later(_UNOWNED_LOOK_S, self.finish_if_empty, context=contextvars.Context())
         elif self._killing is not None and not self._killing.done():
             return  # the roots are gone, but the kill has not reported on the rest yet
-        elif self._prove() and self.scope._shut():
+        elif self._prove() and self.scope.shut():
             self._end()
 
     def _prove(self) -> bool:
-        """Whether it is known what is left of unobserved processes; if not, start a search, after which `look` runs
-        again. Always True while a member is left."""
-        if not self.scope._is_empty():
+        """Whether it is known what is left of unobserved processes; if not, start a search and check again after it.
+        Always True while a member is left."""
+        if not self.scope.is_empty():
             return True
         if not self._proven and may_have_started(self.scope):
             self._kill_foreign([])
@@ -227,22 +227,22 @@ class Stopping:
             return True
         if self._looking is None:
             self._looking = asked = object()
-            look_soon(self._loop, self.scope._opened_ticks, functools.partial(self._on_look, asked))
+            look_soon(self._loop, self.scope.opened_ticks, functools.partial(self._on_look, asked))
         return False
 
     def _is_inside_a_stop(self) -> bool:
         parent = self.scope.parent
-        return parent is not None and parent._stopping is not None
+        return parent is not None and parent.stopping is not None
 
     def _on_look(self, asked: object, strangers: int) -> None:
         if asked is not self._looking:
             return  # a member has left since: another search runs, or will
         self._strangers = strangers
-        self.look()
+        self.finish_if_empty()
 
     def _kill_foreign(self, foreign: Sequence[ForeignHandle]) -> None:
         killing = kill_foreign(self.scope, foreign, self._end_at - self._loop.time())
-        self._killing = self.scope._make_own_task(killing, "kill foreign processes")
+        self._killing = self.scope.make_own_task(killing, "kill foreign processes")
         self._killing.add_done_callback(self._killed, context=contextvars.Context())
 
     def _killed(self, killing: asyncio.Task[None]) -> None:
@@ -255,7 +255,7 @@ class Stopping:
             self._loop.call_exception_handler(
                 {"message": f"{killing.get_name()} in scope {self.scope.name!r} failed", "exception": error}
             )
-        self.look()
+        self.finish_if_empty()
 
     def _arm(self) -> None:
         if self.phase == "ended":
@@ -280,109 +280,105 @@ class Stopping:
             else:
                 self._force()
         elif now < self._end_at:
-            self._press()
+            self._escalate()
         elif self.phase == "last":
             self._end_at = float("inf")
-            self._give_up_tasks_in(self.scope._height() * _LAST_TICKS)
+            self._give_up_tasks_in(self.scope.height() * _LAST_TICKS)
         else:
-            self._give_up()
+            self.give_up()
         self._arm()
 
     def _tell_scopes(self) -> None:
         now = self._loop.time()
         grace_s = max(0.0, self._force_at - now)
         kill_after_s = max(0.0, self._end_at - now - grace_s)
-        for child in self.scope._children():
-            child._on_loop(child._stop_here, grace_s, kill_after_s)
+        for child in self.scope.children():
+            child.on_loop(child.stop_with_parent, grace_s, kill_after_s)
 
     def _force(self) -> None:
-        with self.scope._gate:  # what foreign code starts is either entered before and killed here, or refused
+        with self.scope.gate:  # what foreign code starts is either entered before and killed here, or refused
             self.phase = "force"
         # If the loop was blocked, the kills that begin now still get their full time.
         self._end_at += max(0.0, self._loop.time() - self._force_at)
         self._tell_rest()
-        for member in self.scope._handles():
+        for member in self.scope.handles():
             self._pressed[member] = member.name
-        body = self.scope._body
+        body = self.scope.body
         if body is not None and body.live:
             self._pressed[body] = body.name
-        for closer in self.scope._take_closers():
+        for closer in self.scope.closers.take_all():
             closer.run()
-        for member in self.scope._handles():
-            member._force()
-        foreign = [member for member in self.scope._handles() if isinstance(member, ForeignHandle)]
-        in_threads = any(member.kind == "thread" for member in self.scope._handles())
-        if foreign or in_threads or may_have_started(self.scope) or self.scope._unowned_threads():
+        for member in self.scope.handles():
+            member.force()
+        foreign = foreign_programs(self.scope.handles())
+        in_threads = any(member.kind == "thread" for member in self.scope.handles())
+        if foreign or in_threads or may_have_started(self.scope) or self.scope.unowned_threads():
             self._kill_foreign(foreign)
         self._press_at = self._loop.time() + self._press_in_s
 
-    def _press(self) -> None:
-        for member in self.scope._handles():
+    def _escalate(self) -> None:
+        for member in self.scope.handles():
             self._pressed.setdefault(member, member.name)
-            member._press()
-        body = self.scope._body
+            member.ask_again()
+        body = self.scope.body
         if body is not None:
             body.redeliver()
         self._press_in_s = min(_LAST_PRESS_S, self._press_in_s * 2)
         self._press_at = self._loop.time() + self._press_in_s
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
         """After the time is over, abandon everything but tasks, and tasks soon after."""
         if self.phase in ("last", "ended"):
             return
         self.phase = "last"
-        others = [
-            member
-            for member in self.scope._handles()
-            if not isinstance(member, TaskHandle) and not member._end_unheard()
-        ]
-        children = self.scope._children()
-        self._end_at = self._loop.time() + self.scope._height() * _LAST_S
+        others = [member for member in self.scope.handles() if member.kind != "task" and not member.end_if_over()]
+        children = self.scope.children()
+        self._end_at = self._loop.time() + self.scope.height() * _LAST_S
         for child in children:
-            child._on_loop(child._give_up)
+            child.on_loop(child.give_up)
         for member in others:
             self._give_up_member(member)
         if children or others:
-            self.look()
+            self.finish_if_empty()
             self._arm()
         else:  # a scope inside may have ended in this very turn
             self._end_at = float("inf")
             self._give_up_tasks_in(_LAST_TICKS)
 
     def _give_up_member(self, member: Handle[object]) -> None:
-        self.scope._members.pop(member, None)
-        self.scope._adopted.pop(member, None)
-        abandoned = member._abandon()
+        self.scope.give_up_member(member)
+        abandoned = member.abandon()
         if abandoned is not None:
             self._abandoned.append(abandoned)
-            living = member._living()  # after: a call that ended meanwhile has returned its thread
+            living = member.running()  # after: a call that ended meanwhile has returned its thread
             if living is not None:
-                self.scope._leave_over(Leftover(abandoned.name, member.started_at, living))
-        elif isinstance(member, (ProcessHandle, ForeignHandle)):
-            self.unproven(member._unproven())
+                self.scope.leave_over(Leftover(abandoned.name, member.started_at, living))
+        if (unproven := member.unproven()) is not None:
+            self.report_unproven(unproven)
 
     def _give_up_tasks_in(self, ticks: int) -> None:
         if ticks:
             self._loop.call_soon(self._give_up_tasks_in, ticks - 1, context=contextvars.Context())
         else:
-            self._give_up_tasks()
+            self.give_up_tasks()
 
-    def _give_up_tasks(self) -> None:
+    def give_up_tasks(self) -> None:
+        """Abandon tasks now, and end."""
         if self.phase == "ended":
             return
-        self.scope._shut(by_force=True)
-        for child in self.scope._children():
-            child._on_loop(child._give_up, True)
+        self.scope.shut(by_force=True)
+        for child in self.scope.children():
+            child.on_loop(child.give_up, True)
             if not child.closed:
                 self._abandoned.append(Abandoned(kind="task", name=f"scope {child.name} on another loop"))
-                self.scope._members.pop(child, None)
-        for member in self.scope._handles():
+                self.scope.give_up_member(child)
+        for member in self.scope.handles():
             self._give_up_member(member)
-        body = self.scope._body
+        body = self.scope.body
         if body is not None and body.live:
             self._abandoned.append(body.abandoned())
             if body.task is not None:
-                self.scope._leave_over(Leftover(body.name, self.scope._opened_at, body.task))
+                self.scope.leave_over(Leftover(body.name, self.scope.opened_at, body.task))
             body.leave()
         if self._killing is not None and not self._killing.done():
             self._unattributed.append(UNHEARD)
@@ -395,15 +391,15 @@ class Stopping:
             self._timer.cancel()
             self._timer = None
         scope = self.scope
-        for receipt in scope._survived:
+        for receipt in scope.survived:
             self._inherit(receipt)
-        for result in scope._unproven_trees:
-            self.unproven(result)
-        for thread in scope._unowned_threads():
+        for result in scope.unproven_trees:
+            self.report_unproven(result)
+        for thread in scope.unowned_threads():
             self._abandoned.append(Abandoned(kind="thread", name=thread.name, stack=thread_stack(thread)))
-            scope._leave_over(Leftover(thread.name, 0.0, thread))
+            scope.leave_over(Leftover(thread.name, 0.0, thread))
         if self._strangers is None and not self._is_inside_a_stop():  # the time is over: no search is waited for
-            self._strangers = strangers(scope._opened_ticks)
+            self._strangers = strangers(scope.opened_ticks)
         if self._strangers:
             self._unattributed.append(STRANGER)
             self._unknown = True
@@ -428,4 +424,4 @@ class Stopping:
             elapsed_s=self._loop.time() - self._began,
         )
         self._pressed.clear()
-        scope._closed()
+        scope.finish()

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, Final, TypeVar
 
 from holdfast.errors import Interrupted
-from holdfast.runtime import adoption, interrupt, interrupt_dispatch, membership, once, threads
+from holdfast.runtime import adoption, interrupt, interrupt_dispatch, once, scope_state, threads
 from holdfast.storage import checkpoints, sqlite, writer
 from holdfast.testing.strands import (
     Lock,
@@ -242,8 +242,8 @@ _threading, _time, _queue = _Threading(), _Time(), _Queue()
 _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (threads, "threading", _threading),
     (threads, "_start_plain", _start),
-    (membership, "threading", _threading),
-    (membership, "shared_threads", _threads_here),
+    (scope_state, "threading", _threading),
+    (scope_state, "shared_threads", _threads_here),
     (adoption, "shared_threads", _threads_here),
     (once, "threading", _threading),
     (interrupt, "allocate_lock", _gate),

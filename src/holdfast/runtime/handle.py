@@ -1,4 +1,8 @@
-"""Members of a scope, seen from outside: a snapshot of each member, and the handle that its starter awaits."""
+"""Members of a scope: a snapshot of each, the handle that its starter awaits, and what handles need of their owner.
+
+A handle knows its scope only as a `ScopeOwner`, and a stop knows members only as `Handle`. Each kind of member says for
+itself how it is asked, forced and abandoned.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from holdfast.clock import system_clock
 from holdfast.errors import Interrupted
@@ -19,9 +23,10 @@ from holdfast.runtime.interrupt import Interrupt
 
 if TYPE_CHECKING:
     from holdfast.runtime.interrupt import Registration
-    from holdfast.runtime.membership import Membership
+    from holdfast.runtime.threads import ThreadPool
+    from holdfast.runtime.trees import TreeResult
 
-__all__ = ["Handle", "Living", "Member", "MemberKind", "unowned", "wake"]
+__all__ = ["Handle", "Living", "Member", "MemberKind", "ScopeOwner", "unowned", "wake"]
 
 T = TypeVar("T")
 
@@ -60,15 +65,85 @@ class Living(Protocol):
         ...
 
 
+class ScopeOwner(Protocol):
+    """What a handle needs of the scope that owns it. Methods are for the scope's loop unless they say otherwise."""
+
+    name: str
+    interrupt: Interrupt
+    gate: threading.RLock
+    """Held while members enter and leave, and while a handle creates its own interrupt."""
+    loop: asyncio.AbstractEventLoop | None
+    owner: str
+    sharer: str
+
+    @property
+    def threads(self) -> ThreadPool:
+        """Pool for its calls."""
+        ...
+
+    def open_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the loop that it was opened on. Raises `ScopeClosed` if it was not."""
+        ...
+
+    def on_loop(self, fn: Callable[..., object], *values: Any) -> None:
+        """Run ``fn`` on the scope's loop: at once if called there, otherwise soon. Callable from any thread."""
+        ...
+
+    def adopt(self, member: Handle[Any], /) -> bool:
+        """Enter what foreign code starts; False if it is too late even for cleanup. Callable from any thread."""
+        ...
+
+    def admits(self, member: Handle[Any], /) -> bool:
+        """Whether a member that was entered may begin."""
+        ...
+
+    def ask_late(self, member: Handle[Any], /) -> None:
+        """Ask a member that started while the scope was being interrupted."""
+        ...
+
+    def leave_behind(self, member: Handle[Any], /) -> None:
+        """Stop waiting for this member; it ends with the scope."""
+        ...
+
+    def discard(self, member: Handle[Any], error: BaseException | None, /) -> None:
+        """Remove a member that has ended; never raises."""
+        ...
+
+    def make_task(
+        self, coroutine: Coroutine[Any, Any, T], name: str, context: contextvars.Context, /
+    ) -> asyncio.Task[T]:
+        """Create the task of a member."""
+        ...
+
+    def make_own_task(self, coroutine: Coroutine[Any, Any, T], name: str, /) -> asyncio.Task[T]:
+        """Create a task of the scope's own, which no stop cancels. The caller keeps a reference."""
+        ...
+
+    @property
+    def grace_left_s(self) -> float:
+        """Remaining grace period of the running stop; 0 without one."""
+        ...
+
+    @property
+    def asked_at_ticks(self) -> float:
+        """Start of the running stop, in clock ticks since boot; 0 without one."""
+        ...
+
+    def report_unproven(self, result: TreeResult, /) -> None:
+        """Note a process tree that could not be proven dead, for the receipt."""
+        ...
+
+
 class Handle(Enclosure, Generic[T]):
     """Result of ``Scope.spawn``: await it for the member's result.
 
     You can await it from any task on any loop; cancelling the waiter does not cancel the member. If the member was
     interrupted or cancelled, awaiting it raises `Interrupted`.
+
+    The methods after `stop_error` are for the scope and its stop.
     """
 
     __slots__ = (
-        "_context",
         "_done",
         "_error",
         "_interrupt",
@@ -81,9 +156,12 @@ class Handle(Enclosure, Generic[T]):
     )
 
     kind: MemberKind = "task"
+    is_foreign_program: ClassVar[bool] = False
+    owner: ScopeOwner
 
-    def __init__(self, scope: Membership, name: str, adopted: bool = False) -> None:
+    def __init__(self, owner: ScopeOwner, name: str, adopted: bool = False, scope: object = None) -> None:
         # Flat, without super(): one is created per task.
+        self.owner = owner
         self.scope = scope
         self.task = None
         self.outer = None
@@ -93,7 +171,7 @@ class Handle(Enclosure, Generic[T]):
         self.name = name
         self.adopted = adopted
         self.started_at = time.monotonic()
-        self._context: contextvars.Context | None = None
+        self.started_in = None
         self._interrupt: Interrupt | None = None
         self._registration: Registration | None = None
         self._done = False
@@ -103,31 +181,27 @@ class Handle(Enclosure, Generic[T]):
 
     def __repr__(self) -> str:
         state = "done" if self._done else "running"
-        return f"<Handle {self.kind} {self.name!r} of {self.scope.name!r} {state}>"
+        return f"<Handle {self.kind} {self.name!r} of {self.owner.name!r} {state}>"
 
     @property
     def due(self) -> bool:
         """Whether this member is to end."""
         own = self._interrupt
-        return self.live and (self.scope.interrupt.triggered or (own is not None and own.triggered))
-
-    @property
-    def started_in(self) -> contextvars.Context | None:
-        """Context that it was started in."""
-        return self._context
+        return self.live and (self.owner.interrupt.triggered or (own is not None and own.triggered))
 
     @property
     def interrupt(self) -> Interrupt:
         """Interrupt of this member alone; a child of its scope's interrupt, created on first use."""
         if self._interrupt is None:
-            with self.scope._gate:
+            with self.owner.gate:
                 if self._interrupt is None:
-                    interrupt = Interrupt(name=self.name, parent=self.scope.interrupt)
-                    self._watch(interrupt)
+                    interrupt = Interrupt(name=self.name, parent=self.owner.interrupt)
+                    self._registration = self.listen_to(interrupt)
                     self._interrupt = interrupt
         return self._interrupt
 
-    def _watch(self, interrupt: Interrupt) -> None:
+    def listen_to(self, interrupt: Interrupt) -> Registration | None:
+        """Make the member notice its own interrupt; return the registration to close at its end, if any."""
         raise NotImplementedError
 
     def done(self) -> bool:
@@ -161,10 +235,10 @@ class Handle(Enclosure, Generic[T]):
         """Call ``fn`` once on the scope's loop, soon after the member has ended or was abandoned, even if it never
         began. Callable from any thread; ``fn`` runs outside any scope.
         """
-        self.scope._on_loop(self._tell_when_done, fn)
+        self.owner.on_loop(self._tell_when_done, fn)
 
     def _tell_when_done(self, fn: Callable[[], object]) -> None:
-        future: asyncio.Future[None] = self.scope._loop_here().create_future()
+        future: asyncio.Future[None] = self.owner.open_loop().create_future()
         future.add_done_callback(lambda _: fn(), context=contextvars.Context())
         self._waiters[future] = None
         if self._done:
@@ -181,7 +255,7 @@ class Handle(Enclosure, Generic[T]):
                 self._waiters.pop(future, None)
         return self.result()
 
-    def _settle(
+    def settle(
         self, result: T | None, error: BaseException | None, here: asyncio.AbstractEventLoop | None = None
     ) -> bool:
         """Record the end and wake all waiters; False if it had already ended. ``here``: the running loop, if known."""
@@ -191,7 +265,7 @@ class Handle(Enclosure, Generic[T]):
         self._error = error
         self._done = True
         self.live = False
-        self._context = None
+        self.started_in = None
         if self._registration is not None:
             self._registration.close()
             self._registration = None
@@ -199,36 +273,45 @@ class Handle(Enclosure, Generic[T]):
             wake(self._waiters.copy(), here)
         return True
 
-    def _stopped(self, reason: str) -> Interrupted:
+    def stop_error(self, reason: str) -> Interrupted:
         """Return the error of a member that ended without a result."""
         own = self._interrupt
-        cause = (own.cause if own is not None else None) or self.scope.interrupt.cause
+        cause = (own.cause if own is not None else None) or self.owner.interrupt.cause
         return Interrupted(cause or Cause(kind="stop", reason=reason, origin=self.name, at=system_clock.now()))
 
-    def _ask(self) -> None:
+    def starter(self) -> Enclosure | None:
+        """Return where foreign code started it, if known and that still exists."""
+        return None
+
+    def ask(self) -> None:
         """Ask the member to stop: the scope was interrupted."""
         raise NotImplementedError
 
-    def _press(self) -> None:
+    def ask_again(self) -> None:
         """Ask the member again: the grace period is over and it is still there."""
         raise NotImplementedError
 
-    def _force(self) -> None:
+    def force(self) -> None:
         """After the grace period, do at once what needs no consent."""
 
-    def _living(self) -> asyncio.Task[T] | Living | None:
+    def running(self) -> asyncio.Task[T] | Living | None:
         """Return what runs it now."""
         return self.task
 
-    def _end_unheard(self) -> bool:
+    def end_if_over(self) -> bool:
         """End now if it is over but the loop has not been notified yet; return whether it was. On the loop only."""
         return False
 
-    def _abandon(self) -> Abandoned | None:
-        """Abandon the member; its later result does not count."""
+    def abandon(self) -> Abandoned | None:
+        """Abandon the member; its later result does not count. Return its record; None if `unproven` reports it."""
         raise NotImplementedError
 
-    def _snapshot(self) -> Member:
+    def unproven(self) -> TreeResult | None:
+        """Return what is known of the processes of an abandoned member; None if it has none."""
+        return None
+
+    def snapshot(self) -> Member:
+        """Return what it is now. Callable from any thread."""
         raise NotImplementedError
 
 

@@ -19,11 +19,11 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from holdfast.errors import ScopeClosed
 from holdfast.runtime import procfs
-from holdfast.runtime.members import Handle, Member, MemberKind
+from holdfast.runtime.handle import Handle, Member, MemberKind, ScopeOwner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from holdfast.protocol.stopping import Abandoned
     from holdfast.runtime.adoption_processes import ForeignProcess, Owner
-    from holdfast.runtime.membership import Membership
     from holdfast.runtime.processes import Process
     from holdfast.runtime.trees import TreeResult
 
@@ -41,6 +40,7 @@ __all__ = [
     "ForeignHandle",
     "ProcessHandle",
     "boot_ticks",
+    "foreign_programs",
     "kill_foreign",
     "look_soon",
     "may_have_started",
@@ -65,8 +65,8 @@ class ProcessHandle(Handle[int]):
 
     kind: MemberKind = "process"
 
-    def __init__(self, scope: Membership, name: str) -> None:
-        super().__init__(scope, name)
+    def __init__(self, owner: ScopeOwner, name: str) -> None:
+        super().__init__(owner, name)
         self.process: Process | None = None
         self.cut = False
         self._attending: asyncio.Task[None] | None = None
@@ -74,7 +74,7 @@ class ProcessHandle(Handle[int]):
         self._outlived: tuple[int, ...] = ()
         """Pids that were still there at the time limit of the last kill."""
 
-    async def _take(self, process: Process) -> None:
+    async def take(self, process: Process) -> None:
         """Take over the program that was started.
 
         Raises:
@@ -82,18 +82,18 @@ class ProcessHandle(Handle[int]):
         """
         self.process = process
         self.name = process.name
-        if self._done:
+        if self.done():
             await process.kill_tree()
-            raise ScopeClosed(f"scope {self.scope.name!r} closed while {process.name!r} was starting")
-        self.scope._on_loop(self._attend)
+            raise ScopeClosed(f"scope {self.owner.name!r} closed while {process.name!r} was starting")
+        self.owner.on_loop(self.attend)
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Release the program, which continues but not for this scope. On the loop only."""
         if self._attending is not None:
             self._attending.cancel()
         self._end(None)
 
-    def _on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
+    def on_cut(self, ending: asyncio.Task[TreeResult]) -> None:
         """Handle a failed or cancelled start; ``ending`` kills what was begun. On the loop that started it."""
         self.cut = True
         ending.add_done_callback(self._on_ending, context=contextvars.Context())
@@ -112,31 +112,32 @@ class ProcessHandle(Handle[int]):
             result = TreeResult(proven=False)
         else:
             result = TreeResult(proven=False) if ending.cancelled() else ending.result()
-        self.scope._on_loop(self._after_cut, result)
+        self.owner.on_loop(self._after_cut, result)
 
     def _after_cut(self, result: TreeResult) -> None:
-        if result.outcome != "gone" and not self._done:
-            self.scope._unproven(self._named(result))
-        self.scope._discard(self, None)
+        if result.outcome != "gone" and not self.done():
+            self.owner.report_unproven(self._named(result))
+        self.owner.discard(self, None)
 
-    def _attend(self) -> None:
-        self._attending = self.scope._make_own_task(self._attention(), f"attend {self.name}")
+    def attend(self) -> None:
+        """Watch the program until its whole tree is gone. On the loop only."""
+        self._attending = self.owner.make_own_task(self._attention(), f"attend {self.name}")
         if self.due:
-            self.scope._tell(self)
+            self.owner.ask_late(self)
 
     async def _attention(self) -> None:
         process = self.process
         assert process is not None
         await process.wait()
         if not process.gone:
-            self.scope._leave_behind(self)
+            self.owner.leave_behind(self)
         self._conclude(await process.wait_gone())
 
     def _conclude(self, result: TreeResult) -> None:
         """Record the final result of the tree. On the loop only."""
         result = self._named(result)
-        if result.outcome != "gone" and not self._done:
-            self.scope._unproven(result)
+        if result.outcome != "gone" and not self.done():
+            self.owner.report_unproven(result)
         self._end(None if self.process is None else self.process.returncode)
 
     def _named(self, result: TreeResult) -> TreeResult:
@@ -146,52 +147,56 @@ class ProcessHandle(Handle[int]):
         return replace(result, unattributed=(f"{self.name} (the reaper of its tree was lost)",))
 
     def _end(self, returncode: int | None) -> None:
-        if self._settle(returncode, None if returncode is not None else self._stopped("it was killed")):
-            self.scope._discard(self, None)
+        if self.settle(returncode, None if returncode is not None else self.stop_error("it was killed")):
+            self.owner.discard(self, None)
 
-    def _ask(self) -> None:
-        self._kill(self.scope._grace_left())
+    def ask(self) -> None:
+        """Send SIGTERM to the tree, and kill it when the grace period is over."""
+        self._kill(self.owner.grace_left_s)
 
-    def _force(self) -> None:
+    def force(self) -> None:
+        """Kill the tree."""
         self._kill(0.0)
 
-    def _press(self) -> None:
+    def ask_again(self) -> None:
         """Do nothing: the kill of a tree continues until it is dead."""
 
     def _kill(self, term_first_s: float) -> None:
-        if self.process is not None and not self._done:
-            killing = self.scope._make_own_task(self._kill_tree(self.process, term_first_s), f"kill {self.name}")
+        if self.process is not None and not self.done():
+            killing = self.owner.make_own_task(self._kill_tree(self.process, term_first_s), f"kill {self.name}")
             self._killing[killing] = None
             killing.add_done_callback(self._killing.pop, context=contextvars.Context())
 
     async def _kill_tree(self, process: Process, term_first_s: float) -> None:
         self._outlived = (await process.kill_tree(term_first_s=term_first_s)).survivors
 
-    def _end_unheard(self) -> bool:
+    def end_if_over(self) -> bool:
         """End if the tree is gone but the loop has not been notified yet. On the loop only."""
-        result = None if self.process is None else self.process._held.gone.value
+        result = None if self.process is None else self.process.result
         if result is None:
             return False
         self._conclude(result)
         return True
 
-    def _abandon(self) -> Abandoned | None:
+    def abandon(self) -> Abandoned | None:
+        """Stop waiting for the tree."""
         if self._attending is not None:
             self._attending.cancel()
-        self._settle(None, self._stopped("its process was not proven dead in time"))
+        self.settle(None, self.stop_error("its process was not proven dead in time"))
         return None
 
-    def _unproven(self) -> TreeResult:
+    def unproven(self) -> TreeResult:
         """Return what is known of a tree whose end was not reported in time."""
         from holdfast.runtime.trees import TreeResult
 
         if self.process is None:
             return TreeResult(unattributed=(f"{self.name} (it was being started)",), proven=False)
-        if living := self.process._held.living() or procfs.living(self._outlived or (self.process.pid,)):
+        if living := self.process.living() or procfs.living(self._outlived or (self.process.pid,)):
             return TreeResult(survivors=tuple(living), proven=False)
         return TreeResult(unattributed=(f"{self.name} (the end of its tree was not reported)",), proven=False)
 
-    def _snapshot(self) -> Member:
+    def snapshot(self) -> Member:
+        """Return what it is now."""
         state = "starting" if self.process is None else "stopping" if self.due else "running"
         pid = None if self.process is None else self.process.pid
         return Member(kind="process", name=self.name, started_at=self.started_at, state=state, pid=pid)
@@ -203,53 +208,58 @@ class ForeignHandle(Handle[None]):
     __slots__ = ("process",)
 
     kind: MemberKind = "process"
+    is_foreign_program = True
 
-    def __init__(self, scope: Membership, process: ForeignProcess) -> None:
-        super().__init__(scope, process.name, adopted=True)
+    def __init__(self, owner: ScopeOwner, process: ForeignProcess) -> None:
+        super().__init__(owner, process.name, adopted=True)
         self.process = process
 
-    def _attend(self) -> None:
+    def attend(self) -> None:
         """Watch for its end. From any thread, after the member was entered."""
         self.process.on_end(self._on_end)
         if self.due:
-            self.scope._on_loop(self._catch_up)
+            self.owner.on_loop(self._catch_up)
 
     def _catch_up(self) -> None:
         """Ask a stray that is found during the grace period too; what cleanup starts is left to work."""
-        if self.process.started <= self.scope._asked_at_ticks():
-            self._ask()
+        if self.process.started <= self.owner.asked_at_ticks:
+            self.ask()
 
     def _on_end(self) -> None:
-        self.scope._on_loop(self._end)
+        self.owner.on_loop(self.end)
 
-    def _end(self) -> None:
-        if self._settle(None, None):
-            self.scope._discard(self, None)
+    def end(self) -> None:
+        """Note that it no longer runs. On the loop only."""
+        if self.settle(None, None):
+            self.owner.discard(self, None)
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Send SIGTERM."""
         self.process.signal(signal.SIGTERM)
 
-    def _press(self) -> None:
+    def ask_again(self) -> None:
         """Do nothing: it is being killed with all others of its scope."""
 
-    def _end_unheard(self) -> bool:
+    def end_if_over(self) -> bool:
         """End if the program no longer runs, though no notification has arrived: check directly. On the loop only."""
         if procfs.lives(self.process.pid, self.process.started):
             return False
-        self._end()
+        self.end()
         return True
 
-    def _abandon(self) -> Abandoned | None:
-        self._settle(None, self._stopped("its process was not proven dead in time"))
+    def abandon(self) -> Abandoned | None:
+        """Stop waiting for the tree."""
+        self.settle(None, self.stop_error("its process was not proven dead in time"))
         return None
 
-    def _unproven(self) -> TreeResult:
+    def unproven(self) -> TreeResult:
         """Return what is known of a program that was alive a moment ago."""
         from holdfast.runtime.trees import TreeResult
 
         return TreeResult(survivors=(self.process.pid,), proven=False)
 
-    def _snapshot(self) -> Member:
+    def snapshot(self) -> Member:
+        """Return what it is now."""
         state = "stopping" if self.due else "running"
         return Member(
             kind="process",
@@ -268,10 +278,10 @@ def boot_ticks() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) * _TICKS_PER_S
 
 
-def may_have_started(scope: Membership) -> bool:
+def may_have_started(owner: ScopeOwner) -> bool:
     """Whether foreign code has started a program in the scope."""
     adoption = _adoption()
-    return adoption is not None and adoption.may_have_started(cast("Owner", scope))
+    return adoption is not None and adoption.may_have_started(cast("Owner", owner))
 
 
 def look_soon(loop: asyncio.AbstractEventLoop, since: float, tell: Callable[[int], object]) -> None:
@@ -294,20 +304,25 @@ def _adoption() -> ModuleType | None:
     return sys.modules.get("holdfast.runtime.adoption_processes")
 
 
-async def kill_foreign(scope: Membership, handles: Sequence[ForeignHandle], left_s: float) -> None:
+def foreign_programs(handles: Sequence[Handle[Any]]) -> list[ForeignHandle]:
+    """Return those of the members that are programs of foreign code."""
+    return [handle for handle in handles if isinstance(handle, ForeignHandle)]
+
+
+async def kill_foreign(owner: ScopeOwner, handles: Sequence[ForeignHandle], left_s: float) -> None:
     """Kill everything that foreign code ever started in the scope, even if all known processes have ended; ``left_s``
     is the remaining time of the stop."""
     from holdfast.runtime.adoption_processes import kill_trees
     from holdfast.runtime.trees import KILL_BOUND_S
 
     bound_s = max(KILL_BOUND_S, left_s - _TOLD_S)
-    owner = cast("Owner", scope)
-    result = await kill_trees([handle.process for handle in handles], owner=owner, bound_s=bound_s)
+    processes = [handle.process for handle in handles]
+    result = await kill_trees(processes, owner=cast("Owner", owner), bound_s=bound_s)
     if result.outcome != "gone":
         roots = [one.process.pid for one in handles if procfs.lives(one.process.pid, one.process.started)]
         survivors = tuple(dict.fromkeys((*result.survivors, *roots)))
         named = survivors or result.unattributed
         unattributed = result.unattributed if named else (UNHEARD,)
-        scope._unproven(replace(result, survivors=survivors, unattributed=unattributed))
+        owner.report_unproven(replace(result, survivors=survivors, unattributed=unattributed))
     for handle in handles:  # stop waiting for these: each was searched for and is dead, or is named
-        handle._end()
+        handle.end()

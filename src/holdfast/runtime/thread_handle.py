@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.protocol.stopping import Abandoned
+from holdfast.runtime.handle import Handle, Member, MemberKind, ScopeOwner
 from holdfast.runtime.interrupt import Interrupt
-from holdfast.runtime.members import Handle, Member, MemberKind
 
 if TYPE_CHECKING:
-    from holdfast.runtime.membership import Membership
     from holdfast.runtime.threads import Call
 
 __all__ = ["ThreadHandle"]
@@ -27,69 +26,74 @@ class ThreadHandle(Handle[T]):
 
     kind: MemberKind = "thread"
 
-    def __init__(self, scope: Membership, name: str, *, adopted: bool = False) -> None:
-        super().__init__(scope, name, adopted=adopted)
+    def __init__(self, owner: ScopeOwner, name: str, *, adopted: bool = False, scope: object = None) -> None:
+        super().__init__(owner, name, adopted, scope)
         self.call: Call | None = None
 
-    def _start(self, fn: Callable[..., T], values: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def start(self, fn: Callable[..., T], values: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Submit the call to the pool. Callable from any thread, after the member was entered."""
-        scope = self.scope
-        assert self._context is not None
-        self._context.run(self.interrupt.make_current)
-        self.call = scope._threads.submit(
+        owner = self.owner
+        assert self.started_in is not None
+        self.started_in.run(self.interrupt.make_current)
+        self.call = owner.threads.submit(
             fn,
             *values,
             kwargs=kwargs,
-            context=self._context,
+            context=self.started_in,
             on_done=self._on_done,
             name=self.name,
-            owner=scope.owner,
-            sharer=scope.sharer,
+            owner=owner.owner,
+            sharer=owner.sharer,
         )
-        if self._done:
+        if self.done():
             self.call = None
         elif self.due and not self.adopted:
-            self.scope._on_loop(self._ask)
+            owner.on_loop(self.ask)
 
     def _on_done(self, result: T | None, error: BaseException | None) -> None:
         """Handle the end of the call, on its thread."""
-        self.scope._on_loop(self._finish, result, error)
+        self.owner.on_loop(self._finish, result, error)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError):
-            error = self._stopped("its call was cancelled")
-        if self._settle(result, error):
-            self.scope._discard(self, None if self.adopted else error)
+            error = self.stop_error("its call was cancelled")
+        if self.settle(result, error):
+            self.owner.discard(self, None if self.adopted else error)
             self.call = None
 
-    def _watch(self, interrupt: Interrupt) -> None:
+    def listen_to(self, interrupt: Interrupt) -> None:
         """Do nothing: a thread checks its interrupt itself."""
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Withdraw the call if no thread has begun it."""
         call = self.call
         if call is not None and call.cancel():
-            self._withdrawn()
-            self._finish(None, self._stopped("its scope was stopped before it began"))
+            self.on_withdrawn()
+            self._finish(None, self.stop_error("its scope was stopped before it began"))
 
-    def _withdrawn(self) -> None:
+    def on_withdrawn(self) -> None:
         """Called when the call was withdrawn before it began."""
 
-    def _press(self) -> None:
-        self._ask()
+    def ask_again(self) -> None:
+        """As `ask`."""
+        self.ask()
 
-    def _living(self) -> threading.Thread | None:
+    def running(self) -> threading.Thread | None:
+        """Return the thread that runs it now."""
         return None if self.call is None else self.call.thread
 
-    def _abandon(self) -> Abandoned:
+    def abandon(self) -> Abandoned:
+        """Abandon the call and replace its thread."""
         call = self.call
         stack: tuple[str, ...] = ()
         if call is not None:
             stack = call.stack()
             call.abandon()
-        self._settle(None, self._stopped("it did not end and was abandoned"))
+        self.settle(None, self.stop_error("it did not end and was abandoned"))
         return Abandoned(kind="thread", name=self.name, stack=stack)
 
-    def _snapshot(self) -> Member:
+    def snapshot(self) -> Member:
+        """Return what it is now."""
         thread = self.call.thread if self.call is not None else None
         state = "starting" if thread is None else "stopping" if self.due else "running"
         return Member(

@@ -6,15 +6,12 @@ import asyncio
 import weakref
 from collections.abc import Coroutine
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from holdfast.protocol.stopping import Abandoned, Cause
 from holdfast.runtime.enclosure import Enclosure, current_place, task_stack
-from holdfast.runtime.interrupt import Interrupt
-from holdfast.runtime.members import Handle, Member
-
-if TYPE_CHECKING:
-    from holdfast.runtime.membership import Membership
+from holdfast.runtime.handle import Handle, Member, ScopeOwner
+from holdfast.runtime.interrupt import Interrupt, Registration
 
 __all__ = ["TaskHandle", "without_exit"]
 
@@ -45,14 +42,15 @@ class TaskHandle(Handle[T]):
 
     def __init__(
         self,
-        scope: Membership,
+        owner: ScopeOwner,
         name: str,
         coroutine: Coroutine[Any, Any, T] | None,
         *,
         adopted: bool = False,
         starter: Enclosure | None = None,
+        scope: object = None,
     ) -> None:
-        super().__init__(scope, name, adopted)
+        super().__init__(owner, name, adopted, scope)
         self._coroutine = coroutine
         self._starter = None if starter is None else weakref.ref(starter)
 
@@ -60,31 +58,38 @@ class TaskHandle(Handle[T]):
         """Return where an adopted task was started, if that still exists."""
         return None if self._starter is None else self._starter()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Create the task. On the scope's loop, after the member was entered."""
         coroutine, self._coroutine = self._coroutine, None
         assert coroutine is not None
-        if not self.scope._admits(self):
+        if not self.owner.admits(self):
             coroutine.close()
-            self._finish(None, self._stopped("its scope was stopped before it began"))
+            self._finish(None, self.stop_error("its scope was stopped before it began"))
             return
-        assert self._context is not None
+        assert self.started_in is not None
         try:
-            task = self.scope._make_task(coroutine, self.name, self._context)
+            task = self.owner.make_task(coroutine, self.name, self.started_in)
         except BaseException as error:
             coroutine.close()
             self._finish(None, error)
             raise
-        self._attach(task)
+        self.attach(task)
 
-    def _attach(self, task: asyncio.Task[T]) -> None:
+    def attach(self, task: asyncio.Task[T], guarded: Coroutine[Any, Any, T] | None = None) -> None:
+        """Watch the task. On the scope's loop.
+
+        Parameters:
+            task: the task, which may be done already.
+            guarded: foreign code's coroutine, if the task runs it `without_exit`.
+        """
+        self._coroutine = guarded
         self.task = task
         if task.done():
             self._on_done(task)
             return
-        task.add_done_callback(self._on_done, context=self._context)
-        if self.scope.interrupt.triggered and not self.adopted:
-            self.scope._tell(self)
+        task.add_done_callback(self._on_done, context=self.started_in)
+        if self.owner.interrupt.triggered and not self.adopted:
+            self.owner.ask_late(self)
 
     def _on_done(self, task: asyncio.Task[T]) -> None:
         self.task = None
@@ -93,31 +98,32 @@ class TaskHandle(Handle[T]):
             coroutine, self._coroutine = self._coroutine, None
             if coroutine is not None:
                 coroutine.close()  # no-op unless the task was cancelled before its first step
-            self._settle(None, None)
-            self.scope._discard(self, None)
+            self.settle(None, None)
+            self.owner.discard(self, None)
             return
         if task.cancelled():
-            self._finish(None, self._stopped("its task was cancelled"))
+            self._finish(None, self.stop_error("its task was cancelled"))
             return
         error = task.exception()
-        if self._settle(None if error is not None else task.result(), error, self.scope._loop):
-            self.scope._discard(self, error)
+        if self.settle(None if error is not None else task.result(), error, self.owner.loop):
+            self.owner.discard(self, error)
 
     def _finish(self, result: T | None, error: BaseException | None) -> None:
-        if self._settle(result, error):
-            self.scope._discard(self, error)
+        if self.settle(result, error):
+            self.owner.discard(self, error)
 
-    def _watch(self, interrupt: Interrupt) -> None:
-        context = self._context
+    def listen_to(self, interrupt: Interrupt) -> Registration | None:
+        """Make it the current interrupt of the task, and cancel the task when it is triggered."""
+        context = self.started_in
         if context is None:
-            return
+            return None
         try:
             context.run(interrupt.make_current)
         except RuntimeError:
             # The member itself asks: its context is the current one.
             if current_place.get() is self:
                 interrupt.make_current()
-        self._registration = interrupt.on_trigger(self._own_interrupt, loop=self.scope._loop)
+        return interrupt.on_trigger(self._own_interrupt, loop=self.owner.loop)
 
     def _own_interrupt(self, _: Cause) -> None:
         self.deliver()
@@ -127,20 +133,24 @@ class TaskHandle(Handle[T]):
         if self.adopted and self.task is not None and not self.task.get_name().startswith("Task-"):
             self.name = self.task.get_name()
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
+        """Cancel the task, once."""
         self._take_name()
         self.deliver()
 
-    def _press(self) -> None:
+    def ask_again(self) -> None:
+        """Cancel the task again."""
         self.redeliver()
 
-    def _abandon(self) -> Abandoned:
+    def abandon(self) -> Abandoned:
+        """Abandon the task; its later result does not count."""
         self._take_name()
         stack = task_stack(self.task)[0 if self._coroutine is None else 1 :]  # without Holdfast's own wrapper frame
-        self._settle(None, self._stopped("it did not end and was abandoned"))
+        self.settle(None, self.stop_error("it did not end and was abandoned"))
         return Abandoned(kind="task", name=self.name, stack=stack)
 
-    def _snapshot(self) -> Member:
+    def snapshot(self) -> Member:
+        """Return what it is now."""
         self._take_name()
         state = "starting" if self.task is None else "stopping" if self.cancels else "running"
         return Member(kind="task", name=self.name, started_at=self.started_at, state=state, adopted=self.adopted)

@@ -1,0 +1,61 @@
+"""Callbacks that free what members of a scope block on, once the grace period is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["Closer", "Closers"]
+
+
+class Closer:
+    """Callback that frees resources after the grace period; created by `Scope.add_closer`. ``close()`` removes it."""
+
+    __slots__ = ("_closers", "_fn", "_loop")
+
+    def __init__(self, closers: dict[Closer, None], fn: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
+        self._closers = closers
+        self._fn = fn
+        self._loop = loop
+
+    def close(self) -> None:
+        """Remove the callback; it does not run any more. Callable from any thread."""
+        self._closers.pop(self, None)
+
+    def run(self) -> None:
+        """Run it; report its error to the loop's exception handler, so that the others run too."""
+        try:
+            self._fn()
+        except Exception as error:
+            self._loop.call_exception_handler({"message": f"closer {self._fn!r} raised", "exception": error})
+
+
+class Closers:
+    """The closers of a scope. All methods are callable from any thread."""
+
+    __slots__ = ("_closers",)
+
+    def __init__(self) -> None:
+        self._closers: dict[Closer, None] = {}
+
+    def add(self, fn: Callable[[], object], loop: asyncio.AbstractEventLoop) -> Closer:
+        """Add a callback that runs on this loop."""
+        closer = Closer(self._closers, fn, loop)
+        self._closers[closer] = None
+        return closer
+
+    def take(self, closer: Closer) -> bool:
+        """Remove a closer for the caller to run; False if it was removed or taken before."""
+        return self._closers.pop(closer, 0) is None
+
+    def take_all(self) -> list[Closer]:
+        """Remove all closers for the caller to run, the last one first."""
+        taken = []
+        while self._closers:
+            closer, _ = self._closers.popitem()
+            taken.append(closer)
+        return taken
+
+    def clear(self) -> None:
+        """Remove all closers."""
+        self._closers.clear()
