@@ -131,7 +131,7 @@ WORSE = (
     Worse("clock", WAITS_FOR_THE_CLOCK, "after the clock was set -3 h off"),
     Worse("signals", FORGETS_LOST_SENDS, "sent during lost answers"),
     Worse("signals", SHOWS_TWICE, "P7"),
-    Worse("readers", WAITS_FOR_READERS, "a reader that never reads is not let go"),
+    Worse("readers", WAITS_FOR_READERS, "a reader that never reads is not dropped"),
     Worse("connections", KEEPS_SOCKETS, "of descriptors after"),
     Worse("connections", KEEPS_READERS, "readers when all have gone"),
     Worse("connections", DIES_OF_CONNECTIONS, "the server ended by itself"),

@@ -184,22 +184,22 @@ def _never_told(tale: Tale, member: str) -> None:
     tale.drop(*[stamp for stamp in tale.interrupted(member) if stamp.what in ("told", "end")])
 
 
-@breaks("P1", "not told before its end")
+@breaks("P1", "did not see the interrupt")
 def a_task_is_not_told(tale: Tale) -> None:
     _never_told(tale, "task")
 
 
-@breaks("P1", "not told before its end")
+@breaks("P1", "did not see the interrupt")
 def a_thread_is_not_told(tale: Tale) -> None:
     _never_told(tale, "thread")
 
 
-@breaks("P1", "not told before its end")
+@breaks("P1", "did not see the interrupt")
 def a_child_is_not_told(tale: Tale) -> None:
     _never_told(tale, "child")
 
 
-@breaks("P1", "not told before its end")
+@breaks("P1", "did not see the interrupt")
 def a_late_waiter_is_not_told(tale: Tale) -> None:
     told = tale.interrupted("task")[-1]
     tale.add(replace(told, at=told.at + 0.0001, what="branch", branch="late"))
@@ -229,7 +229,7 @@ def siblings_are_told_different_causes(tale: Tale) -> None:
 # P2 ------------------------------------------------------------------------------------------------------------------
 
 
-@breaks("P2", "nobody had asked")
+@breaks("P2", "no stop was requested")
 def a_run_is_stopped_without_a_request(tale: Tale) -> None:
     run = tale.event(B, RunStarted, 0)
     tale.insert_event(B, run, RunStopping(run_id=run.run_id, cause=Cause(kind="user")))
@@ -243,7 +243,7 @@ def a_run_is_stopped_by_the_stop_of_another_session(tale: Tale) -> None:
     tale.change_event(C, own, cause=stopping.cause)
 
 
-@breaks("P2", "told a stop of another session")
+@breaks("P2", "saw a stop of another session")
 def a_thread_sees_the_stop_of_another_session(tale: Tale) -> None:
     stop = tale.first(StopRequested, A)
     tick = next(
@@ -252,7 +252,7 @@ def a_thread_sees_the_stop_of_another_session(tale: Tale) -> None:
     tale.add(replace(tick, at=stop.at + 0.001, what="told", cause=stop.reason))
 
 
-@breaks("P2", "told, but nobody had asked")
+@breaks("P2", "saw an interrupt, but no stop was requested")
 def a_recycled_thread_sees_an_old_interrupt(tale: Tale) -> None:
     tick = tale.first(Stamp, B, what="tick", member="thread")
     tale.add(replace(tick, at=tick.at + 0.001, what="told", cause=None))
@@ -285,13 +285,13 @@ def a_deadline_that_nobody_set_ends_a_run(tale: Tale) -> None:
 # P3 ------------------------------------------------------------------------------------------------------------------
 
 
-@breaks("P3", "goes on after the receipt")
+@breaks("P3", "continues after the receipt")
 def a_task_goes_on_after_the_receipt(tale: Tale) -> None:
     stamp = tale.interrupted("task")[0]
     tale.add(replace(stamp, at=tale.first(StopAnswered).at + 0.02, what="tick"))
 
 
-@breaks("P3", "a process of a stopped run goes on")
+@breaks("P3", "a process of a stopped run continues")
 def a_process_writes_after_the_receipt(tale: Tale) -> None:
     stamp = tale.interrupted("process")[0]
     tale.add(replace(stamp, at=tale.first(StopAnswered).at + 0.02, what="tick"))
@@ -311,7 +311,7 @@ def a_receipt_says_gone_and_names_survivors(tale: Tale) -> None:
     tale.change(answer, receipt=replace_receipt(answer.receipt, survivors=(77,)))
 
 
-@breaks("P3", "goes on after the receipt")
+@breaks("P3", "continues after the receipt")
 def the_receipt_does_not_name_the_stuck_thread(tale: Tale) -> None:
     for answer in tale.all(StopAnswered, receipt=lambda receipt: bool(receipt.abandoned)):
         tale.change(answer, receipt=replace_receipt(answer.receipt, abandoned=(), outcome="gone"))
@@ -474,7 +474,7 @@ def a_new_message_is_called_a_duplicate(tale: Tale) -> None:
     tale.change(tale.first(SendAcknowledged), disposition="duplicate")
 
 
-@breaks("P5", "something else than the log")
+@breaks("P5", "a settlement contradicts the log")
 def a_settlement_lies(tale: Tale) -> None:
     read = tale.last(SettlementRead, A, settlement=lambda s: s.state == "completed")
     tale.change(read, settlement=replace(read.settlement, state="failed"))
@@ -485,7 +485,7 @@ def a_message_of_a_failed_run_is_called_completed(tale: Tale) -> None:
     tale.change_event(A, tale.event(A, MessageSettled, 0, state="failed"), state="completed")
 
 
-@breaks("P5", "nobody sent")
+@breaks("P5", "never sent")
 def a_message_comes_from_nowhere(tale: Tale) -> None:
     tale.change_event(A, tale.event(A, MessageAccepted, 0), content="never sent")
 
@@ -967,7 +967,7 @@ def a_drained_host_takes_a_message(tale: Tale) -> None:
     tale.change(answer, at=drained.at + 0.002)
 
 
-@breaks("P12", "not told that the host drains")
+@breaks("P12", "no notice of the drain")
 def a_reader_hangs_at_the_drain(tale: Tale) -> None:
     drained = tale.first(Drained)
     tale.change(tale.last(ReaderClosed, at=lambda at: at < drained.at), why="lost")

@@ -76,7 +76,7 @@ def test_an_adapter_that_does_not_start_is_no_broken_promise() -> None:
     ("name", "word"),
     [
         ("OtherShape", "transcript answered with"),
-        ("NoJson", "transcript answered with what JSON cannot say"),
+        ("NoJson", "transcript returned a value that JSON cannot express"),
         ("Garbles", "into the pipe"),
         ("Exits", "exit code 3"),
         ("HasHalf", "HasHalf has no live, inbox"),
@@ -92,7 +92,7 @@ def test_what_an_adapter_does_wrong_is_said_at_once_and_is_no_broken_promise(nam
     ("name", "promise", "word"),
     [
         ("OnlyMarks", "transcript valid", "asked the model again"),
-        ("OnlyMarks", "cancel stays in its session", "the cancelled run itself goes on"),
+        ("OnlyMarks", "cancel stays in its session", "the cancelled run itself continues"),
         ("RefusesAll", "one run at a time", "no message was taken"),
     ],
 )

@@ -407,7 +407,7 @@ def test_randomness_that_no_choice_shows_is_named_with_who_went(
 
     failure = failure_of(lambda: explore(test, chooser=chooser))
     assert failure.kind == "nondeterminism"
-    assert "step 2 was taken by callbacks of main, and the second time by nobody: it was over" in str(failure)
+    assert "step 2 was taken by callbacks of main, and the second time by no actor: it was over" in str(failure)
     assert "to see it again" not in str(failure)
 
 

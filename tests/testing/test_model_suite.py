@@ -62,7 +62,7 @@ def answer(reply: Reply) -> Any:
     """A reply as the scripted model takes it."""
     if reply.status != 200:
         again = reply.retry_after_s if reply.retry_after_s is not None else 0.5 if reply.status >= 429 else None
-        return [ModelFailed("the script says so", provider_status=reply.status, retry_after_s=again)]
+        return [ModelFailed("scripted error", provider_status=reply.status, retry_after_s=again)]
     pause = Pause(reply.headers_s) if reply.headers_s else Pause(reply.pace_s)
     *parts, end = reply.parts()
     pieces = [piece for part in parts for piece in (pause, part)]

@@ -1,6 +1,6 @@
 """Test concurrent code deterministically: explore its schedules, run it on virtual time.
 
-Names are loaded when they are first used: the pytest plugin beside them costs nothing where nobody explores.
+Names are loaded on first use, so the pytest plugin costs nothing in projects that do not explore.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The conformance suite of agents: whoever hosts a foreign framework's agents runs it.
+"""Conformance suite for agents: run it on an adapter for another framework.
 
 With pytest::
 
@@ -8,8 +8,8 @@ With pytest::
     def test_my_adapter_conforms(check):
         run_agent_check(check, SUBJECT)
 
-The step is the suite's: it waits, fails, blocks a thread or starts a program, and the check looks at what is still kept
-of Holdfast's promises then. A check makes its own hosts, on stores in memory.
+The suite supplies the step, which waits, fails, blocks a thread or starts a program; the check then tests what still
+holds of Holdfast's promises. Each check makes its own hosts, on in-memory stores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from holdfast.testing.suite import not_offered, run_check
 __all__ = ["AGENT_CHECKS", "AgentCheck", "run_agent_check"]
 
 AgentCheck = Callable[[AgentSubject], Awaitable[None]]
-"""A rule for agents. Raises `AssertionError` with what is wrong."""
+"""A rule for agents. Raises `AssertionError` with the problem."""
 
 _CHECKS: list[AgentCheck] = []
 _MANY = 20
@@ -41,9 +41,9 @@ def run_agent_check(check: AgentCheck, subject: AgentSubject) -> None:
     """Run one check on an event loop of its own, for 30 seconds at most.
 
     Raises:
-        AssertionError: a promise of Holdfast's does not hold for this agent; a note says which.
-        TimeoutError: it did not end.
-        unittest.SkipTest: the framework does not have what the check is about; a test runner shows it as skipped.
+        AssertionError: the agent breaks a promise of Holdfast's; a note names it.
+        TimeoutError: the check did not end.
+        unittest.SkipTest: the framework lacks the feature under test; a test runner shows the check as skipped.
     """
     run_check(check, subject, port="docs/how-to/conformance-suites.md")
 
@@ -63,9 +63,9 @@ async def a_message_is_answered_with_what_the_step_returned(subject: AgentSubjec
         return said(text)
 
     async with hosted(subject.agent(step)) as bench:
-        answer = await within(bench.session().ask("hello"), "the message was to be answered")
-        assert answer.endswith("said hello"), f"the answer is {answer!r}, and the step returned 'said hello'"
-        assert asked == ["hello"], f"the step got {asked}, and one message 'hello' was sent"
+        answer = await within(bench.session().ask("hello"), "the message should be answered")
+        assert answer.endswith("result of hello"), f"the answer {answer!r} does not end with what the step returned"
+        assert asked == ["hello"], f"the step got {asked}; one message 'hello' was sent"
         await bench.goes_on()
 
 
@@ -81,22 +81,22 @@ async def a_plain_step_runs_in_a_thread_of_the_run(subject: AgentSubject) -> Non
 
     async with hosted(subject.agent(step)) as bench:
         sent = await bench.session().send("hello")
-        await until(lambda: bool(seen), "the step was to begin")
+        await until(lambda: bool(seen), "the step should begin")
         loop_went_on.set()
-        settled = await within(bench.session().wait(sent.message_id), "the message was to be answered")
-        assert settled.text.endswith("said hello"), f"the answer is {settled.text!r}"
-        assert seen[0] is not None, "the step's thread knows no interrupt: carry the context into it (contextvars)"
+        settled = await within(bench.session().wait(sent.message_id), "the message should be answered")
+        assert settled.text.endswith("result of hello"), f"the answer is {settled.text!r}"
+        assert seen[0] is not None, "the step's thread sees no interrupt; carry the context into it (contextvars)"
 
 
 @_check
 async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
-    """What readers saw in pieces is the text that is stored; every call that began has ended."""
+    """Readers see, piece by piece, the text that is stored; every call that began has ended."""
 
     async def step(text: str) -> str:
         return said(text)
 
     async with hosted(subject.agent(step)) as bench:
-        answer = await within(bench.session().ask("hello"), "the message was to be answered")
+        answer = await within(bench.session().ask("hello"), "the message should be answered")
         events = await bench.log()
         [finished] = [event for event in events if isinstance(event, RunFinished)]
         pieces = "".join(e.text for e in events if isinstance(e, TextDelta) and e.run_id == finished.run_id)
@@ -109,7 +109,7 @@ async def the_log_says_what_the_answer_says(subject: AgentSubject) -> None:
 
 @_check
 async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubject) -> None:
-    """What the step raises is in the log, the message is settled, and the next run works."""
+    """The error of a step is in the log, its message is settled, and the next run works."""
 
     async def step(text: str) -> str:
         if text == "fail":
@@ -118,9 +118,9 @@ async def an_error_of_the_step_is_told_and_hurts_nothing_else(subject: AgentSubj
 
     async with hosted(subject.agent(step)) as bench:
         sent = await bench.session().send("fail")
-        settled = await within(bench.session().wait(sent.message_id), "the message was to be settled")
+        settled = await within(bench.session().wait(sent.message_id), "the message should be settled")
         told = [str(getattr(event, "error", None) or "") for event in await bench.log()]
-        assert any("out of order" in one for one in told), "the step's error is nowhere in the log"
+        assert any("out of order" in one for one in told), "the log does not contain the step's error"
         assert settled.state in ("failed", "completed"), f"the message is {settled.state}"
         await bench.goes_on()
 
@@ -141,20 +141,20 @@ async def messages_that_come_at_once_are_all_answered_one_after_the_other(subjec
 
     async with hosted(subject.agent(step)) as bench:
         sends = (bench.session().send(f"number {n}") for n in range(_MANY))
-        receipts = await within(asyncio.gather(*sends), "all messages were to be accepted")
+        receipts = await within(asyncio.gather(*sends), "all messages should be accepted")
         waits = (bench.session().wait(receipt.message_id) for receipt in receipts)
-        settled = await within(asyncio.gather(*waits), "all messages were to be settled")
+        settled = await within(asyncio.gather(*waits), "all messages should be settled")
         assert [one.state for one in settled] == ["completed"] * _MANY, f"they are {[one.state for one in settled]}"
         in_order = [f"number {n}" for n, _ in sorted(enumerate(receipts), key=lambda one: one[1].seq)]
-        assert done == in_order, f"the steps were made for {done}, and accepted was {in_order}"
+        assert done == in_order, f"the steps ran for {done}; accepted: {in_order}"
         for n, one in enumerate(settled):
-            assert one.text.endswith(f"said number {n}"), f"message {n} got the answer {one.text!r}"
+            assert one.text.endswith(f"result of number {n}"), f"message {n} got the answer {one.text!r}"
         await bench.sound()
 
 
 @_check
 async def sessions_do_not_wait_for_one_another(subject: AgentSubject) -> None:
-    """Runs of different sessions are on at the same time, and get their own answers."""
+    """Runs of different sessions overlap in time, and each gets its own answer."""
     inside: set[str] = set()
     release = asyncio.Event()
 
@@ -165,16 +165,16 @@ async def sessions_do_not_wait_for_one_another(subject: AgentSubject) -> None:
 
     async with hosted(subject.agent(step)) as bench:
         sent = [await bench.session(f"s{n}").send(f"number {n}") for n in range(_SESSIONS)]
-        await until(lambda: len(inside) == _SESSIONS, f"{_SESSIONS} sessions were to work at the same time")
+        await until(lambda: len(inside) == _SESSIONS, f"{_SESSIONS} sessions should work at the same time")
         release.set()
         for n, receipt in enumerate(sent):
-            settled = await within(bench.session(f"s{n}").wait(receipt.message_id), "all were to be answered")
-            assert settled.text.endswith(f"said number {n}"), f"session {n} got the answer {settled.text!r}"
+            settled = await within(bench.session(f"s{n}").wait(receipt.message_id), "all should be answered")
+            assert settled.text.endswith(f"result of number {n}"), f"session {n} got the answer {settled.text!r}"
 
 
 @_check
 async def what_a_step_starts_belongs_to_its_run(subject: AgentSubject) -> None:
-    """A task that the step leaves behind ends with the run."""
+    """A task that the step leaves running ends with the run."""
     left: list[asyncio.Task[bool]] = []
     scopes: list[object] = []
 
@@ -185,15 +185,15 @@ async def what_a_step_starts_belongs_to_its_run(subject: AgentSubject) -> None:
         return said(text)
 
     async with hosted(subject.agent(step)) as bench:
-        await within(bench.session().ask("leave"), "the message was to be answered")
-        assert scopes[0] is not None, "the step runs outside of its run's scope: keep the context (contextvars)"
-        assert left[0].done(), "the run has ended, and a task that its step started has not"
+        await within(bench.session().ask("leave"), "the message should be answered")
+        assert scopes[0] is not None, "the step runs outside of its run's scope; keep the context (contextvars)"
+        assert left[0].done(), "the run has ended, but a task that its step started has not"
         await bench.goes_on()
 
 
 @_check
 async def runs_leave_nothing_behind(subject: AgentSubject) -> None:
-    """No task, thread, descriptor or process is left of runs that ended, and of runs that were interrupted."""
+    """Ended and interrupted runs leave no task, thread, descriptor or process behind."""
 
     async def step(text: str) -> str:
         if text == "wait":
@@ -201,12 +201,12 @@ async def runs_leave_nothing_behind(subject: AgentSubject) -> None:
         return said(text)
 
     async def use(bench: Bench) -> None:
-        await within(bench.session().ask("hello"), "the message was to be answered")
+        await within(bench.session().ask("hello"), "the message should be answered")
         await bench.session().send("wait")
-        await within(bench.session().interrupt("enough"), "the interrupt was to answer")
+        await within(bench.session().interrupt("enough"), "the interrupt should answer")
 
     agent = subject.agent(step)
-    async with hosted(agent) as bench:  # what is made once for a process is made here
+    async with hosted(agent) as bench:  # warm-up: makes what exists once per process
         await use(bench)
     before = Inventory(("tasks", "threads", "fds", "processes"))
     async with hosted(agent) as bench:
@@ -218,15 +218,15 @@ async def runs_leave_nothing_behind(subject: AgentSubject) -> None:
 
 @_check
 async def the_next_run_knows_what_was_said(subject: AgentSubject) -> None:
-    """A session's later runs have its conversation; another session's have not."""
+    """Later runs of a session see its conversation; those of another session do not."""
     if subject.recall is None:
         raise not_offered("a conversation that later runs know")
     async with hosted(subject.recall()) as bench:
-        await within(bench.session("one").ask("the word is lighthouse"), "the message was to be answered")
-        answer = await within(bench.session("one").ask("what was it?"), "the message was to be answered")
-        assert "lighthouse" in answer, f"the next run answers {answer!r}, and 'lighthouse' was said before"
-        other = await within(bench.session("two").ask("what was it?"), "the message was to be answered")
-        assert "lighthouse" not in other, "another session's run knows what was said in the first"
+        await within(bench.session("one").ask("the word is lighthouse"), "the message should be answered")
+        answer = await within(bench.session("one").ask("what was it?"), "the message should be answered")
+        assert "lighthouse" in answer, f"the next run answers {answer!r}, without the earlier 'lighthouse'"
+        other = await within(bench.session("two").ask("what was it?"), "the message should be answered")
+        assert "lighthouse" not in other, "another session's run sees the conversation of the first"
         await bench.sound("one")
 
 

@@ -1,4 +1,4 @@
-"""The checks of the agents' suite about crashes and restarts: behind every event of a run its host may end."""
+"""Checks of the agents' suite for crashes and restarts: the host may end after any event of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CRASH_CHECKS"]
 
 _CHECKS: list[Callable[[AgentSubject], Awaitable[None]]] = []
 _OF_THE_HOST = ("message.", "run.")
-"""Kinds of events that an agent does not write."""
+"""Kinds of events that agents do not write."""
 
 
 def _check(check: Callable[[AgentSubject], Awaitable[None]]) -> Callable[[AgentSubject], Awaitable[None]]:
@@ -24,7 +24,7 @@ def _check(check: Callable[[AgentSubject], Awaitable[None]]) -> Callable[[AgentS
 
 
 async def _crashed(agent: str, run_id: str, written: Sequence[Event]) -> MemoryStore:
-    """A store whose host ended in the middle of a run that had written these events."""
+    """Return a store whose host ended in the middle of a run that had written these events."""
     store = MemoryStore()
     at = system_clock.now()
     await store.open(node_id="n_gone", at=at)
@@ -50,7 +50,7 @@ async def _crashed(agent: str, run_id: str, written: Sequence[Event]) -> MemoryS
 
 @_check
 async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject: AgentSubject) -> None:
-    """The message is settled once, a step whose result is in the log is not made again, and the session goes on."""
+    """The message is settled once, a step with a logged result is not repeated, and the session keeps working."""
     made: list[str] = []
 
     async def step(text: str) -> str:
@@ -60,7 +60,7 @@ async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject
     agent = subject.agent(step)
     async with hosted(agent) as bench:
         sent = await bench.session().send("first")
-        whole = await within(bench.session().wait(sent.message_id), "the message was to be settled")
+        whole = await within(bench.session().wait(sent.message_id), "the message should be settled")
         assert sent.run_id is not None
         events = [event for event in await bench.log() if not event.kind.startswith(_OF_THE_HOST)]
     for cut in range(len(events) + 1):
@@ -69,17 +69,17 @@ async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject
         place = f"after a crash behind {written[-1].kind if written else 'run.started'} (event {cut} of {len(events)})"
         store = await _crashed(agent.name, sent.run_id, written)
         async with hosted(agent, store=store) as bench:
-            settled = await within(bench.session().wait("m_first"), f"{place} the message was to be settled")
+            settled = await within(bench.session().wait("m_first"), f"{place} the message should be settled")
             assert settled.state in ("completed", "interrupted"), f"{place} the message is {settled.state}"
             if settled.state == "completed":
-                assert agent.replayable, f"{place} the run goes on, and its agent is not replayable"
-                assert settled.text.endswith("said first"), f"{place} the answer is {settled.text!r}"
+                assert agent.replayable, f"{place} the run was resumed, but its agent is not replayable"
+                assert settled.text.endswith("result of first"), f"{place} the answer is {settled.text!r}"
             begun = [event for event in written if isinstance(event, ToolStarted) and not event.idempotent]
             ended = [event for event in written if isinstance(event, ToolFinished)]
             if begun or ended:
-                assert not made, f"{place} the step is made again, and it had begun"
+                assert not made, f"{place} the step was repeated although it had begun"
             if cut == len(events) and agent.replayable:
-                assert settled.state == "completed", f"{place} nothing was left to do, and the message is interrupted"
+                assert settled.state == "completed", f"{place} nothing was left to do, but the message is interrupted"
                 assert settled.text == whole.text, f"{place} the answer is {settled.text!r}, not {whole.text!r}"
             made.clear()
             await bench.goes_on()
@@ -87,7 +87,7 @@ async def a_crash_at_any_event_settles_the_message_and_repeats_no_effect(subject
 
 @_check
 async def a_host_that_closes_in_a_run_leaves_a_session_that_goes_on(subject: AgentSubject) -> None:
-    """At the end of a drain the run is parked or interrupted; the next host settles its message and takes new ones."""
+    """A drain parks or interrupts the run; the next host settles its message and takes new ones."""
     inside: list[str] = []
     wait = True
 
@@ -101,10 +101,10 @@ async def a_host_that_closes_in_a_run_leaves_a_session_that_goes_on(subject: Age
     store = MemoryStore()
     async with hosted(agent, store=store, drain_s=0.0) as bench:
         sent = await bench.session().send("first")
-        await until(lambda: bool(inside), "the step was to begin")
+        await until(lambda: bool(inside), "the step should begin")
     wait = False
     async with hosted(agent, store=store) as bench:
-        settled = await within(bench.session().wait(sent.message_id), "the message was to be settled after the restart")
+        settled = await within(bench.session().wait(sent.message_id), "the message should be settled after the restart")
         assert settled.state in ("completed", "interrupted"), f"after the restart the message is {settled.state}"
         await bench.goes_on()
 

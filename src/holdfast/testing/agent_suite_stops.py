@@ -1,4 +1,4 @@
-"""The checks of the agents' suite about stopping: an interrupt ends everything, and the session goes on."""
+"""Checks of the agents' suite for stopping: an interrupt ends everything, and the session keeps working."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHECKS: list[Callable[[AgentSubject], Awaitable[None]]] = []
 _SLEEPER = (sys.executable, "-S", "-c", "import time; time.sleep(1000)")
 _TURNS = 400
 _EVERY_TURN = 60
-"""Up to here the sweep interrupts at each turn of the loop, then at every seventh."""
+"""The sweep interrupts at each turn of the loop up to this one, then at every seventh."""
 _STEP_TURNS = 30
 
 
@@ -34,17 +34,17 @@ def _check(check: Callable[[AgentSubject], Awaitable[None]]) -> Callable[[AgentS
 
 
 async def _interrupted(bench: Bench, key: str = "s", *, outcome: str = "gone") -> StopReceipt:
-    """Interrupt the session's run; what the receipt must say at least."""
-    receipt = await within(bench.session(key).interrupt("enough"), "the interrupt was to answer")
+    """Interrupt the session's run and return the receipt, which must have this outcome."""
+    receipt = await within(bench.session(key).interrupt("enough"), "the interrupt should answer")
     assert isinstance(receipt, StopReceipt)
     named = [f"{left.kind} {left.name}" for left in receipt.abandoned]
-    assert receipt.outcome == outcome, f"the receipt says {receipt.outcome} (left: {named or 'nothing'}), not {outcome}"
+    assert receipt.outcome == outcome, f"the outcome is {receipt.outcome} (left: {named or 'nothing'}), not {outcome}"
     return receipt
 
 
 @_check
 async def an_interrupt_ends_an_async_step_at_once(subject: AgentSubject) -> None:
-    """The step is cancelled where it waits, cleans up, and the receipt says gone without force."""
+    """The step is cancelled where it waits and cleans up; the receipt reports gone without force."""
     events: list[str] = []
 
     async def step(text: str) -> str:
@@ -62,7 +62,7 @@ async def an_interrupt_ends_an_async_step_at_once(subject: AgentSubject) -> None
 
     async with hosted(subject.agent(step)) as bench:
         sent = await bench.session().send("wait")
-        await until(lambda: "waits" in events, "the step was to begin")
+        await until(lambda: "waits" in events, "the step should begin")
         receipt = await _interrupted(bench)
         assert events == ["waits", "cancelled", "cleaned up"], f"the step's life was {events}"
         assert receipt.forced == (), f"force was needed for {receipt.forced}"
@@ -73,7 +73,7 @@ async def an_interrupt_ends_an_async_step_at_once(subject: AgentSubject) -> None
 
 @_check
 async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSubject) -> None:
-    """Wherever in its run the agent is interrupted: nothing is left, and the session's next run works."""
+    """An interrupt at any point of a run leaves nothing behind, and the session's next run works."""
     inside = 0
     stopping = False
 
@@ -82,7 +82,7 @@ async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSub
         inside += 1
         try:
             for _ in range(_STEP_TURNS):
-                # once it is being stopped it ends by nothing else, or a slow receipt would come after it by chance
+                # Once stopped, it ends by nothing else; otherwise a slow receipt could come after its end by chance.
                 await asyncio.sleep(1000.0 if stopping else 0.0)
             check_interrupt()
             return said(text)
@@ -100,8 +100,8 @@ async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSub
             receipt = await _interrupted(bench, key)
             stopping = False
             assert receipt.forced == (), f"{key}: force was needed for {receipt.forced}"
-            assert inside == 0, f"{key}: the receipt is there, and the step is still at work"
-            settled = await within(bench.session(key).wait(sent.message_id), f"{key}: the message was to be settled")
+            assert inside == 0, f"{key}: the receipt is there, but the step is still running"
+            settled = await within(bench.session(key).wait(sent.message_id), f"{key}: the message should be settled")
             assert settled.state in ("completed", "interrupted"), f"{key}: the message is {settled.state}"
             ended_first = ended_first + 1 if settled.state == "completed" else 0
             await bench.goes_on(key)
@@ -110,7 +110,7 @@ async def an_interrupt_at_any_turn_of_the_loop_ends_everything(subject: AgentSub
 
 @_check
 async def an_interrupt_is_seen_in_a_plain_step(subject: AgentSubject) -> None:
-    """A thread that looks at its interrupt is gone when the receipt is there."""
+    """A thread that polls its interrupt is gone when the receipt arrives."""
     events: list[str] = []
 
     def step(text: str) -> str:
@@ -126,16 +126,16 @@ async def an_interrupt_is_seen_in_a_plain_step(subject: AgentSubject) -> None:
 
     async with hosted(subject.agent(step)) as bench:
         await bench.session().send("wait")
-        await until(lambda: bool(events), "the step was to begin")
-        assert events[0] == "waits", "the step's thread knows no interrupt: carry the context into it (contextvars)"
+        await until(lambda: bool(events), "the step should begin")
+        assert events[0] == "waits", "the step's thread sees no interrupt; carry the context into it (contextvars)"
         await _interrupted(bench)
-        assert events == ["waits", "ended"], "the receipt says gone, and the step's thread is still there"
+        assert events == ["waits", "ended"], "the receipt reports gone, but the step's thread is still alive"
         await bench.goes_on()
 
 
 @_check
 async def a_plain_step_that_does_not_listen_is_named_and_counts_no_more(subject: AgentSubject) -> None:
-    """A stuck thread is in the receipt and in the tree, delays nobody, and what it still returns does not count."""
+    """A stuck thread is in the receipt and the tree, delays no other session, and its late result is dropped."""
     gate = threading.Event()
     events: list[str] = []
 
@@ -150,22 +150,22 @@ async def a_plain_step_that_does_not_listen_is_named_and_counts_no_more(subject:
     async with hosted(subject.agent(step), grace_s=0.1, kill_after_s=0.1) as bench:
         try:
             await bench.session().send("stuck")
-            await until(lambda: "waits" in events, "the step was to begin")
+            await until(lambda: "waits" in events, "the step should begin")
             receipt = await _interrupted(bench, outcome="quarantined")
             assert any(left.kind == "thread" for left in receipt.abandoned), f"it names {receipt.abandoned}"
             assert _threads(await bench.session().tree()), "the tree does not show the thread that was left behind"
             await bench.goes_on()
         finally:
             gate.set()
-        await until(lambda: "returns" in events, "the step was to return")
+        await until(lambda: "returns" in events, "the step should return")
         await bench.goes_on()
         await until(lambda: not _threads(bench.host.tree()), "the tree still shows a thread that has ended")
         told = [str(event) for event in await bench.log()]
-        assert not any("too late" in one for one in told), "what the step returned after its run is in the log"
+        assert not any("too late" in one for one in told), "the log contains what the step returned after its run"
 
 
 def _threads(node: TreeNode) -> list[str]:
-    """Names of the threads in a tree."""
+    """Return the names of the threads in a tree."""
     own = [node.name] if node.kind == "thread" else []
     return own + [name for child in node.children for name in _threads(child)]
 
@@ -174,10 +174,10 @@ async def _program(subject: AgentSubject, step: Callable[[str], object], pids: l
     try:
         async with hosted(subject.agent(step)) as bench:
             await bench.session().send("start")
-            await until(lambda: bool(pids), "the step was to start a program")
+            await until(lambda: bool(pids), "the step should start a program")
             await _interrupted(bench)
             for pid in pids:
-                assert not _lives(pid), f"the receipt says gone, and the program {pid} that the step started lives"
+                assert not _lives(pid), f"the receipt reports gone, but the step's program {pid} is alive"
             await bench.goes_on()
     finally:
         for pid in filter(_lives, pids):
@@ -193,7 +193,7 @@ def _lives(pid: int) -> bool:
 
 @_check
 async def programs_of_an_async_step_die_with_its_run(subject: AgentSubject) -> None:
-    """A program in a session of its own, and one that nobody waits for, are dead when the receipt is there."""
+    """A program in its own session, and one that is never awaited, are dead when the receipt arrives."""
     pids: list[int] = []
     programs: list[asyncio.subprocess.Process] = []
 
@@ -214,7 +214,7 @@ async def programs_of_an_async_step_die_with_its_run(subject: AgentSubject) -> N
 
 @_check
 async def programs_of_a_plain_step_die_with_its_run(subject: AgentSubject) -> None:
-    """What a plain function started with `subprocess` is dead when the receipt is there."""
+    """Programs that a plain function started with `subprocess` are dead when the receipt arrives."""
     pids: list[int] = []
 
     def step(text: str) -> str:
@@ -229,7 +229,7 @@ async def programs_of_a_plain_step_die_with_its_run(subject: AgentSubject) -> No
 
 @_check
 async def an_interrupt_of_one_session_leaves_the_others_alone(subject: AgentSubject) -> None:
-    """Runs of other sessions go on and answer, whatever they share with the one that is stopped."""
+    """Runs of other sessions continue and answer, whatever they share with the stopped one."""
     inside: set[str] = set()
     release = asyncio.Event()
 
@@ -241,18 +241,18 @@ async def an_interrupt_of_one_session_leaves_the_others_alone(subject: AgentSubj
     async with hosted(subject.agent(step)) as bench:
         asks = [asyncio.ensure_future(bench.session(key).ask(f"for {key}")) for key in ("b", "c")]
         sent = await bench.session("a").send("for a")
-        await until(lambda: len(inside) == 3, "three steps were to be on at the same time")
+        await until(lambda: len(inside) == 3, "three steps should run at the same time")
         await _interrupted(bench, "a")
         release.set()
-        answers = await within(asyncio.gather(*asks), "the other runs were to end")
+        answers = await within(asyncio.gather(*asks), "the other runs should end")
         for key, answer in zip(("b", "c"), answers, strict=True):
-            assert answer.endswith(f"said for {key}"), f"session {key} got the answer {answer!r}"
+            assert answer.endswith(f"result of for {key}"), f"session {key} got the answer {answer!r}"
         assert (await bench.session("a").message(sent.message_id)).state == "interrupted"
 
 
 @_check
 async def a_newer_message_takes_the_place_of_a_run(subject: AgentSubject) -> None:
-    """With the policy ``interrupt`` the run is stopped, its message is settled so, and the newer one is answered."""
+    """With the policy ``interrupt``, the run is stopped and its message settled so; the newer message is answered."""
     inside: list[str] = []
 
     async def step(text: str) -> str:
@@ -263,9 +263,9 @@ async def a_newer_message_takes_the_place_of_a_run(subject: AgentSubject) -> Non
 
     async with hosted(subject.agent(step)) as bench:
         old = await bench.session().send("old")
-        await until(lambda: "old" in inside, "the step was to begin")
-        answer = await within(bench.session().ask("new", policy="interrupt"), "the newer message was to be answered")
-        assert answer.endswith("said new"), f"the newer message got the answer {answer!r}"
+        await until(lambda: "old" in inside, "the step should begin")
+        answer = await within(bench.session().ask("new", policy="interrupt"), "the newer message should be answered")
+        assert answer.endswith("result of new"), f"the newer message got the answer {answer!r}"
         settled = await bench.session().message(old.message_id)
         assert settled.state == "interrupted", f"the older message is {settled.state}"
         await bench.sound()
@@ -273,7 +273,7 @@ async def a_newer_message_takes_the_place_of_a_run(subject: AgentSubject) -> Non
 
 @_check
 async def a_run_that_is_over_its_time_is_interrupted(subject: AgentSubject) -> None:
-    """The host's deadline for a run stops it like a person would, with the cause ``deadline``."""
+    """The host's deadline for a run stops it as a person would, with the cause ``deadline``."""
 
     async def step(text: str) -> str:
         if text == "wait":
@@ -282,7 +282,7 @@ async def a_run_that_is_over_its_time_is_interrupted(subject: AgentSubject) -> N
 
     async with hosted(subject.agent(step), run_s=0.3) as bench:
         sent = await bench.session().send("wait")
-        settled = await within(bench.session().wait(sent.message_id), "the run was to be stopped at its deadline")
+        settled = await within(bench.session().wait(sent.message_id), "the run should be stopped at its deadline")
         assert settled.state == "interrupted", f"the message is {settled.state}"
         [finished] = [event for event in await bench.log() if isinstance(event, RunFinished)]
         assert finished.cause is not None and finished.cause.kind == "deadline", f"the cause is {finished.cause}"

@@ -1,10 +1,9 @@
-"""The history checker: judges a recorded history promise by promise, P1 to P14, and says why.
+"""The history checker: judges a recorded history promise by promise, P1 to P14, with evidence.
 
 A judgement is ``broken`` when any rule found a violation, ``kept`` when there was at least one observation and no
-violation, and ``not observed`` otherwise. What counts as an observation and as a violation stands with each rule in
-`holdfast.testing.checks`; the rules know what was concurrent: a call without an answer may have had its effect, and a
-kill makes outcomes unknown. They accept every history that keeps the promises, so that a violation is never a matter
-of load or luck.
+violation, and ``not observed`` otherwise. Each rule in `holdfast.testing.checks` documents its observations and
+violations. The rules allow for concurrency: a call without an answer may have had its effect, and a kill makes outcomes
+unknown. They accept every history that keeps the promises, so a violation is never a matter of load or luck.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Verdict = Literal["kept", "broken", "not observed"]
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A promise: its number, its name, its rule, and the sources without which nothing of it can be seen."""
+    """A promise: its number, name and rule, and the sources that are needed to observe it."""
 
     number: str
     name: str
@@ -56,13 +55,13 @@ PROMISES: tuple[Promise, ...] = (
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one promise.
+    """The outcome for one promise.
 
     Parameters:
-        promise, name: which one.
+        promise, name: its number and name.
         verdict: see the module.
-        observations: how often it was put to the test.
-        broken: how many violations there are; `violations` holds the first ones.
+        observations: number of times that it was put to the test.
+        broken: number of violations; `violations` holds the first ones.
         demanded: the recorder could have seen it, so ``not observed`` is a failure too.
     """
 
@@ -76,7 +75,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Kept, or out of the recorder's sight."""
+        """Whether the promise was kept, or was out of the recorder's sight."""
         return self.verdict == "kept" or (self.verdict == "not observed" and not self.demanded)
 
 
@@ -85,9 +84,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters:
         judgements: one for each promise, in order.
-        records: how many records were judged.
-        failpoints: those that were to be hit, with whether they were.
-        hostile: what the hostile principal did, if there was one.
+        records: number of judged records.
+        failpoints: the ones that had to be hit, and whether each was.
+        hostile: acts of the hostile principal, if there was one.
     """
 
     judgements: tuple[Judgement, ...]
@@ -97,7 +96,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Every promise passed, every failpoint was hit, and each act of a hostile principal was felt."""
+        """Whether every promise passed, every failpoint was hit, and each act of a hostile principal was felt."""
         return (
             all(judgement.passed for judgement in self.judgements)
             and all(self.failpoints.values())
@@ -105,7 +104,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def of(self, promise: str) -> Judgement:
-        """The judgement of the promise with that number, such as ``P5``. Raises `KeyError`."""
+        """Return the judgement of the promise with that number, such as ``P5``. Raises `KeyError`."""
         for judgement in self.judgements:
             if judgement.promise == promise:
                 return judgement

@@ -1,4 +1,4 @@
-"""Who goes next: at random, by priorities that change a few times (PCT), or every possibility in turn."""
+"""Strategies for the next step: random, by priorities that change a few times (PCT), or every possibility in turn."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 __all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 
-# Busy waiting is no livelock: who was preferred so many times in a row is put last, and who could run for so many steps
-# goes next.
+# Busy waiting is not a livelock: an actor preferred this often in a row is put last, and a step that was runnable for
+# this many steps goes next.
 _IN_A_ROW = 100
 _OVERDUE_STEPS = 1000
 
 
 class ReplayMismatch(Exception):  # noqa: N818
-    """A replayed choice is not on offer: the test did not do what it did when the choices were recorded."""
+    """A replayed choice is not on offer: the test behaves differently than when the choices were recorded."""
 
 
 class RandomChooser:
-    """Each step is any of those that can run, with equal chances.
+    """Picks any runnable step, with equal chances.
 
     Parameters:
         seed: the same seed gives the same schedules.
@@ -32,22 +32,22 @@ class RandomChooser:
         self._random = random.Random(seed).random
 
     def begin(self) -> bool:
-        """There is always one more."""
+        """Accept one more schedule; there is always another."""
         return True
 
     def pick(self, runnable: Sequence[Step]) -> int:
-        """Any."""
+        """Pick any step."""
         return int(self._random() * len(runnable))
 
     def end(self, loop: ExploredLoop) -> None:
-        """Nothing is learnt from a schedule."""
+        """Do nothing: this chooser learns nothing from a schedule."""
 
 
 class PctChooser:
     """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
 
     The actor with the highest priority always goes, so it runs far ahead of the others: that finds orders which a fair
-    dice needs very long for. The clock (see ``late_s``) gets a new priority each time it was preferred.
+    choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it was preferred.
 
     Parameters:
         depth: how many orderings the bug needs, at most; 3 finds most.
@@ -66,7 +66,7 @@ class PctChooser:
         self._in_a_row = 0
 
     def begin(self) -> bool:
-        """New priorities and new moments of change; there is always one more."""
+        """Draw new priorities and new moments of change; there is always another schedule."""
         self._priorities = {}
         self._changes = {self._random.randrange(self._length) for _ in range(self._depth - 1)}
         self._made = 0
@@ -75,7 +75,7 @@ class PctChooser:
         return True
 
     def pick(self, runnable: Sequence[Step]) -> int:
-        """The one with the highest priority; at a moment of change that one is put last."""
+        """Pick the step with the highest priority; at a moment of change, put that one last."""
         oldest = runnable[0]
         if oldest.overdue(_OVERDUE_STEPS):
             return 0
@@ -101,12 +101,12 @@ class PctChooser:
         return best
 
     def end(self, loop: ExploredLoop) -> None:
-        """Learns how long schedules are, to spread the moments of change."""
+        """Learn how long schedules are, to spread the moments of change."""
         self._length = max(1, len(loop.choices)) if self._length == 20 else max(self._length, len(loop.choices))
 
 
 class ReplayChooser:
-    """Repeats recorded choices; after them, always the first one on offer.
+    """Repeats recorded choices, then always takes the first one on offer.
 
     Parameters:
         choices: the recorded numbers.
@@ -117,15 +117,15 @@ class ReplayChooser:
         self._made = 0
 
     def begin(self) -> bool:
-        """Starts again at the first number."""
+        """Start again at the first number."""
         self._made = 0
         return True
 
     def pick(self, runnable: Sequence[Step]) -> int:
-        """The recorded number.
+        """Return the recorded number.
 
         Raises:
-            ReplayMismatch: there are not that many to choose from.
+            ReplayMismatch: fewer steps are on offer.
         """
         made = self._made
         self._made = made + 1
@@ -138,21 +138,21 @@ class ReplayChooser:
         return choice
 
     def end(self, loop: ExploredLoop) -> None:
-        """Nothing is learnt from a schedule."""
+        """Do nothing: this chooser learns nothing from a schedule."""
 
 
 class NearChooser(ReplayChooser):
     """Repeats choices that may not fit: one that is not on offer becomes the last that is."""
 
     def pick(self, runnable: Sequence[Step]) -> int:
-        """The recorded number, or the nearest there is."""
+        """Return the recorded number, or the nearest one on offer."""
         made = self._made
         self._made = made + 1
         return min(self._choices[made], len(runnable) - 1) if made < len(self._choices) else 0
 
 
 class ExhaustiveChooser(ReplayChooser):
-    """Every schedule once, depth first: repeats a prefix, then always takes the first on offer."""
+    """Runs every schedule once, depth first: repeats a prefix, then always takes the first on offer."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -161,12 +161,12 @@ class ExhaustiveChooser(ReplayChooser):
         self.exhausted = False
 
     def begin(self) -> bool:
-        """The next prefix; False when every schedule was run."""
+        """Take the next prefix; False when every schedule was run."""
         super().begin()
         return not self.exhausted
 
     def end(self, loop: ExploredLoop) -> None:
-        """Finds the last choice that has an alternative left.
+        """Find the last choice that has an alternative left.
 
         Raises:
             ReplayMismatch: the repeated prefix did not offer what it offered before.

@@ -22,7 +22,7 @@ class States:
         self._seen: set[int] = set()
 
     def note(self, states: Iterable[int]) -> None:
-        """These were visited."""
+        """Note that these states were visited."""
         if self._mask:
             mask = self._mask
             states = [state for state in states if not state & mask]
@@ -33,7 +33,7 @@ class States:
 
     @property
     def exact(self) -> bool:
-        """Whether the count is no estimate."""
+        """Whether the count is exact, and not an estimate."""
         return not self._mask
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Run an async test under many schedules, and hand back the numbers that repeat the one that failed."""
+"""Run an async test under many schedules, and return the numbers that replay the one that failed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHRINKING_STEPS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What an exploration that found nothing has covered.
+    """Coverage of an exploration that found no failure.
 
     A *state* is how many steps each task, and the callbacks of each task, have taken so far; two schedules that come to
     it in different orders count it once. Equal states may still hold other values, so this is a lower bound.
@@ -38,9 +38,9 @@ class Report:
     Parameters:
         schedules: how many were run.
         distinct: how many of them differ.
-        exhausted: every schedule there is was run (only the exhaustive chooser can tell).
+        exhausted: whether every possible schedule was run (only the exhaustive chooser can tell).
         states: different states that were visited.
-        states_exact: ``states`` is no estimate (it is one from about 260,000 on).
+        states_exact: whether ``states`` is exact; above about 260,000 it is an estimate.
         steps: steps taken in all.
         choices: steps that were chosen from two or more.
         longest: the most choices in one schedule.
@@ -87,14 +87,14 @@ def explore(
     """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails, made short.
 
     A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
-    over, or a task failed and nobody asked for its result. Time is virtual. Each failure is repeated once to see that
-    the test is deterministic, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside of any running
-    loop.
+    over, or a task failed and its result was never retrieved. Time is virtual. Each failure is repeated once to see
+    that the test is deterministic, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside of any
+    running loop.
 
     Parameters:
         test: makes the coroutine; called anew for each schedule, inside the running loop.
-        schedules: at most so many. With ``exhaustive``, see ``Report.exhausted`` for whether that were all.
-        chooser: ``random``, ``pct`` (for orders that a fair dice hardly finds) or ``exhaustive`` (small models that
+        schedules: maximum number to run. With ``exhaustive``, see ``Report.exhausted`` for whether those were all.
+        chooser: ``random``, ``pct`` (for orders that random choice rarely finds) or ``exhaustive`` (small models that
             do not wait in a loop).
         seed: for ``random`` and ``pct``; the same seed gives the same schedules.
         depth: for ``pct``: how many orderings the bug needs.
@@ -102,7 +102,7 @@ def explore(
             its own ``max_steps``, ``late_s`` and ``tasks``.
         max_steps: a longer schedule fails as a livelock.
         late_s: how late a step may be, in virtual seconds after it could run. With 0, time passes only when nothing
-            can run; with more, deadlines up to so long may overtake work that could still be done.
+            can run; with more, deadlines within that time may overtake work that could still be done.
         tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`; on each
             version of Python.
         shrink: run the test up to 300 times more (100,000 steps in all) to find a simpler schedule with the same
@@ -110,11 +110,11 @@ def explore(
 
     Raises:
         ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
-        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` no length of time, a number of
-            ``replay`` below 0, or ``chooser`` or ``tasks`` no word that is known.
-        TypeError: ``test`` is no function that makes a coroutine, ``replay`` no list of numbers, or a number is none.
-        BaseException: what is no `Exception`, as it is: a time limit of pytest ends the exploration, it is no finding.
-            What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
+        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, a number of
+            ``replay`` is below 0, or ``chooser`` or ``tasks`` is unknown.
+        TypeError: ``test`` makes no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
+        BaseException: anything but an `Exception`, unchanged: a time limit of pytest ends the exploration and is not a
+            finding. What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
     """
     __tracebackhide__ = True
     if not callable(test):
@@ -217,7 +217,7 @@ def explore(
 
 
 def _made_short(outcome: Outcome, run: Callable[[Chooser], Outcome]) -> tuple[Outcome, str]:
-    """The simplest outcome found that fails in the same way, and what was done, for people."""
+    """Return the simplest outcome found that fails in the same way, and how it was found, for people."""
     best, wanted, steps = outcome, outcome.signature, 0
 
     def attempt(candidate: Sequence[int]) -> Sequence[int] | None:
@@ -257,7 +257,7 @@ def _name_of(test: Callable[..., object]) -> str:
 def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> T:
     """Run one coroutine in asyncio's own order on virtual time, and return its result.
 
-    ``asyncio.sleep(3600)`` takes no time; ``loop.time()`` says an hour has passed. ``await asyncio.sleep(0.001)`` is
+    ``asyncio.sleep(3600)`` takes no time; ``loop.time()`` moves by an hour. ``await asyncio.sleep(0.001)`` is
     "until all others wait". Executor calls work, and time stands still meanwhile; sockets and processes do not.
 
     Parameters:
@@ -265,7 +265,7 @@ def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> 
         max_steps: a longer run fails as a livelock.
 
     Raises:
-        ScheduleFailure: deadlock, livelock, tasks left over, errors in callbacks or in tasks nobody asked.
+        ScheduleFailure: deadlock, livelock, tasks left over, errors in callbacks or in tasks that were never awaited.
         BaseException: whatever the coroutine raises, as it is.
     """
     outcome = run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)

@@ -1,4 +1,4 @@
-"""What a schedule can fail with, and how it is told: task names, where they wait, and the numbers that replay it."""
+"""Failures of a schedule and their report: task names, where they wait, and the numbers that replay it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Livelock(Exception):  # noqa: N818
 
 
 class NotExplorable(RuntimeError):
-    """The code under test used a real thread, a real process or real input and output on a loop that has none."""
+    """The code under test used a real thread, a real process or real I/O on a loop that has none."""
 
 
 class ScheduleFailure(AssertionError):
@@ -45,11 +45,11 @@ class ScheduleFailure(AssertionError):
     Parameters:
         kind: ``error`` (the test raised), ``callback`` (a loop callback raised), ``deadlock`` (nothing can run and no
             timer is set), ``livelock`` (more than ``max_steps`` steps), ``leak`` (tasks are left over), ``unretrieved``
-            (a task failed and nobody looked), ``not_explorable`` (a real thread, process or socket was used),
+            (a task's error was never retrieved), ``not_explorable`` (a real thread, process or socket was used),
             ``nondeterminism`` (the same choices led elsewhere).
         text: what happened, for people.
         replay: the choices of the schedule; give them to ``explore(test, replay=...)``.
-        schedules: how many schedules were run until this one failed, this one included.
+        schedules: number of schedules that were run, the failing one included.
         tasks: one entry for each unfinished task: its name and where it waits.
         recorded: the schedule with all that is needed to run it again; ``recorded.save("it.json")`` keeps it.
     """
@@ -77,7 +77,7 @@ class ScheduleFailure(AssertionError):
 
 
 def show_replay(choices: Sequence[int]) -> str:
-    """The choices as Python source, cut when they are very many."""
+    """Return the choices as Python source, cut when there are very many."""
     if len(choices) <= _SHOWN:
         return repr(list(choices))
     head = ", ".join(map(str, choices[:_SHOWN]))
@@ -85,7 +85,7 @@ def show_replay(choices: Sequence[int]) -> str:
 
 
 def describe_task(task: asyncio.Task[object]) -> str:
-    """The task's name, and the chain of coroutines down to the place where it waits."""
+    """Return the task's name, and the chain of coroutines down to the place where it waits."""
     places: list[str] = []
     awaited: object = task.get_coro()
     while awaited is not None:

@@ -1,8 +1,8 @@
-"""Refuses what a test must not do: reach for the network, or block a running event loop.
+"""Detectors of what a test must not do: reach for the network, or block a running event loop.
 
 Invariants:
 
-- A refusal is raised where it happens, and kept: code that swallows it fails its test all the same.
+- A refusal is raised on the spot and recorded: code that swallows it fails its test all the same.
 - Nothing is patched outside of the ``with`` blocks; the audit hook stays, and does nothing there.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["BlockedLoop", "NetworkRefused", "blocking_refused", "is_loopback", "
 
 
 class NetworkRefused(RuntimeError):
-    """A test without network wanted to reach another machine."""
+    """A test without network access tried to reach another machine."""
 
 
 class BlockedLoop(RuntimeError):
@@ -94,7 +94,7 @@ def _audit(event: str, values: tuple[Any, ...]) -> None:
 def network_refused() -> Iterator[list[str]]:
     """Refuse connections to other machines, and questions for their addresses, in all threads. Yields the refusals.
 
-    Python's own sockets only: extensions that open theirs in C (uvloop among them) are not seen.
+    Only Python's own sockets are seen, not those that extensions open in C (uvloop among them).
     """
     global _audit_installed
     if not _audit_installed:
@@ -167,7 +167,7 @@ _BLOCKING: tuple[tuple[Any, str, _Blocks, str], ...] = (
 def blocking_refused() -> Iterator[list[str]]:
     """Refuse calls that block their thread, wherever an event loop runs. Yields the refusals.
 
-    What was imported by name before (``from time import sleep``) and what blocks in C is not seen.
+    Names that were imported before (``from time import sleep``) and blocking C code are not seen.
     """
     refused: list[str] = []
     with ExitStack() as stack:

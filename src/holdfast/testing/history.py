@@ -1,7 +1,7 @@
 """The history of a storm: everything its clients, readers, agents and watchers saw, as a closed set of records.
 
 A history is judged by `holdfast.testing.checker` and by nothing else; it is complete in itself, so that a kept file can
-be judged again later. Rules that whoever records it must keep:
+be judged again later. Rules for the recorder:
 
 - ``at`` is the machine's monotonic clock in seconds, which all processes of one machine share. A record of an answer is
   stamped *after* the answer arrived, a record of a request *before* the request left: what happened in between
@@ -86,8 +86,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         stop_s: from a stop's request to its receipt: grace, kill time and ``answer_s``.
         ready_s: from the start of a server to its first answer.
         death_s: from the kill of a host to the end of its last process.
-        wake_s: from the end of a run to the moment when a branch of it that a receipt names as left over has been told.
-        drain_slack_s: what a drain may last over its deadline.
+        wake_s: from the end of a run until a branch that its receipt names as left over sees the interrupt.
+        drain_slack_s: how long a drain may exceed its deadline.
         mailbox: messages that may wait in a session; 0 when that is not known.
         attempts: how often one run may be started without a call that comes to a result.
         principal_runs: runs that one principal may have at once; 0 for no cap.
@@ -116,7 +116,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
-    """What all records have: ``at``, the monotonic clock in seconds."""
+    """Base of all records. ``at`` is the monotonic clock in seconds."""
 
     at: float
 
@@ -125,7 +125,7 @@ class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
     """The first record: what kind of storm this is, what it could see, and the bounds that hold.
 
     ``failpoints`` are those that must have been hit; empty when none was to be armed. ``hostile`` is the principal that
-    did its worst; empty when there was none.
+    did its worst; empty without one.
     """
 
     seed: int
@@ -307,7 +307,7 @@ class ReaderReceived(RecordBase, frozen=True, kw_only=True, tag="reader.received
 
 
 class ReaderGap(RecordBase, frozen=True, kw_only=True, tag="reader.gap"):
-    """The reader was told that it missed the events after < seq ≤ until."""
+    """A gap frame: the reader missed the events after < seq ≤ until."""
 
     reader: str
     connection: int
@@ -330,7 +330,7 @@ class ReaderClosed(RecordBase, frozen=True, kw_only=True, tag="reader.closed"):
 
 
 class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
-    """What an agent's own code saw, written by the code itself.
+    """An observation by an agent's own code, written by the code itself.
 
     Parameters:
         what: ``start`` and ``finish`` of the agent function (``finish`` is its very last act); ``branch``: a branch
@@ -381,7 +381,7 @@ class ProcessesListed(RecordBase, frozen=True, kw_only=True, tag="processes.list
 
 
 class DrainRequested(RecordBase, frozen=True, kw_only=True, tag="drain.requested"):
-    """The host is about to be told to drain."""
+    """The host is about to be asked to drain."""
 
     incarnation: int
     deadline_s: float
@@ -391,7 +391,7 @@ class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
     """The report of a drain.
 
     Parameters:
-        elapsed_s: what the host says it took.
+        elapsed_s: duration by the host's own account.
         finished: how many runs ended by themselves.
         interrupted, parked: run ids: ended by the drain, left for the next host.
         orphans: names of what is left over, with the pid of each process among them.
@@ -423,7 +423,7 @@ class SessionsListed(RecordBase, frozen=True, kw_only=True, tag="sessions.listed
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one consumer got while it was counted. ``backlogged``: it wanted more all the time."""
+    """One consumer's share while it was counted. ``backlogged``: it wanted more all the time."""
 
     consumer: str
     got: int
@@ -461,9 +461,9 @@ class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read
 
 
 class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
-    """The sessions of people, which stand outside the rest of the history, have been brought to rest and looked at.
+    """The sessions of people, which stand outside the rest of the history, have come to rest and were checked.
 
-    ``checked``: how many things were looked at; ``wrong``: what is not as it must be, in words.
+    ``checked``: number of checks; ``wrong``: the problems found, in words.
     """
 
     checked: int
@@ -497,10 +497,10 @@ class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked")
 
 
 class HoldingRead(RecordBase, frozen=True, kw_only=True, tag="holding.read"):
-    """What the server's process holds, its connections included.
+    """The holdings of the server's process, its connections included.
 
     ``moment``: ``before`` the hostile principal began, ``beside`` it, and ``after`` it let go of everything. Before and
-    after, it was waited until the memory grew no more.
+    after, the reading waits until the memory grows no more.
     """
 
     incarnation: int
@@ -551,7 +551,7 @@ _decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
 def digest(event: Event) -> str:
-    """Sixteen hexadecimal digits that stand for an event, number included."""
+    """Return sixteen hexadecimal digits that stand for an event, number included."""
     return hashlib.blake2b(_encoder.encode(event), digest_size=8).hexdigest()
 
 
@@ -563,7 +563,7 @@ def write_history(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_history(path: Path) -> Iterator[Record]:
-    """The records of a file. Raises `OSError`, and `msgspec.ValidationError` for a line that is no record."""
+    """Yield the records of a file. Raises `OSError`, and `msgspec.ValidationError` for an invalid line."""
     with path.open("rb") as file:
         for line in file:
             yield _decoder.decode(line)

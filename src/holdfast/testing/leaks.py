@@ -1,9 +1,9 @@
-"""What a test left behind: tasks that nobody ended, threads, file descriptors, child processes.
+"""Detector of what a test left behind: unfinished tasks, threads, file descriptors, child processes.
 
-What is kept for the next use in a process is no leak. Of Holdfast: its dispatcher and process threads, idle threads of
+What is kept for reuse in a process is not a leak. Of Holdfast: its dispatcher and process threads, idle threads of
 its pools, the process that starts programs for it. Of the standard library: idle threads of a loop's own executor, and
-``multiprocessing``'s two processes, the resource tracker and the fork server. Of uvloop: the pipe of its signals. What
-can be is started before the first look, so that it is never mistaken.
+``multiprocessing``'s two processes, the resource tracker and the fork server. Of uvloop: the pipe of its signals. Where
+possible, they are started before the first look, so that they are never mistaken for leaks.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ _PATIENCE_S = 1.0
 _POLL_S = 0.01
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _ANYIOS = "TestRunner._run_tests_and_fixtures"
-"""The task in which anyio's pytest plugin runs tests; it leaves it to its runner's end."""
+"""The task in which anyio's pytest plugin runs tests; its runner ends it."""
 _TURNS = 10
-"""Of the loop, in which a task that is about to end may do so."""
+"""Turns of the loop that a task which is about to end may take."""
 _DESCRIPTORS = ("/proc/self/fd", "/dev/fd")
 
 
 class Inventory:
-    """What there is in this process now.
+    """The resources that this process has now.
 
     Parameters:
-        kinds: what to look at.
+        kinds: kinds of resources to look at.
     """
 
     def __init__(self, kinds: Iterable[LeakKind] = KINDS) -> None:
@@ -65,14 +65,14 @@ class Inventory:
 
     @contextmanager
     def passed_over(self) -> Iterator[None]:
-        """What comes in this block counts as having been there: a fixture that lives longer makes it."""
+        """Count what appears in this block as having been there before: a fixture that lives longer makes it."""
         before = self._look()
         yield
         for kind, found in self._look().items():
             self._there[kind].update((key, told) for key, told in found.items() if key not in before[kind])
 
     def left_since(self, *, patience_s: float = _PATIENCE_S) -> list[str]:
-        """What came since, and did not go within ``patience_s`` real seconds, each as a line for people."""
+        """Return what came since and did not go within ``patience_s`` real seconds, one line each, for people."""
         deadline = time.perf_counter() + patience_s
         while True:
             left = [
@@ -89,10 +89,10 @@ class Inventory:
 
 @contextmanager
 def left_to_runners() -> Iterator[list[str]]:
-    """Yields the tasks that `asyncio.run` and `asyncio.Runner` found at their end, each as a line for people.
+    """Yield the tasks that `asyncio.run` and `asyncio.Runner` found unfinished, one line each, for people.
 
-    They cancel such tasks, so that nothing is left; but nobody ended them. A task that only needs another turn of the
-    loop has it.
+    They cancel such tasks, so nothing is left; but the test did not end them. A task that needs one more turn of the
+    loop gets it.
     """
     left: list[str] = []
     cancel_all: Any = runners._cancel_all_tasks  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ def left_to_runners() -> Iterator[list[str]]:
 
 @cache
 def _open_uvloops_pipe() -> None:
-    """The first loop of uvloop opens a pipe for signals, which stays for all loops."""
+    """Open uvloop's pipe for signals now: its first loop opens one that stays for all loops."""
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
 
@@ -142,7 +142,7 @@ def _threads() -> dict[object, str]:
 
 
 def _place(thread: threading.Thread) -> str:
-    """Where it is now; rather in somebody's code than in the standard library's."""
+    """Return where it is now, preferring other code to the standard library's."""
     stack = thread_stack(thread)[::-1]
     if not stack:
         return ""
@@ -150,7 +150,7 @@ def _place(thread: threading.Thread) -> str:
 
 
 def _waits_for_its_next_use(thread: threading.Thread) -> bool:
-    """Whether it is one of Holdfast's that has no call of anybody's, or an idle one of a loop's own executor."""
+    """Whether it is an idle thread of Holdfast's, or an idle one of a loop's own executor."""
     frame = sys._current_frames().get(thread.ident or 0)
     codes = [one.f_code for one, _ in traceback.walk_stack(frame)] if frame is not None else []
     if thread.name.startswith("holdfast"):
@@ -177,7 +177,7 @@ def _descriptors() -> dict[object, str]:
 
 
 def _processes() -> dict[object, str]:
-    """This process's own children (the one that starts programs for Holdfast was there before), and those programs."""
+    """Return this process's children (but for the one that starts programs for Holdfast), and Holdfast's programs."""
     found: dict[object, str] = {}
     kept = _of_multiprocessing("_pid", "_forkserver_pid")
     children = psutil.Process().children()
@@ -185,7 +185,7 @@ def _processes() -> dict[object, str]:
         if child.pid in kept:
             continue
         try:
-            ended = " has ended, but nobody waited for it" if child.status() == psutil.STATUS_ZOMBIE else " still runs"
+            ended = " has ended, but was never waited for" if child.status() == psutil.STATUS_ZOMBIE else " still runs"
             found[child.pid, child.create_time()] = f"{child.pid} ({child.name()}){ended}"
         except psutil.NoSuchProcess:
             continue
@@ -202,7 +202,7 @@ def _children_of(keeper: psutil.Process) -> list[psutil.Process]:
 
 
 def _of_multiprocessing(of_tracker: str, of_fork_server: str) -> set[int]:
-    """What this process has of the resource tracker and of the fork server, which ``multiprocessing`` starts once."""
+    """Return what this process has of ``multiprocessing``'s resource tracker and fork server, which start once."""
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     server = sys.modules.get("multiprocessing.forkserver")
     found = (

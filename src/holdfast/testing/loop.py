@@ -1,4 +1,4 @@
-"""Event loops without input and output whose time is virtual: one keeps asyncio's order, one lets a chooser pick.
+"""Event loops without I/O on virtual time: one keeps asyncio's order, one lets a chooser pick.
 
 Invariants:
 
@@ -6,8 +6,8 @@ Invariants:
 - `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
 - `ExploredLoop` hands every runnable *actor* to its chooser. A task is an actor; the plain callbacks that an actor
   schedules (timers included) are one more actor, whose callbacks stay in order among themselves, as transports need it.
-- Choice 0 is whoever became runnable first, as in asyncio; but those that one step made runnable stand in the order of
-  their actors' age and not of the calls, so that walking a set of tasks does not make two runs differ.
+- Choice 0 is the step that became runnable first, as in asyncio; but steps that became runnable together stand in the
+  order of their actors' age and not of the calls, so that walking a set of tasks does not make two runs differ.
 - A number of choices identifies a schedule: the same choices give the same schedule.
 """
 
@@ -36,7 +36,7 @@ _Ts = TypeVarTuple("_Ts")
 
 _START_S = 1_000.0
 _SAME_INSTANT_S = 1e-9
-# How long, in real time, a loop that cannot go on waits for a thread to wake it: one that began after the loop did or
+# How long, in real time, a stuck loop waits for a thread to wake it: one that began after the loop did or
 # runs an executor call; one that was there before, and may have nothing to do with it.
 _PATIENCE_S = 10.0
 _PATIENCE_WITH_OLD_THREADS_S = 1.0
@@ -58,7 +58,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     virtual = True
     """Tells the runtime not to watch this loop by the real clock, and not to look for programs that it starts."""
 
-    if TYPE_CHECKING:  # what asyncio's base class has and its type stubs do not tell
+    if TYPE_CHECKING:  # missing from the type stubs of asyncio's base class
         _asyncgens: set[object]
         _check_closed: Callable[[], None]
         _closed: bool
@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # time
 
     def time(self) -> float:
-        """Virtual seconds; starts at 1000."""
+        """Return virtual seconds; starts at 1000."""
         return self._now
 
     def call_at(  # type: ignore[override]
@@ -121,7 +121,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return timers[0][0] if timers else None
 
     def _pass_time(self) -> bool:
-        """Jump to the next timer and make all timers of that instant runnable; False when there is none."""
+        """Jump to the next timer and make all timers of that instant runnable; False without a timer."""
         when = self._next_timer()
         if when is None:
             return False
@@ -171,7 +171,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._fifo.append(self._inbox.popleft())
         if not self._fifo:
             if self._threads_busy or self._next_timer() is None:
-                # Only another thread can go on; it is given real time.
+                # Only another thread can continue; give it real time.
                 if not self._bell.wait(self._patience_s()):
                     raise Deadlock
                 self._bell.clear()
@@ -216,7 +216,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             Deadlock: nothing can run and no timer is set.
             Livelock: ``max_steps`` were taken.
             NotExplorable: a real thread, process or socket was used.
-            TypeError: ``test()`` makes no coroutine.
+            TypeError: ``test()`` does not make a coroutine.
         """
         main: list[asyncio.Task[Any]] = []
 
@@ -258,25 +258,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
         try:
             self._inside(begin, lambda: all(task.done() for task in left))
         except (Deadlock, Livelock, NotExplorable):
-            pass  # the failure that led here is told; what resists is dropped without a word
+            pass  # the failure that led here is reported; what resists is dropped silently
         for task in left:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """The tasks of this loop that are not done."""
+        """Return the tasks of this loop that are not done."""
         return list(asyncio.all_tasks(self))
 
     def left_over(self) -> str:
-        """What the test left over and should not have, for people."""
+        """Describe what the test left over and should not have, for people."""
         left = len(self.unfinished())
         return f"{left} of its tasks" if left else ""
 
     def described(self) -> list[str]:
-        """Whoever is not done, and where each waits."""
+        """Describe the unfinished tasks and where each waits."""
         return [describe_task(task) for task in self.unfinished()]
 
     def unretrieved(self) -> list[dict[str, Any]]:
-        """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
+        """Return errors from callbacks, and from finished tasks whose result was never retrieved."""
         gc.collect()
         return self.errors
 
@@ -302,7 +302,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # what this loop does not have
 
     def _process_events(self, event_list: object) -> None:
-        """There are none: this loop has no selector."""
+        """Do nothing: this loop has no selector."""
 
     def _write_to_self(self) -> None:
         self._bell.set()
@@ -334,7 +334,7 @@ for _name in (
 
 
 class Actor:
-    """Whoever takes steps: a task, a thread, the callbacks that one actor scheduled, or the clock.
+    """Something that takes steps: a task, a thread, the callbacks that one actor scheduled, or the clock.
 
     Parameters:
         number: the actor's age: the first one is 0. Equal in two runs of one schedule.
@@ -409,7 +409,7 @@ class Step(asyncio.TimerHandle):
             self._args = ()
 
     def overdue(self, steps: int) -> bool:
-        """Whether it could have run for more than so many steps."""
+        """Whether it was runnable for more than `steps` steps."""
         return self._loop.steps - self.born > steps
 
     def __repr__(self) -> str:
@@ -420,11 +420,11 @@ class Chooser(Protocol):
     """Picks who goes next. One chooser serves all schedules of an exploration, one after the other."""
 
     def begin(self) -> bool:
-        """Prepare for the next schedule; False when there is none left."""
+        """Prepare for the next schedule; False when all are done."""
         ...
 
     def pick(self, runnable: Sequence[Step]) -> int:
-        """The index of the step to run. Called only when there are at least two."""
+        """Return the index of the step to run. Called only when there are at least two."""
         ...
 
     def end(self, loop: ExploredLoop) -> None:
@@ -460,7 +460,7 @@ class ExploredLoop(VirtualLoop):
         """After each step: a number for how many steps each actor has taken."""
         self.recent: deque[Actor] = deque(maxlen=64)
         self.halted: Exception | None = None
-        """Why the schedule cannot go on, although whoever runs now may have caught it."""
+        """The error that ends the schedule, although the running code may have caught it."""
         self.chosen: Step | None = None
         """Who goes next, when a thread has chosen another than itself."""
         self._stepping = False
@@ -610,13 +610,13 @@ class ExploredLoop(VirtualLoop):
             raise self.halted
 
     def _with_clock(self, runnable: list[Step]) -> list[Step]:
-        """What can run, and the clock, if none would be too late."""
+        """Return the runnable steps, and the clock if none of them would be too late."""
         assert self._clock is not None
         when = self._next_timer()
         return [*runnable, self._clock] if when is not None and when <= runnable[0].since + self._late_s else runnable
 
     def _next_of(self, offered: Sequence[Step]) -> int:
-        """Which of these goes; a thread may have chosen already."""
+        """Return the index of the step to run; a thread may have chosen already."""
         chosen, self.chosen = self.chosen, None
         if chosen is not None:
             return next(at for at, step in enumerate(offered) if step is chosen)
@@ -629,10 +629,10 @@ class ExploredLoop(VirtualLoop):
         return at
 
     def _count(self, actor: Actor) -> None:
-        """This actor takes a step.
+        """Count a step of this actor.
 
         Raises:
-            Livelock: that is one too many.
+            Livelock: the step is one too many.
         """
         self.steps += 1
         if self.steps > self.max_steps:
@@ -665,31 +665,31 @@ class ExploredLoop(VirtualLoop):
         self._refuse_thread()
 
     def unfinished(self) -> list[asyncio.Task[Any]]:
-        """The tasks of this loop that are not done, oldest first."""
+        """Return the tasks of this loop that are not done, oldest first."""
         return [task for task in self._by_task if not task.done()]
 
     def left_over(self) -> str:
-        """What the test left over and should not have, for people."""
+        """Describe what the test left over and should not have, for people."""
         threads = sum(strand.must_end for strand in self.strands.left())
         parts = (super().left_over(), f"{threads} of its threads" if threads else "")
         return " and ".join(part for part in parts if part)
 
     def described(self) -> list[str]:
-        """Whoever is not done, and where each waits."""
+        """Describe the unfinished tasks and threads and where each waits."""
         blocked = [self.strands.blocked] if self.strands.blocked else []
         return [*super().described(), *blocked, *(strand.described() for strand in self.strands.left())]
 
     def unretrieved(self) -> list[dict[str, Any]]:
-        """What went wrong in callbacks, and in finished tasks that nobody asked for their result."""
+        """Return errors from callbacks, and from finished tasks whose result was never retrieved."""
         found = list(self.errors)
         for task in self._by_task:
             if task._log_traceback:
-                text = f"task {task.get_name()!r} failed and nobody asked for its result"
+                text = f"task {task.get_name()!r} failed and its result was never retrieved"
                 found.append({"message": text, "exception": task.exception()})
         return found + self.strands.unretrieved()
 
     def _note_threads(self) -> None:
-        """No thread can wake an explored loop."""
+        """Do nothing: no thread can wake an explored loop."""
 
     def _settle(self) -> None:
         pick, clock = self._pick, self._clock
@@ -730,7 +730,7 @@ class ExploredLoop(VirtualLoop):
         raise error
 
     def halt(self, error: Exception) -> None:
-        """End the schedule with this error after the present step, whoever catches it."""
+        """End the schedule with this error after the present step, even if the error is caught."""
         if self.halted is None:
             self.halted = error
 
@@ -760,7 +760,7 @@ def _start_eagerly(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -
 
 
 def _nothing() -> None:
-    """What a cancelled step holds, so that it keeps nothing alive."""
+    """Do nothing: the callback of a cancelled step, so that it keeps nothing alive."""
 
 
 def _first(_: Sequence[Step]) -> int:

@@ -1,15 +1,14 @@
-"""Memory that grows: what is done again and again leaves more behind each time, and nothing gives it back.
+"""Detector of growing memory: repeated work leaves more behind each time, and nothing frees it.
 
-One run says nothing about memory: caches, pools and imports keep what they made. So it is done a few times until all of
-that is there, then a few times more, and what is there is counted after each: objects by their class, and what each
-list, dict, set and deque holds that the garbage collector tracks. What has grown **every** time is told, and nothing
-else.
+One run shows nothing about memory: caches, pools and imports keep what they made. So the work is done a few times until
+all of that is there, then a few times more. After each time, objects are counted by their class, and for each list,
+dict, set and deque the contents that the garbage collector tracks. Only what has grown **every** time is reported.
 
 That finds what is kept by us, by the code under test and by the libraries between. It does not find what grows only now
 and then, what C code takes for itself, a dict of nothing but texts and numbers (the collector does not track it), a
 container that is replaced by a larger one, nor one text that gets longer. Caches of the standard library and what
 pytest's fixtures note are let pass; the cache of another library, or a ``deque(maxlen=…)``, that takes a new entry with
-every run is told, though it will be full one day.
+every run is reported, though it will be full one day.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ _PLAIN = frozenset(sys.stdlib_module_names) | {"_pytest", "pytest"}
 
 
 def grown(work: Callable[[], object], *, repeat: int) -> list[str]:
-    """Do something `repeat` times, and a few times before; what grew every time, each as a line for people.
+    """Run `work` `repeat` times after a few warm-up runs; return what grew every time, one line each, for people.
 
     Parameters:
-        work: what is done. It makes its own event loop, if it needs one.
-        repeat: the more, the surer; 5 and more are worth it.
+        work: the code to run. It makes its own event loop, if it needs one.
+        repeat: number of counted runs. More are surer; use 5 or more.
     """
     censuses: list[_Census] = [({}, {}) for _ in range(repeat + 1)]  # made before, so that they do not count
     for _ in range(_WARM_UP):
@@ -66,7 +65,7 @@ def _do(work: Callable[[], object]) -> None:
 def _count(by_class: dict[str, int], held: dict[int, int]) -> None:
     """Fill in how many objects of each class there are, and how much each container holds.
 
-    Dicts of numbers and names only are none that the collector tracks: they do not count themselves.
+    The collector does not track dicts of numbers and names only, so those that count do not count themselves.
     """
     for one in gc.get_objects():
         kind = type(one)
@@ -77,7 +76,7 @@ def _count(by_class: dict[str, int], held: dict[int, int]) -> None:
 
 
 def _growing(counts: list[dict[Any, int]]) -> dict[Any, int]:
-    """What is more each time, with how much; those first that grow fastest."""
+    """Return what grew each time, and by how much, fastest first."""
     growing = {}
     for key, last in counts[-1].items():
         known = [count.get(key, -1) for count in counts]
@@ -92,7 +91,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _home_of(number: int) -> str | None:
-    """Where a container is kept, for people; None for one that does not tell."""
+    """Return where a container is kept, for people; None if that is unknown."""
     found = next((one for one in gc.get_objects() if id(one) == number), None)
     if found is None:
         return None
@@ -107,7 +106,7 @@ def _home_of(number: int) -> str | None:
 
 
 def _names_of(thing: object) -> Iterator[tuple[object, str]]:
-    """Modules and objects that have it, and under which name."""
+    """Yield the modules and objects that hold it, each with the name."""
     for holder in gc.get_referrers(thing):
         owners = gc.get_referrers(holder) if isinstance(holder, dict) else [holder]
         for owner in owners:

@@ -1,4 +1,4 @@
-"""The far side of a model, for the checks of models (`holdfast.testing.model_suite`): it says what the script says."""
+"""The far side of a model, for the checks of models (`holdfast.testing.model_suite`): it answers by a script."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Provider(Protocol):
 
     @property
     def scripted(self) -> bool:
-        """Whether the answers are those of the script."""
+        """Whether the answers come from the script."""
         ...
 
     @property
     def requests(self) -> int:
-        """How many requests came, those included that were refused."""
+        """Number of requests, refused ones included."""
         ...
 
     async def begun(self, pieces: int) -> None:
-        """Wait until the first request is there, and so many pieces of its answer went out."""
+        """Wait until the first request is there, and `pieces` pieces of its answer went out."""
         ...
 
     async def quiet(self) -> None:
-        """Wait until no answer is on: each went out whole, failed as the script wants, or its client closed it."""
+        """Wait until no answer is in progress: each was sent whole, failed as scripted, or was closed by its client."""
         ...
 
 
@@ -49,7 +49,7 @@ def served_model(make: Callable[[ModelServer], Model]) -> ModelSubject:
     """The subject for models that speak one of the protocols of the `ModelServer`.
 
     Parameters:
-        make: a model that asks this server; ``server.url`` says where it is, ``server.environment`` has the variables.
+        make: returns a model that asks the server at ``server.url``; ``server.environment`` has the variables.
     """
 
     @contextlib.asynccontextmanager
@@ -79,7 +79,7 @@ class _Served:
 
 
 def unscripted_model(model: Model) -> ModelSubject:
-    """The subject for a model that says what it wants, such as a real provider's. Only checks that fit are made."""
+    """Return the subject for a model without a script, such as a real provider's. Only checks that fit are made."""
 
     @contextlib.asynccontextmanager
     async def subject(script: Sequence[Reply]) -> AsyncIterator[Provider]:
@@ -103,4 +103,4 @@ class _Unscripted:
         raise not_offered("what its provider saw")
 
     async def quiet(self) -> None:
-        """Nobody can tell."""
+        """Do nothing: the provider cannot be observed."""

@@ -51,7 +51,7 @@ class Reply:
     """One answer of a script.
 
     Parameters:
-        text, reasoning: what the model says and thinks.
+        text, reasoning: answer and thoughts of the model.
         calls: names and arguments of the calls it asks for; arguments as text are sent as they are, JSON or not.
         reason: why it ends; ``stop`` becomes ``calls`` where it asks for any.
         usage: tokens it reports.
@@ -62,7 +62,7 @@ class Reply:
         message: of the error.
         retry_after_s: sent as ``Retry-After`` with an error.
         fault: what goes wrong after `after` pieces: the connection is ``cut``; the answer ends too ``short``, but in
-            order as far as HTTP goes; ``garbage`` that is no JSON; an ``error`` inside the stream; a ``stall``.
+            order as far as HTTP goes; ``garbage`` instead of JSON; an ``error`` inside the stream; a ``stall``.
         after: pieces that come whole before the fault.
     """
 
@@ -75,13 +75,13 @@ class Reply:
     pace_s: float = 0.0
     headers_s: float = 0.0
     status: int = 200
-    message: str = "the script says so"
+    message: str = "scripted error"
     retry_after_s: float | None = None
     fault: Fault | None = None
     after: int = 1
 
     def parts(self) -> Iterator[Part]:
-        """The answer in pieces."""
+        """Yield the answer in pieces."""
         for at in range(0, len(self.reasoning), self.piece):
             yield ReasoningPart(text=self.reasoning[at : at + self.piece])
         for at in range(0, len(self.text), self.piece):
@@ -104,7 +104,7 @@ class Exchange:
         opened_at: when the request was whole.
         headers_sent: whether the status line went out.
         pieces: how many pieces of the answer went out.
-        ended: ``whole``; ``faulty`` as the script wants; ``closed`` by the client before that; None while it goes on.
+        ended: ``whole``; ``faulty`` as the script wants; ``closed`` by the client before that; None until then.
         ended_at: when.
     """
 
@@ -139,7 +139,7 @@ class ModelServer:
     """A model provider that answers by a script. An async context manager; it serves while it is entered.
 
     Parameters:
-        script: replies that are given in order, one for each request, with status 500 when there is none left; or a
+        script: replies that are given in order, one for each request, with status 500 after the last one; or a
             function from the request to a reply; or a `Model`, whose answers are passed on.
         key: the API key that requests must bring; None takes any.
         host, port: where it listens; port 0 takes a free one.
@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._number = 0
 
-    # ── what the transport says ──────────────────────────────────────────────────────────────────────────────────
+    # ── events of the transport ──────────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -282,7 +282,7 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
 
     def drop(self) -> asyncio.Task[None]:
-        """Close it from here; the task that is returned ends soon."""
+        """Close it from here; return its task, which ends soon."""
         assert self._transport is not None and self._task is not None
         self._task.cancel()
         self._transport.abort()
@@ -316,7 +316,7 @@ class _Connection(asyncio.Protocol):
     ) -> None:
         kind = _WIRES.get(path)
         if kind is None or method != "POST":
-            self._refuse(transport, ChatWire, 404, f"there is no {method} {path}; there is: {', '.join(_WIRES)}")
+            self._refuse(transport, ChatWire, 404, f"no such route: {method} {path}; use {', '.join(_WIRES)}")
             return
         try:
             body = msgspec.json.decode(content, type=dict[str, Any])
@@ -392,7 +392,7 @@ class _Connection(asyncio.Protocol):
                 transport.close()
                 await _pause(math.inf)  # until the connection is lost
             case "garbage":
-                _write_chunk(transport, b"data: {\xff\xfe this is no JSON\n\ndata: [DONE]\n\n")
+                _write_chunk(transport, b"data: {\xff\xfe this is not JSON\n\ndata: [DONE]\n\n")
             case "error":
                 _write_chunk(transport, wire.broken("the provider broke down in the middle"))
             case "short":
@@ -433,15 +433,15 @@ async def _main(model_name: str, port: int) -> None:
     async with ModelServer(find_model(model_name), port=port) as server:
         lines = [f"{name}={value}" for name, value in server.environment.items()]
         sys.stdout.write(f"{model_name} answers on {server.url}\n\n" + "\n".join(f"export {line}" for line in lines))
-        sys.stdout.write("\n\nCtrl-C ends it.\n")
+        sys.stdout.write("\n\nPress Ctrl-C to stop.\n")
         sys.stdout.flush()
         await asyncio.get_running_loop().create_future()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.model_server", description=__doc__)
-    parser.add_argument("--model", default="scripted:demo", help="whose answers to give (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8421, help="where to listen (default: %(default)s)")
+    parser.add_argument("--model", default="scripted:demo", help="model that answers (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8421, help="port to listen on (default: %(default)s)")
     flags = parser.parse_args()
     with suppress(KeyboardInterrupt):
         asyncio.run(_main(flags.model, flags.port))

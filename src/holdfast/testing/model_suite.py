@@ -1,4 +1,4 @@
-"""The conformance suite of the models' port (`holdfast.agents.model`): whoever writes a model runs it.
+"""Conformance suite for the models' port (`holdfast.agents.model`): run it on your own model.
 
 With pytest, for a model that speaks OpenAI's or Anthropic's protocol::
 
@@ -45,7 +45,7 @@ from holdfast.testing.suite import run_check
 __all__ = ["MODEL_CHECKS", "ModelCheck", "run_model_check"]
 
 ModelCheck = Callable[[ModelSubject], Awaitable[None]]
-"""A rule for models. Raises `AssertionError` with what is wrong."""
+"""A rule for models. Raises `AssertionError` with the problem."""
 
 _CHECKS: list[ModelCheck] = []
 _AT_ONCE_S = 1.0
@@ -66,9 +66,9 @@ def run_model_check(check: ModelCheck, subject: ModelSubject) -> None:
     """Run one check on an event loop of its own, for 30 seconds at most.
 
     Raises:
-        AssertionError: the model does not keep the port's rules; a note says which.
-        TimeoutError: it did not end.
-        unittest.SkipTest: the subject cannot be asked this; a test runner shows it as skipped.
+        AssertionError: the model breaks the port's rules; a note names the rule.
+        TimeoutError: the check did not end.
+        unittest.SkipTest: the check does not apply to the subject; a test runner shows it as skipped.
     """
     run_check(check, subject, port="holdfast/agents/model.py")
 
@@ -99,12 +99,12 @@ def _end(parts: Sequence[Part]) -> EndPart:
 
 
 async def _quiet(provider: Provider, what: str) -> None:
-    """Nothing of an answer is on any more, by the provider's account."""
+    """Check that no answer is in progress, by the provider's account."""
     try:
         async with asyncio.timeout(_AT_ONCE_S):
             await provider.quiet()
     except TimeoutError:
-        raise AssertionError(f"{what}, and {_AT_ONCE_S:g} s later its connection is open: it goes on costing") from None
+        raise AssertionError(f"{what}, but {_AT_ONCE_S:g} s later its connection is open and costs tokens") from None
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,7 +124,7 @@ async def a_model_says_its_name_and_its_room(subject: ModelSubject) -> None:
 
 @_check
 async def an_answer_comes_in_pieces_and_ends_with_one_end_part(subject: ModelSubject) -> None:
-    """Text comes as it is said, not at the end; the last part is the only `EndPart`."""
+    """Text comes while it is generated, not at the end; the last part is the only `EndPart`."""
     async with subject([Reply(text=_TEXT)]) as provider:
         parts = await _parts(provider.model, _ask())
         end = _end(parts)
@@ -132,8 +132,8 @@ async def an_answer_comes_in_pieces_and_ends_with_one_end_part(subject: ModelSub
         assert len(pieces) > 1, f"the text comes in {len(pieces)} piece"
         assert all(part.text for part in pieces), "there is a piece without text"
         if provider.scripted:
-            assert _text(parts) == _TEXT, f"the provider said {_TEXT!r}, the parts say {_text(parts)!r}"
-            assert end.reason == "stop", f"it ended by itself, and the reason is {end.reason!r}"
+            assert _text(parts) == _TEXT, f"the provider sent {_TEXT!r}, the parts contain {_text(parts)!r}"
+            assert end.reason == "stop", f"it ended by itself, but the reason is {end.reason!r}"
             assert provider.requests == 1, f"one answer took {provider.requests} requests"
 
 
@@ -142,7 +142,7 @@ async def what_a_request_cost_is_told(subject: ModelSubject) -> None:
     """The end part has the tokens that the provider counted."""
     async with subject([Reply(text=_TEXT, usage=Usage(input_tokens=21, output_tokens=7))]) as provider:
         usage = _end(await _parts(provider.model, _ask())).usage
-        assert (usage.input_tokens, usage.output_tokens) == (21, 7), f"the provider counted 21 and 7, told is {usage}"
+        assert (usage.input_tokens, usage.output_tokens) == (21, 7), f"the provider counted 21 and 7, reported: {usage}"
 
 
 @_check
@@ -164,7 +164,7 @@ def _arguments(call: CallPart) -> dict[str, Any] | str:
 
 @_check
 async def broken_arguments_come_as_they_were_written(subject: ModelSubject) -> None:
-    """Arguments that are no JSON object are passed on as text: the loop tells the model, and the session goes on."""
+    """Arguments that are not a JSON object are passed on as text: the loop reports them, and the session continues."""
     for broken in ('{"a": 1, ', "[1, 2]", "add them"):
         async with subject([Reply(calls=[("add", broken)]), Reply(text=_TEXT)]) as provider:
             parts = await _parts(provider.model, _ask("add", tools=True))
@@ -175,7 +175,7 @@ async def broken_arguments_come_as_they_were_written(subject: ModelSubject) -> N
                 AssistantMessage(
                     calls=(ToolCall(call_id="c.1", name="add", arguments=broken),), state=_end(parts).state
                 ),
-                ToolMessage(call_id="c.1", name="add", content="the arguments are no JSON", status="error"),
+                ToolMessage(call_id="c.1", name="add", content="the arguments are not JSON", status="error"),
             )
             again = await _parts(provider.model, ModelRequest(messages=history, tools=(_ADD,)))
             assert _text(again) == _TEXT, f"the request after it is answered with {_text(again)!r}"
@@ -187,15 +187,15 @@ async def why_an_answer_ended_is_told(subject: ModelSubject) -> None:
     for reason in ("length", "refused"):
         async with subject([Reply(text=_TEXT, reason=reason)]) as provider:
             found = _end(await _parts(provider.model, _ask())).reason
-            assert found == reason, f"the provider ended with {reason!r}, the end part says {found!r}"
+            assert found == reason, f"the provider ended with {reason!r}, the end part has {found!r}"
 
 
 @_check
 async def reasoning_is_no_part_of_the_answer(subject: ModelSubject) -> None:
-    """What the model thinks comes as `ReasoningPart`, or not at all."""
+    """The model's reasoning comes as `ReasoningPart`, or not at all."""
     async with subject([Reply(reasoning="Let me think.", text=_TEXT)]) as provider:
         parts = await _parts(provider.model, _ask())
-        assert _text(parts) == _TEXT, f"the answer is {_text(parts)!r}, and said was {_TEXT!r}"
+        assert _text(parts) == _TEXT, f"the answer is {_text(parts)!r}, not {_TEXT!r}"
         thought = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
         assert thought in ("", "Let me think."), f"the reasoning is {thought!r}"
 
@@ -227,7 +227,7 @@ async def whatever_a_stopped_run_left_is_taken(subject: ModelSubject) -> None:
 
 @_check
 async def attachments_that_are_gone_or_odd_do_not_spoil_a_request(subject: ModelSubject) -> None:
-    """What the store has no more, and what the provider cannot take, is named in the request; it is answered."""
+    """Files that are deleted, or that the provider cannot take, are named in the request, which is answered."""
     files = (
         Attachment(digest="a" * 64, media_type="image/png", name="cat.png", size_bytes=6),
         Attachment(digest="b" * 64, media_type="application/x-odd", name="odd.bin", size_bytes=2),
@@ -275,7 +275,7 @@ _WAITS: dict[str, tuple[Reply, int]] = {
 
 @_check
 async def a_cancel_closes_the_connection_at_once(subject: ModelSubject) -> None:
-    """Wherever the task waits that reads, its cancel ends the request; nothing is asked again."""
+    """Wherever the reading task waits, its cancel ends the request; nothing is asked again."""
     for where, (reply, pieces) in _WAITS.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
             asking = asyncio.create_task(_parts(provider.model, _ask()))
@@ -289,7 +289,7 @@ async def a_cancel_closes_the_connection_at_once(subject: ModelSubject) -> None:
 
 @_check
 async def an_interrupt_ends_a_request_and_asks_nothing_again(subject: ModelSubject) -> None:
-    """In a scope that is stopped the request is gone without force, and there is no retry afterwards."""
+    """In a scope that is stopped the request is gone without force, and is not retried afterwards."""
     for where, (reply, pieces) in _WAITS.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
             scope = Scope("run", detached=True).open()
@@ -305,7 +305,7 @@ async def an_interrupt_ends_a_request_and_asks_nothing_again(subject: ModelSubje
 
 @_check
 async def leaving_the_block_closes_the_connection(subject: ModelSubject) -> None:
-    """Who reads only a part and leaves pays no more."""
+    """Leaving the block after a part of the answer ends the request and its cost."""
     async with subject([_LONG]) as provider:
         try:
             async with asyncio.timeout(None) as limit, opened(provider.model, _ask()) as parts:
@@ -319,7 +319,7 @@ async def leaving_the_block_closes_the_connection(subject: ModelSubject) -> None
 
 @_check
 async def the_readers_own_error_is_its_own(subject: ModelSubject) -> None:
-    """What the code in the block raises is raised unchanged, and the connection is closed."""
+    """An error of the code in the block is raised unchanged, and the connection is closed."""
     async with subject([_LONG]) as provider:
         error = LookupError("mine")
         try:
@@ -335,7 +335,7 @@ async def the_readers_own_error_is_its_own(subject: ModelSubject) -> None:
 
 @_check
 async def requests_leave_nothing_behind(subject: ModelSubject) -> None:
-    """Of answers read, left and cancelled no task and no descriptor stays."""
+    """Answers that are read, left or cancelled leave no task and no descriptor behind."""
 
     async def use() -> None:
         async with subject([Reply(text=_TEXT), _LONG, _LONG]) as provider:
@@ -348,7 +348,7 @@ async def requests_leave_nothing_behind(subject: ModelSubject) -> None:
                     await _parts(provider.model, _ask())
             await _quiet(provider, "all requests have ended")
 
-    await use()  # what is made once for a process is made here
+    await use()  # warm-up: makes what exists once per process
     before = Inventory(("tasks", "fds"))
     await use()
     left = await asyncio.to_thread(before.left_since)
@@ -375,9 +375,9 @@ _FAILURES: dict[str, tuple[Reply, bool]] = {
 
 @_check
 async def a_failure_says_whether_to_try_again_and_is_not_repeated_here(subject: ModelSubject) -> None:
-    """It is a `ModelFailed` whose ``retry_after_s`` is set where another try may help; the loop makes it, nobody else.
+    """It is a `ModelFailed` whose ``retry_after_s`` is set where a retry may help; only the loop retries.
 
-    An answer that breaks off is a failure, too: a part of a text, or of a call's arguments, never passes for the whole.
+    An answer that breaks off is a failure, too: part of a text, or of a call's arguments, never passes for the whole.
     """
     for what, (reply, again) in _FAILURES.items():
         async with subject([reply, Reply(text=_TEXT)]) as provider:
@@ -395,12 +395,12 @@ async def a_failure_says_whether_to_try_again_and_is_not_repeated_here(subject: 
             )
             if reply.retry_after_s is not None:
                 assert after == reply.retry_after_s, (
-                    f"the provider asks to wait {reply.retry_after_s} s, told is {after}"
+                    f"the provider asks to wait {reply.retry_after_s} s, reported: {after}"
                 )
             if reply.status != 200:
-                assert found.provider_status == reply.status, f"{what} is told as {found.provider_status}"
+                assert found.provider_status == reply.status, f"{what} is reported as {found.provider_status}"
             assert str(found), "the error has no text"
-            assert provider.requests == 1, f"{what} led to {provider.requests} requests: a retry that nobody can stop"
+            assert provider.requests == 1, f"{what} led to {provider.requests} requests: a retry that cannot be stopped"
             assert _text(await _parts(provider.model, _ask())) == _TEXT, (
                 f"after {what} the next request is not answered"
             )

@@ -1,9 +1,9 @@
-"""Keeps real threads, processes, sockets and blocking waits out of an explored schedule, and says what to use instead.
+"""Keeps real threads, processes, sockets and blocking waits out of an explored schedule, and names the alternatives.
 
 Invariants:
 
 - Only threads of a schedule (the one that runs an `ExploredLoop` at that moment, and those that belong to it) are
-  refused anything; all other threads go on as before.
+  refused anything; all other threads continue as before.
 - A refusal is kept by the loop: a test that catches it fails all the same.
 - What is patched is put back when the exploration is over; the audit hook stays and does nothing outside of one.
 """
@@ -52,10 +52,10 @@ _audit_installed = False
 
 @contextmanager
 def garbage_left() -> Iterator[None]:
-    """Keep the garbage collector out."""
+    """Keep the garbage collector out of the block."""
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
-    if not frozen:  # else the most is frozen already, and what comes on top could never be told apart and let go
+    if not frozen:  # else most is frozen already, and additions could not be distinguished and unfrozen
         gc.freeze()  # what was there before need not be looked at between schedules
     try:
         yield
@@ -67,7 +67,7 @@ def garbage_left() -> Iterator[None]:
 
 
 def collect_some_garbage() -> None:
-    """Between two schedules: let the collector in, if it is worth it."""
+    """Let the collector in between two schedules, if it is worth it."""
     if gc.get_count()[0] > _MUCH_GARBAGE:
         gc.collect()
 

@@ -55,7 +55,7 @@ class Replay:
         """Read what `save` wrote.
 
         Raises:
-            ValueError: the file is no replay, or of a format that this version does not know.
+            ValueError: the file is not a replay, or its format is unknown to this version.
             OSError: it cannot be read.
         """
         known = {one.name for one in fields(cls)}
@@ -71,11 +71,11 @@ class Replay:
             return cls(choices=choices, **read)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{path} is no replay file of this version ({_FORMAT}): {error!r}; run the test again to get a new one"
+                f"{path} is not a replay file of this version ({_FORMAT}): {error!r}; run the test again for a new one"
             ) from error
 
     def changed_since(self) -> str:
-        """Which versions are others than when it was recorded, for people; empty when none is."""
+        """Return the versions that changed since the recording, for people; empty when none did."""
         now = _versions()
         return ", ".join(
             f"{name} was {then}, is {now[name]}" for name, then in self.versions.items() if now.get(name, then) != then

@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def foreign(self) -> bool:
-        """Whether what was raised is none of the test's: a time limit of pytest, a call for exit."""
+        """Whether the exception is not the test's own: a time limit of pytest, a call for exit."""
         if self.error is None:
             return False
         leaf = _first_leaf(self.error)
@@ -83,7 +83,7 @@ class Outcome:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What makes it the same failure as another: its kind, and the type and place of the first error."""
+        """Key that equal failures share: the kind, and the type and place of the first error."""
         leaf = None if self.error is None else _first_leaf(self.error)
         place = leaf.__traceback__ if leaf is not None else None
         while place is not None and place.tb_next is not None:
@@ -100,13 +100,13 @@ class Outcome:
         shrunk: str = "",
         recorded: Replay | None = None,
     ) -> ScheduleFailure:
-        """The error that tells of it.
+        """Return the error that reports it.
 
         Parameters:
-            schedules: how many were run until this one.
-            label: which chooser made it.
+            schedules: number of schedules that were run, this one included.
+            label: the chooser that made it.
             again_with: further arguments that `explore` needs for the replay.
-            shrunk: what was done to make it short, for people.
+            shrunk: how it was made short, for people.
             recorded: the replay.
         """
         replay = stripped(self.choices)
@@ -129,7 +129,7 @@ class Outcome:
         )
 
     def compared_with(self, again: Outcome) -> Outcome:
-        """This outcome, or one that tells that the same choices led elsewhere."""
+        """Return this outcome, or one that reports that the same choices led elsewhere."""
         for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
             if at >= len(again.widths):
                 return self._differs(f"the second time it ended before choice {at}")
@@ -153,9 +153,9 @@ class Outcome:
         return self
 
     def _who_took(self, at: int) -> str:
-        """The name of the actor of a step, found by how the step changed the state."""
+        """Return the name of the actor of a step, found by how the step changed the state."""
         if at >= len(self.states):
-            return "nobody: it was over"
+            return "no actor: it was over"
         change = self.states[at] ^ (self.states[at - 1] if at else 0)
         return next(
             actor.name
@@ -174,7 +174,7 @@ class Outcome:
 
 
 def _told_steps(went: Sequence[str]) -> str:
-    """Who went, in one line; who went several times in a row once, with the number."""
+    """Format who went as one line, with a count for repeats in a row."""
     if not went:
         return ""
     runs = [(name, sum(1 for _ in group)) for name, group in groupby(went)]
@@ -271,7 +271,7 @@ def _first_leaf(error: BaseException) -> BaseException:
 
 
 def _is_pytests_failure(error: BaseException) -> bool:
-    """Whether it is what ``pytest.fail`` and ``pytest.raises`` raise; a time limit that raises the same is none."""
+    """Whether ``pytest.fail`` or ``pytest.raises`` raised it; a time limit that raises the same does not count."""
     failed = getattr(sys.modules.get("_pytest.outcomes"), "Failed", None)
     return (
         failed is not None
@@ -283,13 +283,13 @@ def _is_pytests_failure(error: BaseException) -> bool:
 
 
 def _told(error: BaseException) -> str:
-    """The error in one line; of a group, its first leaf as well."""
+    """Format the error in one line; of a group, its first leaf as well."""
     leaf = _first_leaf(error)
     return _in_words(error) if leaf is error else f"{_in_words(error)}, first {_in_words(leaf)}"
 
 
 def _in_words(error: BaseException) -> str:
-    """Its type and text; one without text (a bare assert, a time-out) is told with its place."""
+    """Format its type and text; an error without text (a bare assert, a time-out) gets its place."""
     name, text = type(error).__name__, str(error)
     if text:
         return f"{name}: {text}"

@@ -18,7 +18,7 @@ class Shrunk:
     Parameters:
         choices: those of the failure.
         attempt: runs a candidate; returns the choices it really made if it failed in the same way, else None.
-        runs: at most so many candidates are run.
+        runs: maximum number of candidates to run.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Shrunk:
 
     @property
     def spent(self) -> bool:
-        """No more candidates may be run."""
+        """Whether no more candidates may be run."""
         return self.runs >= self._limit
 
     def try_one(self, candidate: Sequence[int]) -> bool:
@@ -103,7 +103,7 @@ def _with_smaller(choices: Sequence[int]) -> Iterator[list[int]]:
 
 
 def stripped(choices: Sequence[int]) -> list[int]:
-    """Without the zeros at its end: after its choices, a replay takes 0 anyway."""
+    """Return the choices without the zeros at their end: after its choices, a replay takes 0 anyway."""
     end = len(choices)
     while end and not choices[end - 1]:
         end -= 1

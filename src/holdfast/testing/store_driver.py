@@ -28,14 +28,14 @@ __all__ = ["Check", "Driver", "MakeStore", "interrupt_of", "opened", "refused"]
 MakeStore = Callable[[], Store]
 """Makes a store object on the same data each time it is called."""
 Check = Callable[[MakeStore], Awaitable[None]]
-"""A rule of the port. Raises `AssertionError` with what is wrong."""
+"""A rule of the port. Raises `AssertionError` with the problem."""
 
 
 @asynccontextmanager
 async def opened(make_store: MakeStore, *, at: float = 1.0) -> AsyncIterator[Driver]:
-    """A driver of a store that is open within the block; it is the same data each time.
+    """Yield a driver of a store that is open within the block, on the same data each time.
 
-    What is raised in the block is given a note with the verb that was called last, and what the port says of it.
+    Errors raised in the block get a note with the verb that was called last, and the port's description of it.
     """
     store = make_store()
     await store.open(node_id=f"n_{at}", at=at)
@@ -61,20 +61,20 @@ class _Watched:
         return getattr(self._store, name)
 
     def told(self) -> str:
-        """The verb, and the first line of what the port says of it."""
+        """Return the verb, and the first line of its description in the port."""
         doc = (getattr(Store, self._verb, None).__doc__ or "").strip().partition("\n")[0]
         return f"Store.{self._verb}: {doc}" if doc else f"Store.{self._verb}"
 
 
 class Driver:
-    """Short forms of the verbs, with fresh ids and a clock that only goes on."""
+    """Short forms of the verbs, with fresh ids and a clock that only moves forward."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._count = count(1)
 
     def fresh(self, prefix: str) -> str:
-        """An id that was not used before."""
+        """Return an id that was not used before."""
         return f"{prefix}_{id(self):x}_{next(self._count)}"
 
     def send(
@@ -104,7 +104,7 @@ class Driver:
         return self.store.send(request)
 
     async def start(self, content: str = "hello", **more: Any) -> Claim:
-        """Send to an idle session, and the claim of the run that starts."""
+        """Send to an idle session, and return the claim of the run that starts."""
         result = await self.send(content, **more)
         assert result.disposition == "started", f"an idle session must start, not {result.disposition}"
         assert result.claim is not None, "a start carries its claim"
@@ -127,7 +127,7 @@ class Driver:
         return self.store.append(claim.lease, events, nth=nth)
 
     async def log(self, session: int) -> list[Stored]:
-        """The whole log, read in small pieces; checked to be without a hole."""
+        """Return the whole log, read in small pieces and checked to have no holes."""
         events: list[Stored] = []
         while True:
             more = await self.store.read_events(session, after=events[-1].seq if events else 0, limit=3)
@@ -138,7 +138,7 @@ class Driver:
         return events
 
     async def kinds(self, session: int) -> list[str]:
-        """The kinds of the whole log."""
+        """Return the kinds of the whole log."""
         return [event.kind for event in await self.log(session)]
 
     def interrupt(
@@ -149,7 +149,7 @@ class Driver:
 
 
 def interrupt_of(*, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough") -> Interrupt:
-    """A user's interrupt of a session of the principal ``p``."""
+    """Return a user's interrupt of a session of the principal ``p``."""
     return Interrupt(principal="p", key=key, cause=Cause(kind="user", reason=reason, at=at), at=at, run_id=run_id)
 
 
@@ -159,7 +159,7 @@ def _without_holes(events: Sequence[Stored]) -> None:
 
 
 async def refused(answer: Awaitable[object], error: type[HoldfastError]) -> HoldfastError:
-    """The refusal. Raises `AssertionError` if there is none, or another error that comes instead."""
+    """Return the refusal. Raises `AssertionError` if none comes, or another error that comes instead."""
     try:
         result = await answer
     except error as refusal:

@@ -1,4 +1,4 @@
-"""The conformance suite of the store's port: whoever writes a store runs it.
+"""Conformance suite for the store's port: run it on your own store.
 
 With pytest::
 
@@ -60,8 +60,8 @@ def run_store_check(check: Check, make_store: MakeStore) -> None:
     """Run one check on an event loop of its own, for 30 seconds at most.
 
     Raises:
-        AssertionError: the store does not keep the port's rules; its notes say which rule, and which verb came last.
-        TimeoutError: it did not answer.
+        AssertionError: the store breaks the port's rules; its notes name the rule and the verb that was called last.
+        TimeoutError: the store did not answer.
     """
     run_check(check, make_store, port="holdfast/storage/port.py")
 
@@ -186,7 +186,7 @@ async def without_room_a_message_waits_and_is_ready(make_store: MakeStore) -> No
         ]
         assert len(await on.store.ready(limit=1)) == 1
         queued = await on.send(key="a", at=13.0)
-        assert queued.disposition == "queued", "nobody overtakes what waits"
+        assert queued.disposition == "queued", "messages that wait are not overtaken"
         claim = await on.store.claim(first.session, run_id="r1", at=14.0)
         assert isinstance(claim, Claim)
         assert [m.seq for m in claim.messages] == [first.seq]
@@ -517,7 +517,7 @@ async def a_message_that_waits_can_be_withdrawn(make_store: MakeStore) -> None:
         assert await on.store.settlement(sent.session, "m1") == settled
         await refused(on.store.withdraw("p", "k", "m0", at=12.0), AlreadySettled)
         await refused(on.store.withdraw("p", "k", "m9", at=12.0), UnknownMessage)
-        await refused(on.store.withdraw("p", "nobody", "m1", at=12.0), UnknownSession)
+        await refused(on.store.withdraw("p", "missing", "m1", at=12.0), UnknownSession)
         assert await on.store.settlement(sent.session, "m9") is None
         done = await on.commit(claim, next_run_id="r2")
         assert done.claim is not None
@@ -579,7 +579,7 @@ async def a_deleted_session_leaves_a_tombstone(make_store: MakeStore) -> None:
         assert (await on.store.info()).sessions == 0
         assert await on.store.ready(limit=10) == ()
         assert isinstance(await on.store.claim(session, run_id="r9", at=14.0), NotReady)
-        assert await on.store.transcript(session) == (), "what was said goes with the session, at once"
+        assert await on.store.transcript(session) == (), "the conversation is deleted with the session, at once"
         assert [run.text for run in await on.store.runs(session)] == [""]
         assert await on.store.settlement(session, "m1") is None
         assert "message.accepted" not in [e.kind for e in await on.log(session)]
@@ -642,7 +642,7 @@ async def pruning_drops_old_events_but_no_history(make_store: MakeStore) -> None
         settled = await on.store.settlement(session, "m1")
         assert settled is not None
         assert settled.text == "answer"
-        assert (await on.start("goes on", at=17.0)).started_seq == found[1].seq + 2
+        assert (await on.start("next", at=17.0)).started_seq == found[1].seq + 2
 
 
 def _note_first_seq(seqs: list[int], done: asyncio.Future[Appended]) -> None:
@@ -801,7 +801,7 @@ async def a_dropped_or_cancelled_caller_does_not_undo_its_write(make_store: Make
         log = await on.log(claim.lease.session)
         assert log[-1] == kept.events[0]
         assert len(log) in (3, 4)
-        assert (await on.say(claim, "goes on")).events[0].seq == log[-1].seq + 1
+        assert (await on.say(claim, "more")).events[0].seq == log[-1].seq + 1
 
 
 @_check

@@ -43,14 +43,14 @@ def _edit(edit: HistoryEdit, *contents: str, key: str = "k", expected_n: int | N
 
 
 async def _say(on: Driver, *contents: str, key: str = "k") -> Claim:
-    """A run that leaves these entries."""
+    """Commit a run with these entries and return its claim."""
     claim = await on.start(key=key)
     await on.commit(claim, entries=[Entry(role="assistant", content=content) for content in contents])
     return claim
 
 
 async def _read(on: Driver, session: int) -> list[str]:
-    """The contents of the transcript, which reads the same from anywhere."""
+    """Return the contents of the transcript, which reads the same from anywhere."""
     entries = await on.store.transcript(session)
     assert [entry.n for entry in entries] == sorted({entry.n for entry in entries})
     for start in (0, *(entry.n for entry in entries)):
@@ -215,7 +215,7 @@ async def a_branch_or_an_import_begins_a_session(make_store: MakeStore) -> None:
             assert await _read(on, made.session) == ["1", "2", "3"]
             again = _edit(edit, "x", key=edit)
             await refused(on.store.edit_history(again), SessionBusy)
-        await refused(on.store.edit_history(_edit("compact", "s", key="nobody")), UnknownSession)
+        await refused(on.store.edit_history(_edit("compact", "s", key="missing")), UnknownSession)
         limited = EditHistory(principal="p", key="more", edit="import", at=30.0, session_limit=3)
         await refused(on.store.edit_history(limited), LimitExceeded)
         assert await on.store.find_session("p", "more") is None
@@ -355,7 +355,7 @@ async def what_no_session_refers_to_is_dropped_in_time(make_store: MakeStore) ->
         for digest in ("sent", "imported", "young", "again"):
             assert await on.store.attachment("p", digest) is not None, digest
         assert await on.store.attachment("p", "unused") is None
-        assert await on.store.attachment("q", "sent") is None, "a use of p's is none of q's"
+        assert await on.store.attachment("q", "sent") is None, "a use by p does not count for q"
         cause = Cause(kind="stop")
         await on.store.delete_session("p", "b", at=60.0, cause=cause)
         assert await prune() == 1, "a deleted session refers to nothing"

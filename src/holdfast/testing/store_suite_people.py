@@ -75,7 +75,7 @@ async def _run(on: Driver, claim: Claim) -> RunView:
 
 
 async def _parked(on: Driver, *, key: str = "k") -> Claim:
-    """A run that waits for the answer to ``q1`` and that nobody holds; its claim is stale."""
+    """Park a run that waits for the answer to ``q1``; return its claim, which is stale."""
     claim = await on.start(key=key)
     await on.store.suspend(claim.lease, _question())
     assert await on.store.park(claim.lease, at=35.0) == Parked(ready=False)
@@ -86,7 +86,7 @@ async def _parked(on: Driver, *, key: str = "k") -> Claim:
 async def an_approval_counts_for_the_call_that_was_shown_only(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
         claim = await on.start()
-        await on.store.suspend(claim.lease, msgspec.structs.replace(_approval(), call_hash="what it says itself"))
+        await on.store.suspend(claim.lease, msgspec.structs.replace(_approval(), call_hash="forged"))
         [question] = await on.store.questions(claim.lease.session)
         assert question == _approval()
         for_another = msgspec.structs.replace(_answer("a1", decision="approved", text=""), call_hash="0" * 32)
@@ -225,7 +225,7 @@ async def a_rescued_run_keeps_what_steered_it(make_store: MakeStore) -> None:
         assert isinstance(again, Claim)
         started = decode_event(again.events[0])
         assert isinstance(started, RunStarted)
-        assert started.messages == ("m0",), "the event says again what it said"
+        assert started.messages == ("m0",), "the event repeats its messages"
     async with opened(make_store, at=2.0) as on:
         (rescued,) = await on.store.rescue(at=20.0)
         assert [m.message_id for m in rescued.messages] == ["m0", "m1"]
@@ -321,7 +321,7 @@ async def a_rollback_before_the_commit_wins_whatever_the_run_says(make_store: Ma
     async with opened(make_store, at=2.0) as on:
         (rescued,) = await on.store.rescue(at=30.0)
         done = await on.commit(rescued)
-        assert {s.state for s in done.settled} == {"superseded"}, "it is durable, whoever ends the run"
+        assert {s.state for s in done.settled} == {"superseded"}, "it is durable, whatever ends the run"
 
 
 @_check
@@ -352,7 +352,7 @@ async def a_question_suspends_the_run_until_it_is_answered(make_store: MakeStore
         found = await on.store.find_session("p", "k")
         assert found is not None
         assert found[1].state == "suspended"
-        assert (await on.say(claim, "others go on", nth=1)).events
+        assert (await on.say(claim, "others continue", nth=1)).events
         assert (await on.send("waits")).disposition == "queued"
         first = await on.store.answer("p", "k", _answer())
         assert (first.run_id, first.answer, first.waiting, first.parked) == (run_id, _answer(), 1, False)
@@ -376,7 +376,7 @@ async def a_question_is_answered_once(make_store: MakeStore) -> None:
         claim = await on.start()
         await on.store.suspend(claim.lease, _question())
         await on.store.suspend(claim.lease, _approval())
-        await refused(on.store.answer("p", "nobody", _answer()), UnknownSession)
+        await refused(on.store.answer("p", "missing", _answer()), UnknownSession)
         await refused(on.store.answer("q", "k", _answer()), UnknownSession)
         await refused(on.store.answer("p", "k", _answer("q9")), UnknownQuestion)
         await refused(on.store.answer("p", "k", _answer(decision="approved")), InvalidRequest)
@@ -430,7 +430,7 @@ async def questions_have_a_deadline(make_store: MakeStore) -> None:
         assert await due() == [("c", "q1"), ("a", "a1"), ("b", "q1")]
         await on.interrupt(key="b")
         await on.commit(claims["c"], "interrupted")
-        assert await due() == [("a", "a1")], "nobody waits any more where the run stops"
+        assert await due() == [("a", "a1")], "the questions of a stopping run do not wait"
 
 
 @_check
@@ -479,7 +479,7 @@ async def a_parked_run_keeps_its_slot_and_has_no_holder(make_store: MakeStore) -
         assert await on.store.ready(limit=9) == ()
         assert [d.question for d in await on.store.due_questions(before=101.0, limit=9)] == [_question()]
     async with opened(make_store, at=2.0) as on:
-        assert await on.store.rescue(at=50.0) == (), "nobody has lost it"
+        assert await on.store.rescue(at=50.0) == (), "it has no holder to lose"
         assert list(await on.store.questions(session)) == [_question()]
         assert (await _run(on, old)).state == "suspended"
         answered = await on.store.answer("p", "k", _answer())
@@ -495,7 +495,7 @@ async def a_parked_run_keeps_its_slot_and_has_no_holder(make_store: MakeStore) -
         assert await on.store.claim(session, run_id="r_new", at=52.0) == claim, "repeated: the same claim"
         assert isinstance(await on.store.claim(session, run_id="r_other", at=52.0), NotReady)
         assert await on.store.ready(limit=9) == ()
-        assert (await on.say(claim, "goes on", nth=1)).events
+        assert (await on.say(claim, "more", nth=1)).events
         done = await on.commit(claim, next_run_id="r_next")
         assert done.claim is not None
         await refused(on.commit(old), StaleFence)
@@ -516,7 +516,7 @@ async def the_last_answer_and_the_parking_meet_in_any_order(make_store: MakeStor
                 answering = on.store.answer("p", key, _answer())
             answered, parked = await answering, await parking
             assert answered.waiting == 0
-            assert answered.parked != parked.ready, "one of the two is told that the run may go on"
+            assert answered.parked != parked.ready, "exactly one of the two learns that the run may continue"
             assert [r.key for r in await on.store.ready(limit=9)] == [key]
             resumed = await on.store.claim(claim.lease.session, run_id="r_new", at=41.0)
             assert isinstance(resumed, Claim)

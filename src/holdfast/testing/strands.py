@@ -6,10 +6,10 @@ interpreter's while it is explored (see `holdfast.testing.swapped`), so that who
 Invariants
 
 - Either the loop's thread runs or exactly one strand does; all others wait for their carrier's ``go``. Only the loop's
-  thread chooses: a strand hands back to it at each of its switch points, and says first whether it could go on.
+  thread chooses: a strand hands back to it at each of its switch points, and first reports whether it could continue.
 - A strand is an actor of the loop. What it chooses from stands in the same list of choices, so it replays and shrinks.
 - The loop's thread may be left in the middle of a step, at a switch point of its own: then only strands go, until it is
-  chosen to go on, or until what it blocks for has come.
+  chosen to continue, or until what it blocks for has come.
 - No switch point lies inside a mutex of the interpreter's own that was made before the test, so none is ever contended;
   what the test makes itself is ours (see `holdfast.testing.thread_primitives`).
 - When a schedule is over, each strand that still waits raises `Unwound` until it has ended.
@@ -45,7 +45,7 @@ _plain_start = pool_module._start_plain
 
 
 class Unwound(BaseException):
-    """The schedule is over, and nobody will ever wake this thread."""
+    """The schedule is over, and this thread will never be woken."""
 
 
 class _Carrier:
@@ -71,7 +71,7 @@ class _Carrier:
             self.back.release()
 
     def end(self) -> None:
-        """Let the thread end; it carries nobody."""
+        """Let the thread end; it carries no strand."""
         self.go.release()
         self.thread.join()
 
@@ -81,13 +81,13 @@ _by_thread: dict[int, Strand] = {}
 
 
 def end_carriers() -> None:
-    """End the threads that carry nobody: after an exploration."""
+    """End the threads that carry no strand, after an exploration."""
     while _idle_carriers:
         _idle_carriers.pop().end()
 
 
 def strands_here() -> Strands | None:
-    """The strands of the schedule that this thread belongs to, as its loop or as one of them; None anywhere else."""
+    """Return the strands of the schedule that this thread belongs to, as its loop or as one of them; None elsewhere."""
     loop = events._get_running_loop()
     if loop is not None:
         return getattr(loop, "strands", None)
@@ -104,7 +104,7 @@ class Strand:
         name: for people.
         must_end: a schedule after which it is still on has failed.
         thread: what `threading.current_thread` gives there; None for the real one.
-        future: who awaits it gets its result or error.
+        future: gets its result or error.
     """
 
     __slots__ = (
@@ -151,7 +151,7 @@ class Strand:
 
 
 def _places(stack: traceback.StackSummary) -> str:
-    """Where a thread is, without what carries it and what stands in for the interpreter's own waits."""
+    """Format where a thread is, without what carries it and what stands in for the interpreter's own waits."""
     beside = (
         os.path.join(os.path.dirname(__file__), name) for name in ("outside.py", "swapped.py", "thread_primitives.py")
     )
@@ -188,10 +188,10 @@ class Strands:
         self.pause()
 
     def unretrieved(self) -> list[dict[str, Any]]:
-        """Errors of threads that nobody asked for."""
+        """Return errors of threads whose result was never retrieved."""
         return [
             {
-                "message": f"thread {strand.name!r} failed and nobody asked for its result",
+                "message": f"thread {strand.name!r} failed and its result was never retrieved",
                 "exception": strand.future.exception(),
             }
             for strand in self.all
@@ -199,11 +199,11 @@ class Strands:
         ]
 
     def left(self) -> list[Strand]:
-        """Those that are not over."""
+        """Return the strands that are not over."""
         return [strand for strand in self.all if not strand.ended]
 
     def the_only(self, what: str, make: Callable[[], Any]) -> Any:
-        """What there is one of for each process, for this schedule alone."""
+        """Return this schedule's own instance of what exists once per process."""
         found = self._own.get(what)
         if found is None:
             found = self._own[what] = make()
@@ -212,7 +212,7 @@ class Strands:
     # switch points, on any thread of the schedule
 
     def pause(self) -> None:
-        """Others may go before whoever runs here."""
+        """Let others go before the caller."""
         strand = self.running
         loop = self.loop
         if strand is None:
@@ -220,7 +220,7 @@ class Strands:
                 self._switch(may_go_on=True)
         elif not strand.ending:
             if not loop._runnable and not self._loop_left and loop._clock is None and loop.steps < loop.max_steps:
-                loop.steps += 1  # nobody else could go
+                loop.steps += 1  # no other could go
                 return
             self._let_go(strand)
             if not self._goes_on(strand):
@@ -229,12 +229,12 @@ class Strands:
     def wait(
         self, ready: Callable[[], object], waiting: dict[Strand, None], what: object, timeout_s: float | None
     ) -> bool:
-        """Block whoever runs here until ``ready()``; False when the time is over first.
+        """Block the caller until ``ready()``; False when the time is over first.
 
         Parameters:
             ready: looked at again whenever `wake` was called with ``waiting``.
             waiting: the strands that wait for the same.
-            what: named when nobody can go on.
+            what: what is waited for, named in a deadlock.
             timeout_s: in virtual seconds; None waits for as long as it takes.
         """
         loop = self.loop
@@ -277,7 +277,7 @@ class Strands:
         """Choose who goes next as the loop's thread would, and whether it is this one: that saves two hand-overs."""
         loop = self.loop
         if loop.halted is not None or (self._loop_left and not self._may_go_on):
-            return False  # a loop that blocks looks for itself whether it can go on
+            return False  # a loop that blocks checks by itself whether it can continue
         try:
             if self._loop_left:
                 offered = self._offered()
@@ -306,7 +306,7 @@ class Strands:
             raise Unwound
 
     def _run(self, strand: Strand) -> None:
-        """All that a strand does, on its thread."""
+        """Run a strand from start to end, on its thread."""
         me = threading.get_ident()
         _by_thread[me] = strand
         try:
@@ -368,15 +368,15 @@ class Strands:
     def _take_carrier(self) -> _Carrier:
         if _idle_carriers:
             return _idle_carriers.pop()
-        events._set_running_loop(None)  # so that it is no thread of the schedule that starts it
+        events._set_running_loop(None)  # so that no thread of the schedule starts it
         try:
             return _Carrier()
         finally:
             events._set_running_loop(self.loop)
 
     def _switch(self, *, may_go_on: bool) -> bool:
-        """In the middle of a step: let strands go, until the loop's thread is chosen; or one of them, if it may not go
-        on. False when none can."""
+        """Let strands go in the middle of a step, until the loop's thread is chosen; or one of them, if it may not
+        continue. False when none can."""
         loop = self.loop
         runnable = loop._runnable
         if loop.halted is not None:
@@ -405,7 +405,7 @@ class Strands:
             self._loop_left = False
 
     def _offered(self) -> list[Step]:
-        """Who can go in the middle of a step of the loop."""
+        """Return who can go in the middle of a step of the loop."""
         loop = self.loop
         if loop._stale:
             loop._drop_cancelled()
@@ -440,7 +440,7 @@ class Strands:
         return True
 
     def unwind(self) -> None:
-        """The schedule is over: end what still waits."""
+        """End what still waits: the schedule is over."""
         self.over = True
         for strand in self.all:
             strand.ending = True
@@ -461,7 +461,7 @@ def _at(steps: Sequence[Step], wanted: Step) -> int:
 
 
 def _nothing() -> None:
-    """What an ended strand runs."""
+    """Do nothing: the work of an ended strand."""
 
 
 class Lock:
@@ -469,7 +469,7 @@ class Lock:
 
     Parameters:
         strands: those of the schedule.
-        quiet: taking and releasing it is no switch point, only waiting for it is: what a condition waits with.
+        quiet: only waiting for it is a switch point, not taking and releasing it. Conditions wait with such locks.
     """
 
     __slots__ = ("_locked", "_owner", "_quiet", "_strands", "_waiting")
@@ -511,7 +511,7 @@ class Lock:
         """Give it back, from any thread.
 
         Raises:
-            RuntimeError: nobody has it.
+            RuntimeError: it is not held.
         """
         if not self._locked:
             raise RuntimeError("release unlocked lock")
@@ -521,7 +521,7 @@ class Lock:
             self._strands.pause()
 
     def locked(self) -> bool:
-        """Whether somebody has it."""
+        """Whether it is held."""
         return self._locked
 
     def __enter__(self) -> bool:
@@ -590,7 +590,7 @@ class SimpleQueue:
         """Take the first item.
 
         Raises:
-            queue.Empty: there is none, and none came in time.
+            queue.Empty: the queue is empty, and no item came in time.
         """
         self._strands.pause()
         if not self._items and block:
@@ -604,11 +604,11 @@ class SimpleQueue:
         return self.get(block=False)
 
     def empty(self) -> bool:
-        """Whether there is none."""
+        """Whether it is empty."""
         return not self._items
 
     def qsize(self) -> int:
-        """How many there are."""
+        """Return the number of items."""
         return len(self._items)
 
 

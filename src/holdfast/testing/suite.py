@@ -1,7 +1,7 @@
-"""What the conformance suites have in common: how a check is run, and how its failure names the rule that is broken.
+"""Shared parts of the conformance suites: running a check, and naming the broken rule when it fails.
 
-A suite is a tuple of async functions. Each is one rule of a port: its name says it, its docstring where it has one says
-it better. It gets the subject, and raises `AssertionError` with what is wrong.
+A suite is a tuple of async functions. Each is one rule of a port, stated by its name, or better by its docstring where
+it has one. It gets the subject, and raises `AssertionError` with the problem.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LIMIT_S = 30.0
 
 
 def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, limit_s: float = LIMIT_S) -> None:
-    """Run one check on an event loop of its own. What it raises is given a note with the rule.
+    """Run one check on an event loop of its own. Its errors get a note with the rule.
 
     Parameters:
         check: one of a suite.
@@ -49,11 +49,11 @@ def run_check(check: Callable[[S], Awaitable[None]], subject: S, *, port: str, l
 
 
 def rule_of(check: Callable[..., object]) -> str:
-    """The rule in words."""
+    """Return the rule in words."""
     name = str(getattr(check, "__name__", check)).replace("_", " ")
     return " ".join((check.__doc__ or name).split()).removesuffix(".")
 
 
 def not_offered(what: str) -> SkipTest:
-    """To be raised where the subject does not have what a rule is about; test runners count it as skipped."""
+    """Return the error to raise where the subject lacks what a rule is about; test runners count it as skipped."""
     return SkipTest(f"the subject does not offer it: {what}")

@@ -102,7 +102,7 @@ def _succeed(future: asyncio.Future[T], result: T) -> None:
 
 
 def _carried(error: BaseException, label: str) -> BaseException:
-    """The error as a future can carry it: a call for exit would end the loop that awaits it."""
+    """Return the error as a future can carry it: a call for exit would end the loop that awaits it."""
     if isinstance(error, (Exception, Interrupted)) and not isinstance(error, StopIteration):
         return error
     instead = RuntimeError(f"thread {label!r} raised {type(error).__name__}: {error}")
@@ -123,19 +123,19 @@ class _Threading:
 
     @staticmethod
     def Lock() -> Any:
-        """A lock of the schedule, if one is explored here."""
+        """Return a lock of the schedule, if one is explored here."""
         strands = strands_here()
         return REAL_LOCK() if strands is None else Lock(strands)
 
     @staticmethod
     def RLock() -> Any:
-        """The same, re-entrant."""
+        """Return a re-entrant lock of the schedule, if one is explored here."""
         strands = strands_here()
         return REAL_RLOCK() if strands is None else RLock(strands)
 
     @staticmethod
     def Thread(*, target: Callable[..., object], name: str, **options: Any) -> Any:
-        """A thread of the schedule, if one is explored here."""
+        """Return a thread of the schedule, if one is explored here."""
         strands = strands_here()
         if strands is None:
             return threading.Thread(target=target, name=name, **options)
@@ -143,7 +143,7 @@ class _Threading:
 
     @staticmethod
     def current_thread() -> Any:
-        """The thread of the schedule that runs here, or the real one."""
+        """Return the thread of the schedule that runs here, or the real one."""
         strands = strands_here()
         strand = None if strands is None else strands.running
         return threading.current_thread() if strand is None or strand.thread is None else strand.thread
@@ -157,7 +157,7 @@ class _Time:
 
     @staticmethod
     def monotonic() -> float:
-        """The schedule's time, if one is explored here."""
+        """Return the schedule's time, if one is explored here."""
         return _now()
 
     @staticmethod
@@ -178,7 +178,7 @@ class _Queue:
 
     @staticmethod
     def SimpleQueue() -> Any:
-        """A queue of the schedule, if one is explored here."""
+        """Return a queue of the schedule, if one is explored here."""
         strands = strands_here()
         return REAL_SIMPLE_QUEUE() if strands is None else SimpleQueue(strands)
 
@@ -262,7 +262,7 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (threading, "_allocate_lock", _gate_of_condition),
     (threading, "_time", _now),
     (queue, "time", _now),
-    # What code that is no part of the runtime makes.
+    # What code outside of the runtime makes.
     (threading, "Lock", OwnLock),
     (threading, "RLock", OwnRLock),
     (threading.Event, "is_set", _is_set),
@@ -271,7 +271,7 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
 
 
 def _imported_by_name() -> list[tuple[ModuleType, str, Any]]:
-    """The names outside of the standard library and the runtime that stand for what is replaced."""
+    """Return the names outside of the standard library and the runtime that stand for what is replaced."""
     instead = {
         id(REAL_LOCK): OwnLock,
         id(REAL_RLOCK): OwnRLock,

@@ -10,7 +10,7 @@ Invariants
 - An object that outlives its schedule (a module's lock made on first use) is free in the next one and belongs to it;
   used by a thread outside of any schedule, it is the interpreter's own.
 - A lock that a test made itself is held at one switch point at least, so that another thread can find it taken. The
-  mutex inside of a condition or a queue is not: nobody asks whether it is taken.
+  mutex inside of a condition or a queue is not: its state is never queried.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _StandIn(type):
 
 
 def _schedule_here() -> Strands | None:
-    """The strands to make an object for, if any."""
+    """Return the strands to make an object for, if any."""
     strands = strands_here()
     return None if strands is None or strands.over else strands
 
@@ -63,7 +63,7 @@ class OwnLock(Lock, metaclass=_StandIn):
     __slots__ = ("__weakref__", "_found_held", "_real_one")
 
     def __new__(cls, *, found_held: bool | None = None) -> Any:
-        """One of the schedule, or the interpreter's own outside of one."""
+        """Return one of the schedule, or the interpreter's own outside of one."""
         return REAL_LOCK() if _schedule_here() is None else object.__new__(cls)
 
     def __init__(self, *, found_held: bool | None = None) -> None:
@@ -123,7 +123,7 @@ class OwnLock(Lock, metaclass=_StandIn):
             else:
                 self._real().release()
         elif strands.over:
-            self._locked = False  # whoever else took it meanwhile is ended, too
+            self._locked = False  # any thread that took it meanwhile is ended, too
         else:
             if self._found_held and self._locked:
                 strands.pause()
@@ -153,7 +153,7 @@ class OwnRLock(metaclass=_StandIn):
     __slots__ = ("__weakref__", "_depth", "_lock", "_real_one")
 
     def __new__(cls) -> Any:
-        """One of the schedule, or the interpreter's own outside of one."""
+        """Return one of the schedule, or the interpreter's own outside of one."""
         return REAL_RLOCK() if _schedule_here() is None else object.__new__(cls)
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class OwnRLock(metaclass=_StandIn):
             self._lock.release()
 
     def _pause(self) -> None:
-        # Nobody sees that it was taken once more, but what the thread did before and does then.
+        # Taking it once more is invisible, but not what the thread did before and does then.
         if self._lock._found_held:
             self._lock._strands.pause()
 
@@ -258,7 +258,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
     __class_getitem__: Any = classmethod(GenericAlias)
 
     def __new__(cls) -> Any:
-        """One of the schedule, or the interpreter's own outside of one; of a subclass always one of it."""
+        """Return one of the schedule, or the interpreter's own outside of one; of a subclass always one of it."""
         is_plain = cls is OwnSimpleQueue
         return REAL_SIMPLE_QUEUE() if is_plain and _schedule_here() is None else object.__new__(cls)
 
@@ -295,7 +295,7 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         """Take the first item; times in virtual seconds.
 
         Raises:
-            queue.Empty: there is none, and none came in time.
+            queue.Empty: the queue is empty, and no item came in time.
             ValueError: the timeout is negative.
         """
         if block and timeout is not None and timeout < 0:
@@ -307,11 +307,11 @@ class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
         return self._real_one.get(block, timeout)
 
     def empty(self) -> bool:
-        """Whether there is no item."""
+        """Whether it is empty."""
         return not self.qsize()
 
     def qsize(self) -> int:
-        """How many items there are."""
+        """Return the number of items."""
         if not self._in_schedule():
             return len(self._items) + self._real_one.qsize()
         self._strands.pause()

@@ -18,14 +18,14 @@ def bounded(facts: Facts, ledger: Ledger) -> None:
 
     *Observations*: each call, each session's mailbox over its whole log, and each restart of a run. *Violations*: a
     call that was never answered, or later than its bound (``answer_s``, for stops ``stop_s``) while no host was
-    killed; a receipt that says so of itself; more messages waiting than the mailbox may hold; a message refused as
+    killed; a receipt that reports a later time; more messages waiting than the mailbox may hold; a message refused as
     ``mailbox_full`` in a session whose mailbox never was; more restarts of a run than allowed without a call that came
     to a result between them; a call that got no answer though its host was ready before and lived on.
 
     The calls of a hostile principal need no answer in time. With one, each reading of what the server's process holds
     is an observation, and a violation when it has more than ``descriptors``, or, once that principal has let go, over
-    ``kept_memory`` bytes more memory than before it began. What is held meanwhile is no violation: a busy machine makes
-    any load high for a moment. It is one when no memory was read in the end.
+    ``kept_memory`` bytes more memory than before it began. What is held meanwhile does not count: a busy machine makes
+    any load high for a moment. It is also a violation if no memory was read in the end.
     """
     limits = facts.limits
     highest: dict[tuple[str, str], int] = {}
@@ -143,8 +143,8 @@ def private(facts: Facts, ledger: Ledger) -> None:
     """P14: a principal sees and stops only its own sessions, and slows others only within its caps.
 
     *Observations*: each try on another principal's session, each list of sessions, each reading of a capped
-    principal's runs. *Violations*: such a try is answered as anything but not found or forbidden; an owner is told
-    that its own session does not exist; a list names another principal's session; a message stands in the log of a
+    principal's runs. *Violations*: such a try is answered as anything but not found or forbidden; an owner gets
+    not found for its own session; a list names another principal's session; a message stands in the log of a
     session though another principal sent it; a session's run is stopped for a reason that another principal gave; a
     principal has more runs than its cap. With a hostile principal: a send or a stop of another one is refused because
     the host or the caller is at a limit; a stream gets a byte more than ``revoked_s`` after its key was revoked, or is

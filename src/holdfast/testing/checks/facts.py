@@ -1,4 +1,4 @@
-"""A history, indexed: calls with their answers, logs with their runs, stamps by run. Facts only, no judgement."""
+"""Index of a history: calls with their answers, logs with their runs, stamps by run. Facts only, no judgement."""
 
 from __future__ import annotations
 
@@ -54,21 +54,21 @@ from holdfast.testing.history import (
 __all__ = ["Attempt", "Call", "Connection", "Facts", "LogRun", "SessionLog", "Where", "root_cause", "run_of"]
 
 Where = tuple[str, str]
-"""A session: its principal and its key."""
+"""A session: its principal and key."""
 
 Request = SendAttempted | StopRequested | WithdrawRequested
 Answer = SendAcknowledged | StopAnswered | WithdrawAnswered | Refused | Lost
 
 
 def root_cause(cause: Cause | None) -> Cause | None:
-    """The first cause of a chain of parents."""
+    """Return the first cause of a chain of parents."""
     while cause is not None and cause.parent is not None:
         cause = cause.parent
     return cause
 
 
 def run_of(event: Event) -> str | None:
-    """The run that an event belongs to: of what a child of it does, the run at the root. Settlements belong to none."""
+    """Return the run of an event; for an event of a child, the root run. Settlements belong to no run."""
     if isinstance(event, MessageSettled):
         return None
     run_id: str | None = getattr(event, "run_id", None)
@@ -90,7 +90,7 @@ class Call:
 
 @dataclass(slots=True)
 class LogRun:
-    """A run as the log tells it: its events in order, and the ones that matter most."""
+    """A run as recorded in the log: its events in order, and the ones that matter most."""
 
     run_id: str
     where: Where
@@ -142,7 +142,7 @@ class SessionLog:
                 run.finished.append(event)
 
     def digest_of(self, seq: int) -> str | None:
-        """The digest of the event with that seq, None when the log has none."""
+        """Return the digest of the event with that seq; None if the log lacks it."""
         event = self.by_seq.get(seq)
         return None if event is None else digest(event)
 
@@ -309,7 +309,7 @@ class Facts:
         return by_run
 
     def _known_ends(self) -> dict[str, float]:
-        """For each run that ended: the earliest time at which an outsider had been told so."""
+        """Map each ended run to the earliest time at which an outsider knew of its end."""
         known: dict[str, float] = {}
 
         def learn(run_id: str | None, at: float) -> None:
@@ -344,7 +344,7 @@ class Facts:
         return runs
 
     def _all_receipts(self) -> dict[str, list[StopReceipt]]:
-        """For each run, the receipts that speak of it: its own, and those of the stops that ended it."""
+        """Map each run to the receipts that cover it: its own, and those of the stops that ended it."""
         receipts: dict[str, list[StopReceipt]] = {}
         for run in self.run_logs.values():
             if run.receipt is not None:
@@ -357,19 +357,19 @@ class Facts:
         return receipts
 
     def sends(self) -> Iterable[tuple[SendAttempted, Answer | None]]:
-        """All attempts to send, with their answers, in order of time."""
+        """Return all attempts to send with their answers, in order of time."""
         for call in self.calls.values():
             if isinstance(call.request, SendAttempted):
                 yield call.request, call.answer
 
     def stops(self) -> Iterable[tuple[StopRequested, Answer | None]]:
-        """All interrupts and stops, with their answers, in order of time."""
+        """Return all interrupts and stops with their answers, in order of time."""
         for call in self.calls.values():
             if isinstance(call.request, StopRequested):
                 yield call.request, call.answer
 
     def contents_of(self, run: LogRun) -> list[str]:
-        """The contents of the messages that a run took."""
+        """Return the contents of the messages that a run took."""
         accepted = self.logs[run.where].accepted
         return [
             accepted[message_id][0].content
@@ -390,7 +390,7 @@ class Facts:
         return ready and (index == len(self._lifecycle) or self._lifecycle[index].at > end)
 
     def alive_after(self, run_id: str, at: float) -> Iterator[tuple[ProcessesListed, ProcessSeen]]:
-        """Processes of a run in the lists that were begun after `at`, each with its list."""
+        """Yield the processes of a run in lists that were begun after `at`, each with its list."""
         for listing, seen in self._alive.get(run_id, ()):
             if listing.began_at > at:
                 yield listing, seen
@@ -400,7 +400,7 @@ class Facts:
         return self._listed_at > at
 
     def named_survivors(self, run_id: str) -> tuple[int, frozenset[int]]:
-        """How many tasks and threads, and which pids, the run's receipts name as left over."""
+        """Return how many tasks and threads, and which pids, the run's receipts name as left over."""
         receipts = self._receipts.get(run_id, [])
         abandoned = max((len(receipt.abandoned) for receipt in receipts), default=0)
         return abandoned, frozenset(pid for receipt in receipts for pid in receipt.survivors)

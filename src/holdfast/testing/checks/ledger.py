@@ -1,4 +1,4 @@
-"""What a rule writes down: observations, and violations with their evidence."""
+"""Findings of a rule: observations, and violations with their evidence."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _EVIDENCE_CHARS = 400
 
 
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    """A promise was broken: what happened, and the records and events that prove it, as JSON."""
+    """A broken promise: what happened, and the records and events that prove it, as JSON."""
 
     what: str
     evidence: tuple[str, ...] = ()
 
 
 class Ledger:
-    """Collects what the rules of one promise find. Keeps the first `keep` violations and counts them all."""
+    """Collects the findings for one promise. Keeps the first `keep` violations and counts them all."""
 
     __slots__ = ("_keep", "broken_count", "observations", "violations")
 
@@ -28,11 +28,11 @@ class Ledger:
         self._keep = keep
 
     def saw(self, times: int = 1) -> None:
-        """The promise was put to the test that many times more."""
+        """Count `times` more observations."""
         self.observations += times
 
     def broken(self, what: str, *evidence: object) -> None:
-        """The promise was broken. `evidence`: records, events or other values that encode to JSON."""
+        """Count a violation. `evidence`: records, events or other values that encode to JSON."""
         self.broken_count += 1
         if len(self.violations) < self._keep:
             shown = tuple(msgspec.json.encode(item).decode()[:_EVIDENCE_CHARS] for item in evidence)

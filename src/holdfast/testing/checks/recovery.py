@@ -152,7 +152,7 @@ def clean_shutdown(facts: Facts, ledger: Ledger) -> None:
             if closed is None or closed.why not in ("lost", "stalled") or killed is not None:
                 continue
             if connection.opened.at < request.at <= closed.at < next_start:
-                ledger.broken("a reader was not told that the host drains", connection.opened, closed)
+                ledger.broken("a reader got no notice of the drain", connection.opened, closed)
 
 
 def _judge_report(facts: Facts, ledger: Ledger, report: Drained, killed: HostKilled | None) -> None:
@@ -168,7 +168,7 @@ def _judge_report(facts: Facts, ledger: Ledger, report: Drained, killed: HostKil
         if expected == "interrupted" and (end is None or end.status != "interrupted"):
             ledger.broken("a drain calls a run interrupted that was not", report, run_id, end)
         elif expected == "parked" and killed is None and not _resumed(run, end):
-            ledger.broken("a drain calls a run parked, but no host went on with it", report, run_id)
+            ledger.broken("a drain calls a run parked, but no host resumed it", report, run_id)
 
 
 def _resumed(run: LogRun, end: RunFinished | None) -> bool:
@@ -187,7 +187,7 @@ def _judge_left_overs(facts: Facts, ledger: Ledger, report: Drained, pid: int | 
         if stamp.run_id not in named and stamp.branch not in named and not _has_pid(named, stamp)
     ]
     if unnamed:
-        ledger.broken("work goes on after a drain that did not name it", report, *unnamed)
+        ledger.broken("work continues after a drain that did not name it", report, *unnamed)
     for listing in facts.listings:
         if listing.began_at <= report.at:
             continue

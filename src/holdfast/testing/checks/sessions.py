@@ -146,8 +146,8 @@ def no_message_lost(facts: Facts, ledger: Ledger) -> None:
     taken twice, settled by a run that did not take it, settled otherwise than its run ended, or not withdrawn though
     no run took it; runs take messages out of order; a message acknowledged before another of the session was sent has
     a higher seq than that one; two attempts with one key got two messages, or one content is in the log twice; a first
-    attempt is called a duplicate; a message is in the log though each attempt was refused, or nobody sent it; a
-    withdrawal or a reading of a settlement says something else than the log.
+    attempt is called a duplicate; a message is in the log though each attempt was refused, or none was made; a
+    withdrawal or a reading of a settlement contradicts the log.
     """
     for look in facts.people:
         ledger.saw(look.checked)
@@ -233,7 +233,7 @@ def _judge_mail(
             ledger.broken("one content was accepted as two messages", twin, first)
         answers = by_content.get((*log.where, first.content))
         if answers is None:
-            ledger.broken("the log has a message that nobody sent to this session", log.where, first)
+            ledger.broken("the log has a message that was never sent to this session", log.where, first)
         elif all(isinstance(answer, Refused) for answer in answers):
             ledger.broken("a refused message was accepted", first, *answers)
         _judge_message(ledger, log, first)
@@ -295,7 +295,7 @@ def _judge_settlement(facts: Facts, ledger: Ledger, read: SettlementRead) -> Non
         return
     settled = log.settled.get(settlement.message_id)
     if not settled or (settled[0].state, settled[0].run_id) != (settlement.state, settlement.run_id):
-        ledger.broken("a settlement says something else than the log", read, settled)
+        ledger.broken("a settlement contradicts the log", read, settled)
         return
     run = log.runs.get(settlement.run_id or "")
     if run is not None and run.finished and run.finished[0].text != settlement.text:

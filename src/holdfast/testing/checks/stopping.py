@@ -36,8 +36,8 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
     Judged are the runs that the log shows ``interrupted`` by anything but a crash, in their last attempt, if its host
     lived until the end was known. *Observation*: a branch (task, thread or child that watches its interrupt; process,
     when the process list was read after the end) that had begun. *Violations*: more such tasks, threads and children
-    than the receipts name as left over had neither been told nor ended when the run's end was known; one of them was
-    told, or ended untold, more than ``wake_s`` after that, named or not; branches were told different first causes, or
+    than the receipts name as left over had neither seen the interrupt nor ended when the run's end was known; one of
+    them saw it, or ended, more than ``wake_s`` after that, named or not; branches saw different first causes, or
     one that the log does not have (unless the agent failed meanwhile); a process lived on after the end, unless a
     receipt names it.
     """
@@ -81,26 +81,26 @@ def broadcast(facts: Facts, ledger: Ledger) -> None:
                 untold.append(first_stamp)
                 continue
             if last_word.at > known_end + facts.limits.wake_s:
-                ledger.broken("a branch was told only long after its run's end", last_word, run.finished[0])
+                ledger.broken("a branch saw the interrupt only long after its run's end", last_word, run.finished[0])
             elif last_word.at > known_end:
                 untold.append(last_word)
             if telling is not None and telling.cause:
                 told.setdefault(telling.cause, telling)
         if len(untold) > abandoned:
-            ledger.broken("a branch of an interrupted run was not told before its end", *untold, run.finished[0])
+            ledger.broken("a branch of an interrupted run did not see the interrupt", *untold, run.finished[0])
         if len(told) > 1:
-            ledger.broken("branches of one run were told different first causes", *told.values())
+            ledger.broken("branches of one run saw different first causes", *told.values())
         for reason, telling in told.items():
             if log_reasons and reason not in log_reasons and run.finished[0].error is None:
-                ledger.broken("a branch was told a cause that the log does not have", telling, run.finished[0])
+                ledger.broken("a branch saw a cause that the log does not have", telling, run.finished[0])
 
 
 def isolation(facts: Facts, ledger: Ledger) -> None:
     """P2: an interrupt of one scope is never seen in another.
 
     *Observations*: every run that was on while another session was being stopped, every run that the log shows
-    stopping or interrupted, and every branch that was told. *Violations*: a run was stopped, or a branch told, though
-    nobody had asked for it in that session (and no host was drained or killed, and its own agent did not fail); the
+    stopping or interrupted, and every branch that saw an interrupt. *Violations*: a run was stopped, or a branch saw an
+    interrupt, without a request in that session (and no host was drained or killed, and its agent did not fail); the
     cause names a request or a message of another session; a withdrawal took a message of another session; ambient
     context named another session than the code was started for.
     """
@@ -130,10 +130,10 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
     def unjustified(where: Where, cause: Cause | None, until: float, attempts: list[Attempt]) -> str | None:
         first = root_cause(cause)
         if first is None:
-            return "nobody gave a cause"
+            return "it has no cause"
         if first.kind in _ASKED:
             if asked.get(where, until) >= until:
-                return f"nobody had asked for a stop in this session (cause {first.kind})"
+                return f"no stop was requested in this session (cause {first.kind})"
             elsewhere = reasons.get(first.reason)
             if elsewhere is not None and (elsewhere.principal, elsewhere.session) != where:
                 return "the cause is a stop of another session"
@@ -172,13 +172,13 @@ def isolation(facts: Facts, ledger: Ledger) -> None:
         ledger.saw()
         elsewhere = reasons.get(stamp.cause) if stamp.cause else None
         if elsewhere is not None and (elsewhere.principal, elsewhere.session) != home:
-            ledger.broken("a branch was told a stop of another session", stamp, elsewhere)
+            ledger.broken("a branch saw a stop of another session", stamp, elsewhere)
         elif (
             asked.get(home, stamp.at) >= stamp.at
             and leaving.get(stamp.host_pid, stamp.at) >= stamp.at
             and stamp.run_id not in failed
         ):
-            ledger.broken("a branch was told, but nobody had asked for a stop in this session", stamp)
+            ledger.broken("a branch saw an interrupt, but no stop was requested in this session", stamp)
     for call in facts.calls.values():
         if isinstance(call.request, StopRequested) and isinstance(call.answer, StopAnswered):
             log = facts.logs.get(call.where)
@@ -257,10 +257,10 @@ def _judge_rest(facts: Facts, ledger: Ledger, attempt: Attempt, request: StopReq
         abandoned = max(abandoned, len(answer.receipt.abandoned))
         survivors |= frozenset(answer.receipt.survivors)
         if len(late_branches) > abandoned:
-            ledger.broken("work of a stopped run goes on after the receipt", request, answer, *late_branches.values())
+            ledger.broken("work of a stopped run continues after the receipt", request, answer, *late_branches.values())
         for pid, stamp in late_processes.items():
             if pid not in survivors and not _dying(facts, stamp.host_pid, answer.at, stamp.at):
-                ledger.broken("a process of a stopped run goes on after the receipt", request, answer, stamp)
+                ledger.broken("a process of a stopped run continues after the receipt", request, answer, stamp)
                 return
     for listing, seen in facts.alive_after(attempt.run_id, answer.at):
         named = seen.pid in answer.receipt.survivors or seen.pid in facts.named_survivors(attempt.run_id)[1]

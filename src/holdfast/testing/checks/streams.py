@@ -16,7 +16,7 @@ def honest_streams(facts: Facts, ledger: Ledger) -> None:
     *Observations*: each connection of a reader, and each log. *Violations*: a log whose numbers have a hole, a repeat
     or a wrong order; a run in it without a terminal event; a connection whose events do not follow each other one by
     one from where it began, but for what a gap frame covers (so also: a resumed reader that misses or repeats events);
-    a gap that overlaps what was already seen, or says ``pruned`` about events that the log still has; an event that
+    a gap that overlaps what was seen before, or is called ``pruned`` though the log has its events; an event that
     the log does not have, or has otherwise; a receipt's cursor that does not stand just before its message; a reader
     that stalled, that was called caught up before the newest event, or whose followed message was not settled where
     the stream ended.
@@ -74,7 +74,7 @@ def _judge_connection(ledger: Ledger, connection: Connection, log: SessionLog | 
                 return
     closed = connection.closed
     if closed is None:
-        ledger.broken("nobody knows how a reader's connection ended", opened)
+        ledger.broken("the end of a reader's connection is unknown", opened)
         return
     if closed.why == "stalled":
         ledger.broken("a reader did not get events that exist", opened, closed, {"position": position})

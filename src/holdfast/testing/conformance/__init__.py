@@ -1,1 +1,1 @@
-"""The promises that make sense for any agent runtime, tried against an adapter of a few functions."""
+"""Promises that make sense for any agent runtime, tested through an adapter of a few functions."""

@@ -1,4 +1,4 @@
-"""The frameworks that ``holdfast check`` has adapters for, and an environment of its own for each, made on demand."""
+"""Frameworks that ``holdfast check`` has adapters for, each with an environment of its own, made on demand."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _INSTALL_S = 900.0
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework that an adapter is here for.
+    """A framework with an adapter here.
 
     Parameters:
         title: what the docs call it.
         adapter: the adapter's file and class.
-        packages: what is installed, with versions; nothing for what runs in Holdfast's own environment.
+        packages: distributions to install, with versions; empty for what runs in Holdfast's own environment.
     """
 
     title: str
@@ -65,33 +65,33 @@ FRAMEWORKS: Mapping[str, Framework] = {
         ),
     ),
 }
-"""By the name on the command line."""
+"""By name on the command line."""
 
 
 def cache_folder() -> Path:
-    """Where environments are kept: ``holdfast/check`` in the user's cache folder."""
+    """Return the folder for environments: ``holdfast/check`` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast" / "check"
 
 
 def target_of(name: str, *, say: Callable[[str], None]) -> Target:
-    """The adapter of a name: a framework's here, or ``module:Class`` or ``file.py:Class`` in this environment.
+    """Return the adapter of a name: a framework's, or ``module:Class`` or ``file.py:Class`` in this environment.
 
     Blocks for minutes when an environment has to be made.
 
     Parameters:
-        name: which.
-        say: told what takes long.
+        name: the adapter's name.
+        say: callback for messages about slow steps.
 
     Raises:
-        ConfigurationError: there is no such adapter, or its environment cannot be made.
+        ConfigurationError: the adapter is unknown, or its environment could not be made.
     """
     framework = FRAMEWORKS.get(name)
     if framework is None:
         where, _, which = name.rpartition(":")
         if not (where and which) or (where.endswith(".py") and not Path(where).is_file()):
             raise ConfigurationError(
-                f"there is no adapter {name!r}",
-                hint=f"name one of {', '.join(FRAMEWORKS)}, or your own as module:Class or file.py:Class",
+                f"unknown adapter {name!r}",
+                hint=f"choose one of {', '.join(FRAMEWORKS)}, or your own as module:Class or file.py:Class",
             )
         return Target(name=name, adapter=name, python=sys.executable)
     adapter = str(_ADAPTERS / framework.adapter)
@@ -100,7 +100,7 @@ def target_of(name: str, *, say: Callable[[str], None]) -> Target:
 
 
 def _environment(name: str, framework: Framework, say: Callable[[str], None]) -> Path:
-    """The interpreter of the framework's environment; made if it is not there."""
+    """Return the interpreter of the framework's environment; make the environment if it is missing."""
     wanted = sha256("\n".join((sys.version, *framework.packages)).encode()).hexdigest()[:12]
     folder = cache_folder() / f"{name}-{wanted}"
     python = folder / "bin" / "python"
@@ -119,7 +119,7 @@ def _environment(name: str, framework: Framework, say: Callable[[str], None]) ->
             timeout=_INSTALL_S,
         )
     except subprocess.CalledProcessError as error:
-        lines = str(error.stderr or error.stdout or "it said nothing").strip().splitlines()
+        lines = str(error.stderr or error.stdout or "no output").strip().splitlines()
         raise _not_made(framework, lines[-1]) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _not_made(framework, str(error)) from None
@@ -129,6 +129,6 @@ def _environment(name: str, framework: Framework, say: Callable[[str], None]) ->
 
 def _not_made(framework: Framework, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"no environment could be made for {framework.title}: {why}",
-        hint="it needs a package index that pip can reach",
+        f"could not make an environment for {framework.title}: {why}",
+        hint="check that pip can reach a package index",
     )

@@ -1,4 +1,4 @@
-"""Runs every probe against one adapter, each in a fresh process, and repeats those that find a promise broken."""
+"""Judge of an adapter: runs every probe in a fresh process, and repeats those that find a promise broken."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def judge(
 
     Parameters:
         target: the adapter and its Python.
-        promises: which; all by default.
-        times: how often a probe is tried that finds its promise broken, or could not run. Broken once is broken.
-        progress: told each verdict as it comes.
+        promises: names of the promises to test; all by default.
+        times: maximum tries for a probe that finds its promise broken or could not run. Broken once is broken.
+        progress: callback for each verdict.
     """
     versions: tuple[str, ...] = ()
     findings: list[Finding] = []
@@ -60,7 +60,7 @@ async def judge(
 
 
 async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, ...], bool]:
-    """One try: its verdict, its evidence, the versions that were seen, and whether a plain question was answered."""
+    """Return one try's verdict, its evidence, the versions found, and whether a plain question was answered."""
     versions: tuple[str, ...] = ()
     answered = False
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as name:
@@ -82,8 +82,8 @@ async def _try(target: Target, promise: str) -> tuple[Verdict, str, tuple[str, .
 
 
 async def _control(subject: Subject) -> None:
-    """One plain question and answer: an adapter that does not work is no broken promise."""
+    """Ask one plain question, so that a broken adapter is not taken for a broken promise."""
     await subject.ask("open", "control", "carl")
-    said = await subject.ask("result", await subject.ask("submit", "control", "say hello"))
+    said = await subject.ask("result", await subject.ask("submit", "control", "reply hello"))
     if "hello" not in said:
         raise Inconclusive(f"a plain question was answered with {said!r}")

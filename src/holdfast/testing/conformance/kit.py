@@ -5,7 +5,7 @@ This file runs it in a process of its own, in the framework's environment, and n
 
     python kit.py my_adapter.py:MyAdapter
 
-The pipe carries one JSON object a line. In: ``{"id": 1, "op": "submit", "args": ["s1", "say hello"]}``. Out:
+The pipe carries one JSON object a line. In: ``{"id": 1, "op": "submit", "args": ["s1", "reply hello"]}``. Out:
 ``{"id": 1, "value": "run-1"}``, or ``{"id": 1, "error": "…"}``, or ``{"id": 1, "not_offered": "why"}``. Calls that come
 while others are on run beside them.
 """
@@ -33,7 +33,7 @@ _LIMIT_BYTES = 1 << 24
 
 
 class NotOffered(Exception):
-    """The framework has no such thing. The text says what it has instead, for people."""
+    """The framework lacks this feature. The text names what it has instead, for people."""
 
 
 class Setting:
@@ -50,7 +50,7 @@ class Setting:
     """
 
     not_offered = NotOffered
-    """The error to raise for what the framework does not have."""
+    """Error to raise for a feature that the framework lacks."""
 
     def __init__(
         self, *, model_url: str, folder: str, tools: Sequence[Callable[..., Any]], forced_tool: Callable[..., Any]
@@ -66,11 +66,11 @@ class Setting:
 
 
 class Adapter(Protocol):
-    """What the judge needs from a framework. All methods run on one event loop; several may run at the same time.
+    """A framework as the judge needs it. All methods run on one event loop; several may run at the same time.
 
-    A method raises `NotOffered` (``setting.not_offered``) for what the framework does not have: it is then no promise
-    of the framework's, and not a broken one. Do not build in the adapter what the framework leaves to its users: the
-    table would praise the adapter.
+    A method raises `NotOffered` (``setting.not_offered``) for a feature that the framework lacks; that does not count
+    as a broken promise. Do not build in the adapter what the framework leaves to its users: the table would
+    praise the adapter.
     """
 
     packages: Sequence[str]
@@ -97,28 +97,28 @@ class Adapter(Protocol):
         ...
 
     async def transcript(self, session: str) -> list[list[str]]:
-        """What the framework keeps of the session: pairs of role (``user``, ``assistant``, ``tool``) and text."""
+        """Return the stored session as pairs of role (``user``, ``assistant``, ``tool``) and text."""
         ...
 
     async def force(self) -> str:
-        """Say by which way ``setting.forced_tool`` is given to the agent; raise `NotOffered` if there is none."""
+        """Return how ``setting.forced_tool`` is given to the agent; raise `NotOffered` if it cannot be."""
         ...
 
     async def live(self) -> list[str]:
-        """Names of the work that is alive now, by the framework's own account."""
+        """Return the names of the work that is alive now, by the framework's own account."""
         ...
 
     async def inbox(self) -> str:
-        """Say how a message outlives the process from the moment it is accepted; raise `NotOffered` if it does not."""
+        """Return how a message outlives the process once it is accepted; raise `NotOffered` if it does not."""
         ...
 
     async def close(self) -> None:
-        """End everything in good order."""
+        """Shut down in good order."""
         ...
 
 
 class Tasks:
-    """Runs as asyncio tasks: what a framework's user writes where the framework itself has no submit and no cancel."""
+    """Runs as asyncio tasks, as users write them where the framework itself has no submit and no cancel."""
 
     def __init__(self) -> None:
         self._of: dict[str, asyncio.Task[str]] = {}
@@ -126,7 +126,7 @@ class Tasks:
         self._number = 0
 
     def start(self, session: str, work: Any) -> str:
-        """Start a coroutine that returns the answer; its id."""
+        """Start a coroutine that returns the answer; return its id."""
         self._number += 1
         task = asyncio.get_running_loop().create_task(work)
         running = self._sessions.setdefault(session, set())
@@ -136,7 +136,7 @@ class Tasks:
         return f"work-{self._number}"
 
     async def result(self, work: str) -> str:
-        """Its answer; its error. May be asked once."""
+        """Return its answer or raise its error. Call it once."""
         try:
             return await asyncio.shield(self._of[work])
         except asyncio.CancelledError:
@@ -160,7 +160,7 @@ class Tasks:
 
 
 # ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────────────
-# They are what people write: none of them knows that it may be cancelled.
+# They are as people write them: unaware that they may be cancelled.
 
 
 def beat(file: str, seconds: float) -> str:
@@ -220,7 +220,7 @@ TOOLS: tuple[Callable[..., Any], ...] = (beat, block, nap, idle, program)
 
 
 def _load(target: str) -> type[Adapter]:
-    """The adapter class at ``file.py:Class`` or ``module:Class``."""
+    """Return the adapter class at ``file.py:Class`` or ``module:Class``."""
     where, _, name = target.rpartition(":")
     module: ModuleType
     if where.endswith(".py"):
@@ -266,11 +266,11 @@ async def _answer(adapter: Adapter, op: str, args: list[Any]) -> Any:
 
 
 def _checked(op: str, value: Any) -> Any:
-    """What an adapter's method answered, if it is of the right kind."""
+    """Return the answer of an adapter's method, if it is of the right type."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
-        raise TypeError(f"{op} answered with what JSON cannot say: {value!r}") from None
+        raise TypeError(f"{op} returned a value that JSON cannot express: {value!r}") from None
     match op, value:
         case (("submit" | "result" | "force" | "inbox"), str()):
             return value
@@ -279,7 +279,7 @@ def _checked(op: str, value: Any) -> Any:
         case "transcript", [*entries] if all(_is_entry(one) for one in entries):
             return value
         case (("submit" | "result" | "force" | "inbox" | "live" | "transcript"), _):
-            raise TypeError(f"{op} answered with {value!r:.80}, which is none of what Adapter.{op} says")
+            raise TypeError(f"{op} returned {value!r:.80}, which is not what Adapter.{op} returns")
     return value
 
 
@@ -317,7 +317,7 @@ async def _serve(target: str, incoming: Any, outgoing: Any) -> None:
 
 def main(target: str) -> None:
     """Serve the adapter at ``file.py:Class`` or ``module:Class`` on stdin and stdout until it is closed."""
-    # What the framework or an agent prints must not get into the pipe.
+    # Keep the output of the framework and of agents out of the pipe.
     outgoing = os.fdopen(os.dup(1), "wb", buffering=0)
     incoming = os.fdopen(os.dup(0), "rb", buffering=0)
     os.dup2(2, 1)

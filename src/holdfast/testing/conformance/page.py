@@ -15,7 +15,7 @@ __all__ = ["page"]
 
 
 def page(judgements: Sequence[Judgement]) -> str:
-    """Verdicts side by side, then each one's evidence.
+    """Return the verdicts side by side, then the evidence for each.
 
     Parameters:
         judgements: of one run, each with the same promises.
@@ -61,7 +61,7 @@ def _verdict(finding: Finding) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text in one line, which Markdown leaves as it is."""
+    """Return text as one line that Markdown leaves unchanged."""
     text = " ".join(text.split())
     for letter in "\\`*_[]<>|$":
         text = text.replace(letter, f"\\{letter}")

@@ -1,4 +1,4 @@
-"""One probe for each promise: it does something to the adapter, looks from outside, and says what it saw.
+"""One probe for each promise: it acts on the adapter, observes from outside, and reports what it saw.
 
 The fake model is in the judge's process and speaks real HTTP, so it sees each request open and close. Files, processes
 and times are seen from outside, too. A probe raises `Inconclusive` when it did not get as far as its question: that is
@@ -42,11 +42,11 @@ _STUCK_S = 8.0
 
 
 class Inconclusive(Exception):
-    """The probe could not ask its question. The text says why."""
+    """The probe could not ask its question. The text gives the reason."""
 
 
 class Bench:
-    """What a probe works with: a started adapter, the fake model, and a folder.
+    """The means of a probe: a started adapter, the fake model, and a folder.
 
     Parameters:
         subject: the adapter.
@@ -61,12 +61,12 @@ class Bench:
         self._files = 0
 
     def file(self) -> Path:
-        """A name for a new file."""
+        """Return a name for a new file."""
         self._files += 1
         return self.folder / f"seen-{self._files}"
 
     async def submit(self, session: str, text: str) -> str:
-        """Send a message to a session. Its work's id."""
+        """Send a message to a session and return its work's id."""
         return str(await self.subject.ask("submit", session, text))
 
     async def call(self, session: str, tool: str, **arguments: Any) -> tuple[str, Path]:
@@ -78,7 +78,7 @@ class Bench:
         return work, file
 
     async def why(self, work: str) -> str:
-        """What the run says if it has ended."""
+        """Describe how the run ended, if it has."""
         try:
             return f"; the run answered {await self.subject.ask('result', work, limit_s=0.5)!r}"
         except AdapterFailed as error:
@@ -98,7 +98,7 @@ class Bench:
         return work, exchange
 
     async def cancel(self, session: str) -> float:
-        """Cancel, and the seconds until that returned."""
+        """Cancel, and return how many seconds that took."""
         self.subject.look()
         began = time.monotonic()
         await self.subject.ask("cancel", session, limit_s=_CANCEL_S)
@@ -109,7 +109,7 @@ Probe = Callable[[Bench], Awaitable[tuple[Verdict, str]]]
 
 
 def answer(request: ModelRequest) -> Reply:
-    """The fake model: it does what the newest message says: ``say …``, ``stream pieces pace_ms``, ``call tool {…}``."""
+    """Answer as the fake model, by the newest message: ``reply …``, ``stream pieces pace_ms`` or ``call tool {…}``."""
     newest = next(
         (one for one in reversed(request.messages) if isinstance(one, UserMessage | ToolMessage)), request.messages[-1]
     )
@@ -120,11 +120,11 @@ def answer(request: ModelRequest) -> Reply:
         return Reply(text="x" * 8 * int(found[1]), pace_s=int(found[2]) / 1000)
     if found := re.search(r"call (\w+) (\{.*\})", order):
         return Reply(calls=[(found[1], json.loads(found[2]))])
-    return Reply(text=order.partition("say ")[2], pace_s=0.02)
+    return Reply(text=order.partition("reply ")[2], pace_s=0.02)
 
 
 async def until(seen: Callable[[], bool], limit_s: float) -> bool:
-    """Whether it came true in time."""
+    """Wait until `seen()` is true; return whether it was in time."""
     end = time.monotonic() + limit_s
     while not seen():
         if time.monotonic() > end:
@@ -134,7 +134,7 @@ async def until(seen: Callable[[], bool], limit_s: float) -> bool:
 
 
 def short(text: str) -> str:
-    """The beginning of a text, in one line."""
+    """Return the beginning of a text, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= 160 else f"{line[:157]}…"
 
@@ -144,7 +144,7 @@ def _ms(seconds: float) -> str:
 
 
 async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
-    """Results or errors, all begun at once."""
+    """Start all at once and return their results or errors."""
     return await asyncio.gather(*work, return_exceptions=True)
 
 
@@ -152,13 +152,13 @@ async def _together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 
 
 async def _many(bench: Bench) -> tuple[dict[int, str], list[list[str]]]:
-    """Send to one session at once; what became of each, and the transcript afterwards."""
+    """Send many messages to one session at once; return the outcome of each, and the transcript afterwards."""
     await bench.subject.ask("open", "many", "ann")
     await bench.subject.ask("transcript", "many")  # raises NotOffered before anything is done
 
     async def one(n: int) -> str:
         try:
-            work = await bench.submit("many", f"message-{n:02} say answer-{n:02}")
+            work = await bench.submit("many", f"message-{n:02} reply answer-{n:02}")
             text = str(await bench.subject.ask("result", work, limit_s=60.0))
         except AdapterFailed as error:
             return f"refused: {error}"
@@ -199,7 +199,7 @@ async def one_at_a_time(bench: Bench) -> tuple[Verdict, str]:
     beside = sum(1 for n, (began, _) in enumerate(spans) if any(end > began for _, end in spans[:n]))
     apart = 0
     for (role, text), (next_role, next_text) in itertools.pairwise([*entries, ["", ""]]):
-        if role == "user" and (found := re.search(r"say (answer-\d\d)", text)):
+        if role == "user" and (found := re.search(r"reply (answer-\d\d)", text)):
             apart += next_role != "assistant" or found[1] not in next_text
     text = f"{beside} of {len(spans)} model requests began while another was on; "
     text += f"{apart} questions in the transcript are not followed by their answer"
@@ -210,7 +210,7 @@ async def one_at_a_time(bench: Bench) -> tuple[Verdict, str]:
 
 
 async def model_closed(bench: Bench) -> tuple[Verdict, str]:
-    """A cancel closes the model request that is streaming: nobody goes on paying."""
+    """A cancel closes the streaming model request, so that no more tokens are billed."""
     await bench.subject.ask("open", "s", "ann")
     _, exchange = await bench.streaming("s", 400, 20)
     began = asyncio.get_running_loop().time()
@@ -226,7 +226,7 @@ async def model_closed(bench: Bench) -> tuple[Verdict, str]:
 
 
 async def sync_tool(bench: Bench) -> tuple[Verdict, str]:
-    """A cancelled run's sync tool does not run on, written as anybody writes it."""
+    """An ordinary sync tool of a cancelled run stops running."""
     await bench.subject.ask("open", "s", "ann")
     return await _ended(bench, "beat")
 
@@ -280,7 +280,7 @@ async def valid_transcript(bench: Bench) -> tuple[Verdict, str]:
     await bench.call("s", "idle", seconds=_IDLE_S)
     await bench.cancel("s")
     before = len(bench.server.exchanges)
-    work = await bench.submit("s", "say next")
+    work = await bench.submit("s", "reply next")
     asked = asyncio.ensure_future(bench.server.requests(before + 1, limit_s=_ANSWER_S))
     ended = asyncio.ensure_future(bench.subject.ask("result", work, limit_s=_ANSWER_S))
     await asyncio.wait({asked, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -290,8 +290,8 @@ async def valid_transcript(bench: Bench) -> tuple[Verdict, str]:
         return broken(f"no further request reaches the model; the run ends with {short(str(outcome))}")
     exchange = bench.server.exchanges[before]
     await _together(_done(asked), _done(ended))
-    if "say next" not in json.dumps(exchange.body["messages"]):
-        raise Inconclusive("the cancelled run itself went on, and asked the model again")
+    if "reply next" not in json.dumps(exchange.body["messages"]):
+        raise Inconclusive("the cancelled run itself continued, and asked the model again")
     roles = [str(message.get("role")) for message in exchange.body["messages"]]
     objection = ChatWire(exchange.body, 0).objection()
     if objection is not None:
@@ -312,7 +312,7 @@ async def next_run(bench: Bench) -> tuple[Verdict, str]:
         await bench.cancel(session)
         began = time.monotonic()
         try:
-            work = await bench.submit(session, "say forward")
+            work = await bench.submit(session, "reply forward")
             text = await bench.subject.ask("result", work, limit_s=_ANSWER_S)
         except (AdapterFailed, TimeoutError) as error:
             return broken(f"after a cancel in a {session}: {short(f'{type(error).__name__} {error}')}")
@@ -337,7 +337,7 @@ async def cancel_of_another(bench: Bench) -> tuple[Verdict, str]:
         try:
             await bench.subject.ask("result", stopped, limit_s=_LATE_S)
         except TimeoutError:
-            raise Inconclusive("the cancelled run itself goes on, so nothing is known of others") from None
+            raise Inconclusive("the cancelled run itself continues, so nothing is known of others") from None
         return broken("the cancelled run itself answered in full")
     return kept("2 of 2 runs of other sessions (one of the same user) came whole")
 
@@ -386,7 +386,7 @@ async def _done(future: asyncio.Future[Any]) -> Any:
 
 
 async def live_work(bench: Bench) -> tuple[Verdict, str]:
-    """What is alive can be listed, also a stuck tool that a cancel left behind; nothing else is listed."""
+    """Live work can be listed, including a stuck tool that a cancel left behind; nothing else is listed."""
     await bench.subject.ask("open", "s", "ann")
     await bench.subject.ask("live")  # raises NotOffered before anything is done
     _, file = await bench.call("s", "beat", seconds=_STUCK_S)
@@ -413,7 +413,7 @@ async def leaks(bench: Bench) -> tuple[Verdict, str]:
         await bench.subject.ask("open", session, "ann")
 
     async def through(session: str) -> None:
-        await bench.subject.ask("result", await bench.submit(session, "say hello"), limit_s=_ANSWER_S)
+        await bench.subject.ask("result", await bench.submit(session, "reply hello"), limit_s=_ANSWER_S)
 
     async def hundred() -> dict[str, int]:
         for _ in range(_RUNS // len(sessions)):
@@ -433,11 +433,11 @@ async def leaks(bench: Bench) -> tuple[Verdict, str]:
 
 
 async def kept_answers(bench: Bench) -> tuple[Verdict, str]:
-    """What was answered before a kill -9 is in the transcript after the restart."""
+    """Messages answered before a kill -9 are in the transcript after the restart."""
     await bench.subject.ask("open", "s", "ann")
     await bench.subject.ask("transcript", "s")
     for n in range(5):
-        await bench.subject.ask("result", await bench.submit("s", f"message-{n} say answer-{n}"), limit_s=_ANSWER_S)
+        await bench.subject.ask("result", await bench.submit("s", f"message-{n} reply answer-{n}"), limit_s=_ANSWER_S)
     await bench.subject.kill()
     await bench.subject.start()
     await bench.subject.ask("open", "s", "ann")
@@ -448,11 +448,11 @@ async def kept_answers(bench: Bench) -> tuple[Verdict, str]:
 
 
 async def kept_messages(bench: Bench) -> tuple[Verdict, str]:
-    """What was accepted before a kill -9 is answered after the restart, without being sent again."""
+    """Messages accepted before a kill -9 are answered after the restart, without being sent again."""
     await bench.subject.ask("open", "s", "ann")
     how = await bench.subject.ask("inbox")
     for n in range(5):
-        await bench.submit("s", f"message-{n} say answer-{n} {'and so on ' * 8}")
+        await bench.submit("s", f"message-{n} reply answer-{n} {'and so on ' * 8}")
     await bench.subject.kill()
     await bench.subject.start()
     await bench.subject.ask("open", "s", "ann")

@@ -24,7 +24,7 @@ _START_S = 60.0
 _CLOSE_S = 3.0
 _ENDING_S = 1.0
 LIMIT_S = 30.0
-"""How long a call of the adapter may take, if nothing else is said."""
+"""How long a call of the adapter may take by default."""
 
 
 class AdapterFailed(Exception):
@@ -75,7 +75,7 @@ class Subject:
         await self.kill()
 
     async def start(self) -> None:
-        """Start the process and its adapter. Raises `AdapterFailed` with what it said on stderr."""
+        """Start the process and its adapter. Raises `AdapterFailed` with its last line on stderr."""
         with (self._folder / "stderr.txt").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 self._target.python,
@@ -179,11 +179,11 @@ class Subject:
 
     def _last_words(self) -> str:
         lines = (self._folder / "stderr.txt").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
 
 def _environment() -> dict[str, str]:
-    """This environment without keys, settings and proxies that would change what a framework does."""
+    """Return this environment without keys, settings and proxies that would change a framework's behaviour."""
     kept = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "SYSTEMROOT", "LD_LIBRARY_PATH"}
     quiet = {"PYTHONUNBUFFERED": "1", "OPENAI_AGENTS_DISABLE_TRACING": "1", "LANGSMITH_TRACING": "false"}
     return {name: value for name, value in os.environ.items() if name in kept} | quiet

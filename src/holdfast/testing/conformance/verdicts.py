@@ -1,4 +1,4 @@
-"""What the judge says of one promise, and of one adapter."""
+"""Verdicts of the judge on one promise, and on one adapter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verdict = Literal["kept", "broken", "not offered", "could not run"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One promise, as it was seen.
+    """The finding on one promise.
 
     Parameters:
         promise: its short name.
@@ -48,15 +48,15 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kept(evidence: str) -> tuple[Verdict, str]:
-    """What a probe returns when the promise was kept."""
+    """Return the result of a probe whose promise was kept."""
     return "kept", evidence
 
 
 def broken(evidence: str) -> tuple[Verdict, str]:
-    """What a probe returns when it was not."""
+    """Return the result of a probe whose promise was broken."""
     return "broken", evidence
 
 
 def worst(tries: Sequence[tuple[Verdict, str]]) -> Verdict:
-    """The verdict of several tries: broken once is broken."""
+    """Return the verdict of several tries: broken once is broken."""
     return next((verdict for verdict, _ in tries if verdict == "broken"), tries[-1][0])

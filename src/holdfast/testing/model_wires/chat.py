@@ -145,12 +145,12 @@ class ChatWire:
 
 
 def bearer(headers: Mapping[str, str]) -> str | None:
-    """The key in an Authorization header."""
+    """Return the key in an Authorization header."""
     return headers.get("authorization", "").removeprefix("Bearer ") or None
 
 
 def openai_error(status: int, message: str) -> bytes:
-    """The body of an answer of OpenAI's with an error status."""
+    """Return OpenAI's body of an answer with an error status."""
     kinds = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
     codes = {401: "invalid_api_key", 404: "model_not_found", 429: "rate_limit_exceeded"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
@@ -183,7 +183,7 @@ def _objections(body: dict[str, Any]) -> Iterator[str]:
             if len(open_calls) < len(calls):
                 yield f"messages[{n}]: two tool calls have the same id"
         elif role not in ("system", "developer", "user"):
-            yield f"messages[{n}]: there is no role {role!r}"
+            yield f"messages[{n}]: unknown role {role!r}"
         elif not message.get("content"):
             yield f"messages[{n}]: content is empty"
     if open_calls:

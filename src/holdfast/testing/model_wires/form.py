@@ -1,4 +1,4 @@
-"""What a wire protocol is, and what all of them have in common."""
+"""Interface of a wire protocol, and the functions that all of them share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class Wire(Protocol):
-    """One answer in one protocol. Made for each request.
+    """One answer in one protocol, made for each request.
 
     Parameters:
         body: the request's JSON object.
@@ -31,38 +31,38 @@ class Wire(Protocol):
     def __init__(self, body: dict[str, Any], number: int) -> None: ...
 
     def objection(self) -> str | None:
-        """Why the provider would refuse the request with status 400, or None."""
+        """Return why the provider would refuse the request with status 400, or None."""
         ...
 
     def request(self) -> ModelRequest:
-        """The request in our words."""
+        """Return the request in our own types."""
         ...
 
     def start(self) -> bytes:
-        """What comes before the first part."""
+        """Return the bytes before the first part."""
         ...
 
     def part(self, part: Part) -> bytes:
-        """A part of the answer; of an `EndPart`, all that ends the answer in order."""
+        """Return the bytes of a part; of an `EndPart`, all that ends the answer in order."""
         ...
 
     def broken(self, message: str) -> bytes:
-        """An error inside a stream that had begun well."""
+        """Return an error inside a stream that had begun well."""
         ...
 
     @staticmethod
     def key_of(headers: Mapping[str, str]) -> str | None:
-        """The key that came with the request."""
+        """Return the key that came with the request."""
         ...
 
     @staticmethod
     def error(status: int, message: str) -> bytes:
-        """The body of an answer with an error status."""
+        """Return the body of an answer with an error status."""
         ...
 
 
 def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]], Iterator[str]]) -> str | None:
-    """What a provider would say first against a request, or None; what its objections stumble over counts too."""
+    """Return the provider's first objection to a request, or None; an error while reading it counts too."""
     if body.get("stream") is not True:
         return "this server answers in streams only: send 'stream': true"
     try:
@@ -72,14 +72,14 @@ def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]],
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, which is a text or a list of blocks."""
+    """Return the text of a message's content, which is a text or a list of blocks."""
     if isinstance(content, list):
         return "".join(block["text"] for block in content if block["type"] == "text")
     return content or ""
 
 
 def attachment_of(media_type: str, data: str) -> Attachment:
-    """The attachment whose bytes a request carries in base64."""
+    """Return the attachment whose bytes a request carries in base64."""
     try:
         content = base64.b64decode(data, validate=True)
     except binascii.Error:
@@ -88,15 +88,15 @@ def attachment_of(media_type: str, data: str) -> Attachment:
 
 
 def arguments_text(part: CallPart) -> str:
-    """The arguments of a call as JSON, or as the text that they are."""
+    """Return the arguments of a call as JSON, or as the text that they are."""
     return part.arguments if isinstance(part.arguments, str) else msgspec.json.encode(part.arguments).decode()
 
 
 def data_line(value: dict[str, Any]) -> bytes:
-    """An SSE frame without an event name."""
+    """Return an SSE frame without an event name."""
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
 def event_lines(kind: str, value: dict[str, Any]) -> bytes:
-    """An SSE frame whose event name is its ``type`` too."""
+    """Return an SSE frame whose event name is its ``type`` too."""
     return f"event: {kind}\n".encode() + data_line({"type": kind, **value})

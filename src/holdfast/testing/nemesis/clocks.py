@@ -25,11 +25,11 @@ _POLL_S = 0.05
 
 async def clock_jumps(episode: Episode) -> None:
     """Set the clock while batches collect, questions are open and keys are remembered; then between two starts."""
-    first = episode.content("say")
+    first = episode.content("emit")
     session = episode.admin.session(f"known-{ids.message_id()}")
     sent = await session.send(first, idempotency_key="known", agent=None)
     planned = await episode.admin.session(f"planned-{ids.message_id()}").schedule(
-        episode.content("say"), every_s=_EVERY_S, miss="skip"
+        episode.content("emit"), every_s=_EVERY_S, miss="skip"
     )
     for clock_s in _JUMPS_S:
         episode.progress(f"the clock is {clock_s / 3600:+g} h off")
@@ -51,13 +51,13 @@ async def clock_jumps(episode: Episode) -> None:
 
 
 async def _collects_in_time(episode: Episode, clock_s: float) -> None:
-    """A batch that collects when the clock is set runs after the time that it was to wait."""
+    """Check that a batch that collects when the clock is set runs on time."""
     session = episode.admin.session(f"collects-{ids.message_id()}")
     receipt = await session.send(
-        episode.content("say"), policy="collect", quiet_s=_QUIET_S, max_wait_s=_MOST_WAIT_S, agent=None
+        episode.content("emit"), policy="collect", quiet_s=_QUIET_S, max_wait_s=_MOST_WAIT_S, agent=None
     )
     second = await session.send(
-        episode.content("say"), policy="collect", quiet_s=_QUIET_S, max_wait_s=_MOST_WAIT_S, agent=None
+        episode.content("emit"), policy="collect", quiet_s=_QUIET_S, max_wait_s=_MOST_WAIT_S, agent=None
     )
     await episode.pull(clock_s=clock_s)
     for message_id in (receipt.message_id, second.message_id):
@@ -70,9 +70,9 @@ async def _collects_in_time(episode: Episode, clock_s: float) -> None:
 
 
 async def _is_set(episode: Episode, clock_s: float) -> None:
-    """What the server writes down has the time of the clock that was set."""
+    """Check that what the server writes down has the time of the new clock."""
     session = episode.admin.session(f"dated-{ids.message_id()}")
-    await session.send(episode.content("say"), agent=None)
+    await session.send(episode.content("emit"), agent=None)
     off_s = (await session.info()).created_at - system_clock.now() - clock_s
     episode.tally.check(
         abs(off_s) < _IN_TIME_S, f"the server dates a session {off_s:+.0f} s off a clock set {clock_s / 3600:+g} h off"
@@ -80,7 +80,7 @@ async def _is_set(episode: Episode, clock_s: float) -> None:
 
 
 async def _fires(episode: Episode, planned: RemoteSchedule, clock_s: float) -> None:
-    """A schedule goes on with its period when the clock was set."""
+    """Check that a schedule keeps its period after the clock is set."""
     before = (await planned.info()).fired
     end = system_clock.monotonic() + _IN_TIME_S
     after = before
@@ -103,11 +103,11 @@ async def _state_within(episode: Episode, key: str, message_id: str) -> str:
 
 
 async def _question_is_open(episode: Episode) -> None:
-    """A question stays open when the clock is set back, and has expired at the next start when it is set forward."""
+    """Check that a question stays open when the clock is set back, and expires by the next start when set forward."""
     tally = episode.tally
     asked = [episode.admin.session(f"asks-{ids.message_id()}") for _ in range(2)]
     receipts = [
-        await session.send(episode.content("ask", "say"), idempotency_key="ask", agent=None) for session in asked
+        await session.send(episode.content("ask", "emit"), idempotency_key="ask", agent=None) for session in asked
     ]
     for session in asked:
         tally.check(await _open_questions(session, 1), "a question does not come to be open")
@@ -123,7 +123,7 @@ async def _question_is_open(episode: Episode) -> None:
 
 
 async def _open_questions(session: object, count: int) -> bool:
-    """Whether so many questions are open, soon."""
+    """Wait a moment for `count` open questions; return whether they are there."""
     for _ in range(100):
         if len(await session.questions()) == count:  # type: ignore[attr-defined]
             return True

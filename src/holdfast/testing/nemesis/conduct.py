@@ -28,17 +28,17 @@ _KILL_SESSIONS = 6
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one fault.
+    """The outcome of one fault.
 
     Parameters:
-        fault, title: which one.
+        fault, title: name and title of the fault.
         how: how it was injected, where there is more than one way.
-        injected: how often, by kind.
-        observations: of the promises, all together.
-        checked: things that were looked at besides.
-        broken: violations of promises, and what else was found.
+        injected: number of injections, by kind.
+        observations: number of observations of promises.
+        checked: number of further checks.
+        broken: number of violations of promises and of other findings.
         found: the first of them, in words with their promise.
-        seconds: how long it took.
+        seconds: duration.
     """
 
     fault: str
@@ -58,7 +58,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Injected, and nothing was broken."""
+        """Whether it was injected and nothing was broken."""
         return not self.broken and not self.never and self.observations > 0
 
 
@@ -88,7 +88,7 @@ def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: floa
 
 
 async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, Recorder]:
-    """One episode: its outcome and its history. Raises `HoldfastError` when the server cannot be started."""
+    """Run one episode; return its outcome and history. Raises `HoldfastError` if the server cannot be started."""
     began = system_clock.monotonic()
     recorder = Recorder()
     how = ""
@@ -115,7 +115,7 @@ async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, 
 
 
 async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | None = None) -> tuple[Outcome, Recorder]:
-    """SIGKILL at every failpoint that is registered (or at `points`), then at random; its outcome and its history."""
+    """Send SIGKILL at every registered failpoint (or at `points`), then at random; return outcome and history."""
     began = system_clock.monotonic()
     recorder = Recorder()
     tally = Tally()
@@ -148,11 +148,11 @@ async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | N
 
 
 async def _nothing(episode: object) -> None:
-    """The storm has done it."""
+    """Do nothing: the storm has injected it."""
 
 
 async def run_faults(names: Sequence[str], ask: Ask, progress: Progress) -> list[tuple[Outcome, Recorder]]:
-    """An episode for each of these faults, one after another. Raises `HoldfastError` when a server does not start."""
+    """Run an episode for each of these faults in turn. Raises `HoldfastError` if a server does not start."""
     done = []
     for name in names:
         one = await run_kills(ask, progress) if name == KILLS else await torment(FAULTS[name], ask, progress)

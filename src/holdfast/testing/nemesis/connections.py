@@ -1,4 +1,4 @@
-"""Faults of those who connect: thousands of connections, opened and dropped in the middle of whatever they say."""
+"""Faults of connections: thousands of them, opened and dropped in the middle of a request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BYSTANDER_S = 1.0
 
 
 class _Bystander:
-    """A run of somebody else that lasts as long as the connections come and go."""
+    """Another user's runs, which last as long as the connections come and go."""
 
     def __init__(self, episode: Episode) -> None:
         self._episode = episode
@@ -41,13 +41,13 @@ class _Bystander:
     async def works(self) -> None:
         """Send one thing after another, until cancelled."""
         while True:
-            content = self._episode.content("say", "call", "thread", span_s=_BYSTANDER_S)
+            content = self._episode.content("emit", "call", "thread", span_s=_BYSTANDER_S)
             receipt = await self._session.send(content, agent=None)
             self._receipts.append(receipt.message_id)
             await self._session.wait(receipt.message_id, timeout_s=_GONE_S)
 
     async def look(self) -> None:
-        """Each of its runs has completed."""
+        """Check that each of its runs has completed."""
         for message_id in self._receipts:
             state = (await self._session.wait(message_id, timeout_s=_GONE_S)).state
             self._episode.tally.check(state == "completed", f"a run beside the connections is {state}")
@@ -61,7 +61,7 @@ async def connections(episode: Episode) -> None:
     working = asyncio.create_task(bystander.works(), name="bystander")
     senders = [f"cut-{number}-{ids.message_id()[-6:]}" for number in range(_SENDERS)]
     opened = min(2 * len(_KINDS), total)
-    await _opened_and_dropped(episode, senders, opened)  # what is made once is there afterwards
+    await _opened_and_dropped(episode, senders, opened)  # warm-up: makes what exists once
     await asyncio.sleep(_SETTLED_S)
     before = await _held(episode)
     try:
@@ -91,7 +91,7 @@ async def connections(episode: Episode) -> None:
 
 
 async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) -> None:
-    """A batch: all of it is open at one time."""
+    """Open a batch of connections, all at one time, and drop them."""
     lines = [Line(episode.settings.port, episode.admin_key) for _ in range(count)]
     try:
         for line in lines:
@@ -107,8 +107,8 @@ async def _opened_and_dropped(episode: Episode, senders: list[str], count: int) 
 
 
 async def _begin(episode: Episode, line: Line, kind: str, key: str) -> bool:
-    """Say what that kind says; False when the server had closed it before."""
-    message = {"content": episode.content("say", span_s=0.0), "idempotency_key": ids.message_id(), "policy": "reject"}
+    """Send what that kind sends; False if the server had closed the connection before."""
+    message = {"content": episode.content("emit", span_s=0.0), "idempotency_key": ids.message_id(), "policy": "reject"}
     head, body = line.request("POST", f"/v1/sessions/{key}/messages", msgspec.json.encode(message))
     match kind:
         case "half a head":
@@ -124,7 +124,7 @@ async def _begin(episode: Episode, line: Line, kind: str, key: str) -> bool:
 
 
 async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[str, int]:
-    """What the server's process holds, its connections included; with `below`, once it is not more than that."""
+    """Return what the server's process holds, connections included; with `below`, once it is at most that."""
     deadline = system_clock.monotonic() + _GONE_S
     while True:
         try:
@@ -140,7 +140,7 @@ async def _held(episode: Episode, below: dict[str, int] | None = None) -> dict[s
 
 
 async def _come_to_rest(episode: Episode, senders: list[str]) -> None:
-    """What was sent by those who did not wait for the answer is settled like anything else."""
+    """Check that messages are settled whose senders did not wait for the answer."""
     for key in senders:
         session = episode.admin.session(key)
         deadline = system_clock.monotonic() + _GONE_S

@@ -72,20 +72,20 @@ class Disk(Protocol):
     how: str
     """How it becomes full and read-only, in a few words."""
     path: Path
-    """Of the database, as the server sees it."""
+    """Path of the database, as the server sees it."""
     keeper: int | None
     """The process whose mounts the server has to see."""
 
     async def fill(self, pid: int) -> None:
-        """No byte more fits, for the server with that process id."""
+        """Fill the disk for the server with that process id, to the last byte."""
         ...
 
     async def free(self, pid: int | None) -> None:
-        """There is room again. The server may have ended."""
+        """Make room again. The server may have ended."""
         ...
 
     async def set_read_only(self, read_only: bool) -> None:
-        """Nothing can be written, or everything again. While no server has it open."""
+        """Make everything read-only, or writable again, while no server has it open."""
         ...
 
     async def close(self) -> None:
@@ -120,7 +120,7 @@ class SmallDisk:
         if (await keeper.stdout.readline()).strip() != b"ok":
             told = (await keeper.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
             await keeper.wait()
-            raise NotSupported(f"this machine gives no disk of its own: {told}")
+            raise NotSupported(f"cannot mount a small disk on this machine: {told}")
         return cls(folder / seed.name, keeper)
 
     async def fill(self, pid: int) -> None:
@@ -151,7 +151,7 @@ class SmallDisk:
 
 
 class LimitedDisk:
-    """See the module; of one loop. ``because``: why there is no better one."""
+    """See the module; of one loop. ``because``: the reason why it is not a `SmallDisk`."""
 
     def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
         how = "a limit on the size of files (EFBIG), and files without the right to write"
@@ -186,7 +186,7 @@ class LimitedDisk:
 
 
 async def open_disk(folder: Path, seed: Path, *, small: bool) -> Disk:
-    """A disk at the empty `folder` with the database `seed` on it; a `small` one if that is asked for and allowed."""
+    """Open a disk at the empty `folder` with the database `seed` on it; a `small` one if asked for and allowed."""
     if small and sys.platform == "linux":
         try:
             return await SmallDisk.open(folder, seed)

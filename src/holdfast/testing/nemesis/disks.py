@@ -16,9 +16,9 @@ _ROUNDS = 2
 _REFUSED_WITHIN_S = 10.0
 _SLOW_S = 0.1
 _PADDING = " " * 65_536
-"""So that the room that the store had taken before is used up soon."""
+"""Large enough to use up the room that the store had taken before."""
 _STORE_CANNOT_BE_USED = 7
-"""The exit code of ``holdfast serve`` that says so."""
+"""The exit code of ``holdfast serve`` for a store that cannot be used."""
 
 
 class _Refusals:
@@ -31,11 +31,11 @@ class _Refusals:
         self._refused: list[tuple[str, str]] = []
 
     async def meet(self) -> None:
-        """Send until it is refused, and look at what the client is told."""
+        """Send until refused, and check the error that the client gets."""
         tally = self._episode.tally
         end = system_clock.monotonic() + _REFUSED_WITHIN_S
         while system_clock.monotonic() < end:
-            key, content = ids.message_id(), self._episode.content("say") + _PADDING
+            key, content = ids.message_id(), self._episode.content("emit") + _PADDING
             try:
                 await self._episode.admin.session(f"refused-{key}").send(content, idempotency_key=key, agent=None)
             except HoldfastError as error:
@@ -48,7 +48,7 @@ class _Refusals:
         tally.check(False, f"no send was refused within {_REFUSED_WITHIN_S:g} s")
 
     async def repeat(self) -> None:
-        """Send again what was refused: none of it is known, all of it is taken now."""
+        """Send again what was refused: no message is known, and each is taken now."""
         tally = self._episode.tally
         for key, content in self._refused:
             session = self._episode.admin.session(f"refused-{key}")
@@ -130,4 +130,4 @@ async def _look_at_refused_start(episode: Episode, code: str) -> None:
     tally, refusal = episode.tally, await episode.refused()
     exited, told = refusal.exited, refusal.message
     tally.check(exited == _STORE_CANNOT_BE_USED, f"a start that the disk refuses ends with exit code {exited}: {told}")
-    tally.check(refusal.code == code, f"a start that the disk refuses says {refusal.code or 'no code'}: {told}")
+    tally.check(refusal.code == code, f"a start that the disk refuses reports {refusal.code or 'no code'}: {told}")

@@ -1,6 +1,6 @@
 """One episode of a nemesis: a server of its own with levers and a disk, under the storm's load, for one fault.
 
-Whatever the fault, an episode begins and ends alike: a warm-up and a baseline, load, the fault as often as it says,
+Whatever the fault, an episode begins and ends alike: a warm-up and a baseline, load, the injections of the fault,
 then rest, a last reading of everything and a clean shutdown. What the clients, readers and agents saw is one history,
 judged by the storm's checker; what only the fault can see is checked here and written down in a `Tally`.
 """
@@ -58,15 +58,15 @@ _RESENDS = 20
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of every episode.
+    """Parameters of every episode.
 
     Parameters:
-        sessions: how many the load drives.
+        sessions: number of sessions that the load drives.
         span_s: how long each injection of a fault lasts.
-        connections: how many are opened and dropped.
-        seed: of all choices.
+        connections: number of connections to open and drop.
+        seed: random seed.
         agents: the user's own as ``module:name``; none for the storm's.
-        say: what begins each message to those.
+        say: prefix of each message to those agents.
     """
 
     sessions: int = 12
@@ -82,13 +82,13 @@ class _Statistics(msgspec.Struct):
 
 
 class _Server(msgspec.Struct):
-    """What a server says of itself, as far as it is looked at."""
+    """The server's own report, as far as it is used."""
 
     statistics: _Statistics
 
 
 class Tally:
-    """What a fault counts: how often each kind of it was injected, what was checked, and what was found."""
+    """Counts of a fault: injections of each kind, checks, and findings."""
 
     def __init__(self) -> None:
         self.injected: Counter[str] = Counter()
@@ -96,14 +96,14 @@ class Tally:
         self.found: list[str] = []
 
     def check(self, holds: bool, otherwise: str) -> bool:
-        """Look at one thing; `otherwise` is what is found if it does not hold."""
+        """Check one thing; `otherwise` is the finding if it does not hold."""
         self.checked += 1
         if not holds:
             self.found.append(otherwise)
         return holds
 
     def check_alive(self, task: asyncio.Task[Any]) -> None:
-        """Look at what goes on until it is cancelled: it has not died, nor ended."""
+        """Check that a task which runs until it is cancelled has not died or ended."""
         error = task.exception() if task.done() and not task.cancelled() else None
         self.check(not task.done(), f"the {task.get_name()} died{'' if error is None else f' of {told(error)}'}")
 
@@ -146,7 +146,7 @@ class Episode:
     # ── the server ───────────────────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> bool:
-        """Start the next server, with the clock as its lever stands; False if it ended before it answered."""
+        """Start the next server, with the clock set as its lever; False if it ended before it answered."""
         environment = {CLOCK_VARIABLE: str(self.levers.clock_s)}
         if self.disk.keeper is not None:
             environment[DISK_VARIABLE] = str(self.disk.keeper)
@@ -158,22 +158,22 @@ class Episode:
         return ready
 
     async def start_again(self, after: str) -> None:
-        """Start the next server, which is to start. Raises `ServerUnreachable`."""
+        """Start the next server, which must start. Raises `ServerUnreachable`."""
         if self.tally.check(await self.start(), f"no start after {after}"):
             return
         refusal = await self.refused()
         raise ServerUnreachable(f"the server does not start after {after}: {refusal.message}", hint=refusal.hint)
 
     async def refused(self) -> Refusal:
-        """How the server ended whose start came to nothing, and what it said. Its end is noted."""
+        """Return why the server did not start, and note its end."""
         return read_refusal(await self.server.refused(), self.server.tail())
 
     def set_clock(self, clock_s: float) -> None:
-        """The next server starts with a wall clock that is so far off."""
+        """Set how far the wall clock of the next server is off."""
         self.levers = Levers(clock_s=clock_s)
 
     def is_alive(self) -> bool:
-        """Look whether the server still runs, unless its clean shutdown has begun."""
+        """Whether the server still runs; its end is a finding unless its clean shutdown has begun."""
         if self._ending:
             return True
         return self.tally.check(self.server.alive, f"the server ended by itself: {self.server.tail()}")
@@ -204,7 +204,7 @@ class Episode:
     # ── the load ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def watch(self, seconds: float) -> None:
-        """Let the load go on for so long. Raises what broke in it."""
+        """Let the load run for `seconds`. Raises what broke in it."""
         end = system_clock.monotonic() + seconds
         while (left := end - system_clock.monotonic()) > 0:
             await asyncio.sleep(min(0.25, left))
@@ -214,18 +214,18 @@ class Episode:
             await note_processes(self.recorder, self.server.storm)
 
     def content(self, *pieces: Any, span_s: float = 0.05) -> str:
-        """A message's content for the agents that are served."""
+        """Return a message's content for the agents that are served."""
         name = ids.message_id()
         if self.ask.agents:
             return f"{self.ask.say} [{name}]"
         return encode_plan(Plan(name=name, pieces=pieces, span_s=span_s))
 
     async def send_alone(self, count: int) -> None:
-        """Send to so many new sessions, each only one message, until it is accepted: nothing else wakes them."""
+        """Send one message to each of `count` new sessions, until it is accepted: nothing else wakes them."""
         for _ in range(count):
             key = ids.message_id()
             self._alone.append(key)
-            session, content = self.admin.session(key), self.content("say", span_s=0.0)
+            session, content = self.admin.session(key), self.content("emit", span_s=0.0)
             for _ in range(_RESENDS):
                 try:
                     await session.send(content, idempotency_key=key, agent=None)
@@ -234,7 +234,7 @@ class Episode:
                     continue
 
     async def nobody_is_left(self, after: str) -> None:
-        """Each message that was sent alone is settled."""
+        """Check that each message that was sent alone is settled."""
         deadline = system_clock.monotonic() + _GOES_ON_S
         alone, self._alone = self._alone, []
         for key in alone:
@@ -254,15 +254,15 @@ class Episode:
             self.tally.check(not told, f"a session whose one message was sent during {after} is {told}")
 
     async def goes_on(self, after: str) -> None:
-        """A new session's message is answered, without a restart, soon after a fault."""
+        """Check that a new session's message is answered soon after a fault, without a restart."""
         session = self.admin.session(f"after-{ids.message_id()}")
-        self.progress(f"after {after}: does it go on?")
+        self.progress(f"after {after}: checking a new message")
         told = "not at all"
         try:
             async with asyncio.timeout(_GOES_ON_S):
                 while True:
                     try:
-                        receipt = await session.send(self.content("say", "call"), idempotency_key="on", agent=None)
+                        receipt = await session.send(self.content("emit", "call"), idempotency_key="on", agent=None)
                         settled = await session.wait(receipt.message_id, timeout_s=_GOES_ON_S)
                         told = settled.state
                         break
@@ -276,7 +276,7 @@ class Episode:
         self.tally.check(told == "completed", f"after {after} a new message is not answered: {told}")
 
     async def figures(self, moment: str) -> None:
-        """Note what the server holds."""
+        """Note the server's figures."""
         tree = await self.admin.tree(everybody=True)
         self.recorder.note(
             StatisticsRead,
@@ -290,7 +290,7 @@ class Episode:
     # ── from beginning to end ────────────────────────────────────────────────────────────────────────────────────
 
     async def begin(self) -> None:
-        """The first server, its baseline, and the load."""
+        """Start the first server, its baseline, and the load."""
         if not await self.start():
             refusal = await self.refused()
             raise ServerUnreachable(
@@ -305,7 +305,7 @@ class Episode:
         await self.watch(0.3)
 
     async def finish(self) -> None:
-        """Rest, a last reading of everything, and a clean shutdown."""
+        """Wait for rest, read everything once more, and shut down cleanly."""
         await self.load.stop()
         await self.load.complete()
         self.progress("coming to rest")
@@ -320,13 +320,13 @@ class Episode:
             await until_gone(self.recorder, self.server.storm, LIMITS.death_s)
 
     async def _quiet(self) -> None:
-        """Wait until the server shows nothing that lives, or does not come to it: the last figures will show it."""
+        """Wait a while until the server shows no live work; the last figures show it otherwise."""
         deadline = system_clock.monotonic() + LIMITS.death_s
         while in_tree(await self.admin.tree(everybody=True)) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
 
     async def _nobody_reads(self) -> None:
-        """All readers have gone: the server holds none of them."""
+        """Check that the server holds no readers after all have gone."""
         deadline = system_clock.monotonic() + LIMITS.death_s
         while True:
             readers = (await self.admin.read("/v1/server", _Server)).statistics.readers
@@ -347,12 +347,12 @@ async def open_episode(
     small: bool,
     progress: Progress,
 ) -> AsyncIterator[Episode]:
-    """An episode whose server is not started yet; at the end nothing of it is left.
+    """Open an episode whose server is not started yet; at the end nothing of it is left.
 
     Parameters:
         recorder: gets the history.
         folder: empty, for all its files.
-        changes: settings that are not the storm's.
+        changes: settings that differ from the storm's.
         kills: the fault kills the server.
         small: the server gets a small disk of its own.
     """

@@ -25,13 +25,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A fault.
 
     Parameters:
-        name: on the command line.
+        name: name on the command line.
         title: what is done, in a sentence.
         kinds: each of these must have been injected at least once.
         inject: does it, under load.
-        settings: those of the server that are not the storm's.
-        kills: it kills the server, too.
-        disk: the server has its store on a small disk of its own.
+        settings: the server's settings that differ from the storm's.
+        kills: whether it kills the server, too.
+        disk: whether the server has its store on a small disk of its own.
     """
 
     name: str
@@ -101,10 +101,10 @@ FAULTS: Mapping[str, Fault] = {
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """The faults that ``all`` or a list with commas names, in order, each once. Raises `ConfigurationError`."""
+    """Return the faults that ``all`` or a list with commas names, in order, each once. Raises `ConfigurationError`."""
     known = (KILLS, *FAULTS)
     asked = list(known) if names == "all" else [name.strip() for name in names.split(",")]
     for name in asked:
         if name not in known:
-            raise ConfigurationError(f"there is no fault {name!r}", hint=f"all, or some of {', '.join(known)}")
+            raise ConfigurationError(f"unknown fault {name!r}", hint=f"choose all, or some of {', '.join(known)}")
     return tuple(dict.fromkeys(asked))

@@ -1,4 +1,4 @@
-"""A raw connection to a server, for those who do not keep to the rules of HTTP."""
+"""Raw connection to a server, for clients that break the rules of HTTP."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Line:
         self._socket.setblocking(False)
 
     async def open(self, *, small: bool = False) -> None:
-        """Connect; `small`: there is little room for what comes. Raises `OSError`."""
+        """Connect; with `small`, with little room for incoming data. Raises `OSError`."""
         if small:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BYTES)
         async with asyncio.timeout(_CONNECT_S):
             await self._loop.sock_connect(self._socket, ("127.0.0.1", self._port))
 
     def request(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, bytes]:
-        """A request's head and body."""
+        """Return a request's head and body."""
         head = (
             f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\nauthorization: Bearer {self._key}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -46,7 +46,7 @@ class Line:
         return head.encode(), body
 
     async def say(self, data: bytes) -> bool:
-        """Write it; False when the server has closed it."""
+        """Write data; False when the server has closed the connection."""
         try:
             await self._loop.sock_sendall(self._socket, data)
         except ConnectionError:
@@ -54,7 +54,7 @@ class Line:
         return True
 
     async def status(self) -> int:
-        """Read the status of the answer, and nothing of what follows it. Raises `ConnectionError` if there is none."""
+        """Read only the status of the answer. Raises `ConnectionError` if none comes."""
         line = b""
         while len(line) < _STATUS_BYTES:
             some = await self.take(_STATUS_BYTES - len(line))
@@ -64,19 +64,19 @@ class Line:
         return int(line.split()[1])
 
     async def take(self, size: int) -> bytes:
-        """Read at most so much; nothing when the server has closed it."""
+        """Read at most `size` bytes; empty when the server has closed the connection."""
         try:
             return await self._loop.sock_recv(self._socket, size)
         except ConnectionError:
             return b""
 
     def half_close(self) -> None:
-        """Say that nothing more comes from here."""
+        """Close the sending half."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def drop(self, *, reset: bool = False) -> None:
-        """Close it, or break it off."""
+        """Close the connection, or reset it."""
         if reset:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._socket.close()

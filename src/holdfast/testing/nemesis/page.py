@@ -1,4 +1,4 @@
-"""What a nemesis found as a page of the docs."""
+"""Findings of a nemesis as a page of the docs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOUND = 10
 
 
 def page(outcomes: Sequence[Outcome], command: str) -> str:
-    """A table of the faults, and what was found.
+    """Return a table of the faults, and what was found.
 
     Parameters:
         outcomes: of one run.
@@ -60,7 +60,7 @@ def _lines(outcomes: Sequence[Outcome], command: str) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text in one line, which Markdown leaves as it is."""
+    """Return text as one line that Markdown leaves unchanged."""
     text = " ".join(text.split())
     for letter in "\\`*_[]<>|$":
         text = text.replace(letter, f"\\{letter}")

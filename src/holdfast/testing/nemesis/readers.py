@@ -15,7 +15,7 @@ from holdfast.testing.nemesis.line import Line
 __all__ = ["STALL_S", "hostile_readers"]
 
 STALL_S = 1.0
-"""A reader that takes nothing is let go after this time, in this episode."""
+"""A reader that takes nothing is dropped after this time, in this episode."""
 
 _OF_EACH_KIND = 6
 _POURS = 3
@@ -47,7 +47,7 @@ async def hostile_readers(episode: Episode) -> None:
     """Readers of all kinds at a session that pours out events."""
     tally = episode.tally
     session = episode.admin.session(f"poured-{ids.message_id()}")
-    await session.send(episode.content("say"), agent=None)
+    await session.send(episode.content("emit"), agent=None)
     honest = _HonestReader(episode, session.key)
     acts = {
         "reader of a byte at a time": _byte_by_byte,
@@ -68,21 +68,21 @@ async def hostile_readers(episode: Episode) -> None:
     try:
         for _ in range(_POURS):
             episode.progress(f"{_OF_EACH_KIND} readers of each kind at {len(honest.seen)} events")
-            receipt = await session.send(episode.content("pour", "say"), agent=None)
+            receipt = await session.send(episode.content("pour", "emit"), agent=None)
             settled = await session.wait(receipt.message_id, timeout_s=_CAUGHT_UP_S)
             tally.check(settled.state == "completed", f"a run that slow readers watch is {settled.state}")
             await episode.watch(episode.ask.span_s / _POURS)
         newest = (await session.info()).seq
         end = system_clock.monotonic() + _CAUGHT_UP_S
-        while len(honest.seen) < newest and system_clock.monotonic() < end:  # noqa: ASYNC110 - what it sees is no event of ours
+        while len(honest.seen) < newest and system_clock.monotonic() < end:  # noqa: ASYNC110 - no event signals it
             await asyncio.sleep(_POLL_S)
         await asyncio.sleep(2 * STALL_S)
         over.set()
         for let_go in await asyncio.gather(*stalled, return_exceptions=True):
             if isinstance(let_go, BaseException):
                 tally.check(False, f"the reader that never reads died of {told(let_go)}")
-            elif not episode.ask.agents:  # what others say may fit into the socket
-                tally.check(let_go, "a reader that never reads is not let go")
+            elif not episode.ask.agents:  # output of other agents may fit into the socket
+                tally.check(let_go, "a reader that never reads is not dropped")
         tally.check(
             honest.seen == list(range(1, newest + 1)) and not honest.gaps,
             f"an honest reader beside slow ones saw {len(honest.seen)} of {newest} events and {honest.gaps} gaps",
@@ -97,7 +97,7 @@ async def hostile_readers(episode: Episode) -> None:
 
 
 async def _connected(episode: Episode, key: str, kind: str) -> Line:
-    """A stream that has begun."""
+    """Return a stream that has begun."""
     line = Line(episode.settings.port, episode.admin_key)
     try:
         await line.open(small=True)
@@ -114,7 +114,7 @@ async def _connected(episode: Episode, key: str, kind: str) -> Line:
 
 
 async def _never_reads(episode: Episode, key: str, over: asyncio.Event) -> bool:
-    """Whether the server has let it go by the time when all is over."""
+    """Return whether the server has dropped it by the time when all is over."""
     line = await _connected(episode, key, "never reads")
     try:
         await over.wait()

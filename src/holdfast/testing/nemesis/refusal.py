@@ -1,4 +1,4 @@
-"""Why a server did not start: its exit code, and what it told."""
+"""Failed starts of a server: the exit code, and the error that it reported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["Refusal", "read_refusal"]
 
 
 class Refusal(NamedTuple):
-    """A start that came to nothing.
+    """A failed start.
 
     Parameters:
         exited: the exit code.
-        code, message, hint: the error that the server told; no code where it ended with something else, which is the
-            message then.
+        code, message, hint: the error that the server reported; if it reported none, ``code`` is empty and
+            ``message`` is what it wrote.
     """
 
     exited: int
@@ -31,13 +31,13 @@ class _Error(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """The line of ``holdfast serve --json`` that says why it does not start."""
+    """The line of ``holdfast serve --json`` with the reason why it does not start."""
 
     error: _Error
 
 
 def read_refusal(exited: int, said: str) -> Refusal:
-    """A refused start from the exit code and from what the server wrote to stderr, where the last error is why."""
+    """Return a failed start from the exit code and the server's stderr, where the last error is the reason."""
     for line in reversed(said.splitlines()):
         try:
             error = msgspec.json.decode(line, type=_Told).error

@@ -1,4 +1,4 @@
-"""Faults of what the parts of a server tell each other: answers late or lost, hints repeated, everything paused."""
+"""Faults of signals between the parts of a server: answers late or lost, hints repeated, everything paused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALONE = 3
 
 
 async def signals(episode: Episode) -> None:
-    """Answers come late, answers are lost, everybody is told everything again, and the process is paused."""
+    """Delay answers, lose answers, repeat all hints, and pause the process."""
     span_s = episode.ask.span_s
     episode.progress("the store's answers come late")
     await episode.pull(late_s=_LATE_S)

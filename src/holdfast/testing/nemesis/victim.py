@@ -5,7 +5,7 @@ clock, attends all failpoints, and listens on a socket beside the store. Each li
 everything stands from now on; each is answered with how often each lever has had an effect so far.
 
 Invariants
-- Nothing here decides anything about the product's work: it waits, raises what SQLite would, or says a hint once more.
+- Nothing here decides anything about the product's work: it waits, raises what SQLite would, or repeats a hint.
 - With all levers at rest a server behaves as without this module.
 """
 
@@ -52,12 +52,12 @@ class Levers(msgspec.Struct, frozen=True, kw_only=True):
     """How the levers stand.
 
     Parameters:
-        clock_s: the wall clock is so far off, in seconds.
-        slow_s: each commit takes so much longer.
-        late_s: each answer of the store comes so much later than it is durable.
-        lose_every: of so many answers of the store one is lost; 0 for none.
+        clock_s: how far the wall clock is off, in seconds.
+        slow_s: how much longer each commit takes, in seconds.
+        late_s: how much later than durable each answer of the store comes, in seconds.
+        lose_every: one in this many answers of the store is lost; 0 for none.
         read_only: every write is refused as SQLite refuses it on a file that became read-only.
-        hints: say to the host so often, now, that every session it has in memory is ready, and what it knows already.
+        hints: how often to repeat to the host, now, that every session in memory is ready, and what it knows already.
     """
 
     clock_s: float = 0.0
@@ -90,11 +90,11 @@ class _Victim:
         self.host: Host | None = None
 
     def now(self) -> float:
-        """The wall clock as the server sees it."""
+        """Return the wall clock as the server sees it."""
         return self._time() + self._levers.clock_s
 
     def passed(self, name: str) -> None:
-        """A write is at a failpoint, in the writer's thread."""
+        """Act on a write at a failpoint, in the writer's thread."""
         _, verb, point = name.split(".")
         levers = self._levers
         if verb in _SPARED:
@@ -120,7 +120,7 @@ class _Victim:
                 raise StorageError("the store's answer was lost", hint="send again with the same idempotency key")
 
     def listen(self, listener: socket.socket) -> None:
-        """Do what one connection after another says, for ever."""
+        """Obey one connection after another, for ever."""
         while True:
             connection, _ = listener.accept()
             with connection, connection.makefile("rwb", buffering=0) as lines:
@@ -138,7 +138,7 @@ class _Victim:
             done.wait(10.0)
 
     def _hint(self, host: Host, times: int, done: threading.Event) -> None:
-        """On the host's loop."""
+        """Repeat the hints, on the host's loop."""
         for _ in range(times):
             for actor in list(host.actors.values()):
                 host.dispatch.later(actor.session, actor.principal, 0.0)
@@ -147,7 +147,7 @@ class _Victim:
         done.set()
 
     async def _tell_again(self, host: Host, actor: Any) -> None:
-        """What was stored last is announced a second time."""
+        """Announce a second time what was stored last."""
         try:
             events = await host.store.read_events(actor.session, after=max(0, actor.log.next_seq - 4), limit=8)
         except StorageError:

@@ -1,4 +1,4 @@
-"""How a storm reaches a host: embedded, or over HTTP as several principals."""
+"""Access of a storm to a host: embedded, or over HTTP as several principals."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from holdfast.protocol.messages import SessionView
 __all__ = ["Access", "EmbeddedAccess", "Progress", "RemoteAccess"]
 
 Progress = Callable[[str], None]
-"""Told in a few words what a storm does now."""
+"""Callback for short messages about the progress of a storm."""
 
 
 class Access(Protocol):
-    """What a storm needs of a host. ``up`` is set while it is expected to answer."""
+    """Access to a host. ``up`` is set while the host is expected to answer."""
 
     up: asyncio.Event
     principals: tuple[str, ...]
 
     def session(self, principal: str, key: str) -> SessionLike:
-        """A session, as that principal sees it."""
+        """Return a session, as that principal sees it."""
         ...
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
-        """A session for a reader; a patient one comes back by itself after a cut."""
+        """Return a session for a reader; a patient one reconnects by itself after a cut."""
         ...
 
     async def sessions(self, principal: str) -> list[SessionView]:
-        """The sessions that the principal sees."""
+        """Return the sessions that the principal sees."""
         ...
 
 
@@ -51,7 +51,7 @@ class EmbeddedAccess:
         return self.host.session(key, principal=principal)
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
-        """See `Access`; there is no connection that could be cut."""
+        """See `Access`; it has no connection that could be cut."""
         return self.session(principal, key)
 
     async def sessions(self, principal: str) -> list[SessionView]:
@@ -102,7 +102,7 @@ class RemoteAccess:
         return self._clients[principal].session(key)
 
     def client(self, principal: str) -> Client:
-        """The principal's client."""
+        """Return the principal's client."""
         return self._clients[principal]
 
     def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:

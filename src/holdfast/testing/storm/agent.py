@@ -52,7 +52,7 @@ esac
 
 
 class _Teller:
-    """Stamps for one attempt of one run."""
+    """Writer of the stamps for one attempt of one run."""
 
     def __init__(self, stamps: Stamps, storm: str, host: int, run: Run) -> None:
         self._stamps = stamps
@@ -82,13 +82,13 @@ class _Teller:
         self.stamp("tick", branch, member, seen_session=_home.get(), **fields)
 
     def in_shell(self, branch: str) -> str:
-        """A line of shell that stamps ``tick`` for a process of a branch."""
+        """Return a line of shell that stamps ``tick`` for a process of a branch."""
         run = self._run
         words = (run.root_id, str(run.attempt), branch, str(self._host), run.principal, run.session_key)
         return shell_stamp(words, self._stamps.path)
 
     def ended(self, branch: str, member: str, interrupt: Interrupt | None) -> None:
-        """The last words of a branch: whether it was told, and that it is over."""
+        """Stamp the end of a branch, and whether it saw its interrupt."""
         if interrupt is not None and interrupt.triggered:
             self.stamp("told", branch, member, cause=_first_reason(interrupt.cause), seen_session=_home.get())
         self.stamp("end", branch, member)
@@ -121,7 +121,7 @@ class _Work:
     async def _piece(self, piece: Piece, name: str) -> None:
         span_s = self._plan.span_s
         match piece:
-            case "say":
+            case "emit":
                 for word in range(4):
                     await self._run.emit(f"{name}:{word} ")
                     await asyncio.sleep(span_s / 4)
@@ -159,7 +159,7 @@ class _Work:
             case "raw":
                 await self._foreign(name)
             case "ask":
-                await self._run.emit((await self._run.suspend(f"{name}: how shall it go on?")).decision)
+                await self._run.emit((await self._run.suspend(f"{name}: how to continue?")).decision)
             case "listen":
                 for _ in range(_LISTENS):
                     await asyncio.sleep(span_s / _LISTENS)
@@ -205,7 +205,7 @@ class _Work:
             teller.ended(name, "thread", interrupt)
 
     async def _wait(self, name: str) -> None:
-        """Wait for the interrupt, so long that nobody takes it for an answer if the wait ends by itself."""
+        """Wait for the interrupt, long enough that a wait which ends by itself is not mistaken for one."""
         self._teller.stamp("branch", name)
         try:
             await self._run.interrupt.sleep(_WAIT_S)
@@ -221,7 +221,7 @@ class _Work:
             self._teller.ended(name, "thread", interrupt)
 
     def _stuck(self, name: str) -> None:
-        """A thread that looks at nothing for a while; its run goes on without it only if it is interrupted."""
+        """Block a thread for a while; its run continues without it only if it is interrupted."""
         self._teller.stamp("branch", name, "thread", cooperative=False)
         time.sleep(_STUCK_S)
         self._teller.stamp("end", name, "thread", cooperative=False)
@@ -247,7 +247,7 @@ class _Work:
         await process.wait()
 
     async def _foreign(self, name: str) -> None:
-        """Foreign code starts a program by itself."""
+        """Start a program from foreign code."""
         program = await asyncio.create_subprocess_exec(
             "/bin/sh",
             "-c",
@@ -261,7 +261,7 @@ class _Work:
 
 
 def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
-    """The replayable agent and the plain one.
+    """Return the replayable agent and the plain one.
 
     Parameters:
         stamps: where they stamp.
@@ -283,11 +283,11 @@ def agents(stamps: Stamps, storm: str, *, host: int) -> tuple[Agent, Agent]:
             teller.stamp("finish")
 
     return (
-        Agent(name=REPLAYABLE, work=work, replayable=True, description="mixed work that goes on after a crash"),
+        Agent(name=REPLAYABLE, work=work, replayable=True, description="mixed work that resumes after a crash"),
         Agent(name=PLAIN, work=work, description="mixed work that a crash ends"),
     )
 
 
 def agents_of_environment() -> tuple[Agent, Agent]:
-    """The agents for the side file and the name that the environment gives. Raises `KeyError` outside a storm."""
+    """Return the agents for the side file and the name in the environment. Raises `KeyError` outside a storm."""
     return agents(Stamps(Path(os.environ[STAMPS_VARIABLE])), os.environ[STORM_VARIABLE], host=os.getpid())

@@ -1,4 +1,4 @@
-"""What a server has answered is so: kept by those who asked for it, until it is looked at in the end.
+"""Answers of a server that must hold: kept by those who asked, until they are checked at the end.
 
 For what stands outside a storm's history: keys, files, schedules, deletions. A request whose answer was lost may have
 been done or not; one that was answered has been done, whatever killed the server a moment later.
@@ -11,14 +11,14 @@ from collections.abc import Mapping
 __all__ = ["GONE", "Answered"]
 
 GONE = "gone"
-"""The state of what is not there, or no longer."""
+"""The state of what does not exist, or no longer."""
 
 
 class Answered:
-    """The states that things may be in: the one that was answered last, and all that were asked for since.
+    """States that things may be in: the one that was answered last, and all that were asked for since.
 
     Parameters:
-        what: the things are, in words: ``key``.
+        what: the kind of thing, in words: ``key``.
     """
 
     def __init__(self, what: str) -> None:
@@ -26,20 +26,20 @@ class Answered:
         self._may_be: dict[str, frozenset[str]] = {}
 
     def ask(self, name: str, state: str) -> None:
-        """That state is asked for, and nothing has been answered yet."""
+        """Note that a state was asked for, without an answer yet."""
         self._may_be[name] = self._may_be.get(name, frozenset((GONE,))) | {state}
 
     def answer(self, name: str, state: str) -> None:
-        """The server says that it is so."""
+        """Note that the server answered with this state."""
         self._may_be[name] = frozenset((state,))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all things that were asked for."""
+        """Names of all things that were asked for."""
         return tuple(self._may_be)
 
     def wrong(self, now: Mapping[str, str]) -> list[str]:
-        """What is not as it was answered.
+        """Return what is not as it was answered.
 
         Parameters:
             now: the state of each thing that is there.

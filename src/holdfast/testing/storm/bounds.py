@@ -1,4 +1,4 @@
-"""Who takes part in a storm, the settings of its hosts, and the bounds by which it is judged."""
+"""Participants of a storm, the settings of its hosts, and the bounds by which it is judged."""
 
 from __future__ import annotations
 

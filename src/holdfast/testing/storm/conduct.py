@@ -24,7 +24,7 @@ _CRASH_SESSIONS = 8
 
 @contextmanager
 def _a_folder(folder: Path | None) -> Iterator[Path]:
-    """That folder, or one that goes when the storm is over."""
+    """Yield that folder, or one that is deleted when the storm is over."""
     if folder is None:
         with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
             yield Path(name)
@@ -44,14 +44,14 @@ async def conduct_embedded(
     folder: Path | None = None,
     hostile: bool = False,
 ) -> None:
-    """A host in this process; as that cannot be killed, a small server of its own is killed a few times afterwards.
+    """Storm a host in this process. It cannot be killed, so a small server of its own is killed a few times afterwards.
 
     Parameters:
         recorder: gets the history.
         sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
-        progress: told what goes on.
-        folder: keeps the stores and what belongs to them; by default they go when it is over.
-        hostile: one more principal does its worst at the small server.
+        progress: callback for progress messages.
+        folder: keeps the stores and what belongs to them; by default they are deleted at the end.
+        hostile: whether one more principal does its worst at the small server.
     """
     limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
     recorder.note(
@@ -92,11 +92,11 @@ async def conduct_kills(
     folder: Path | None = None,
     hostile: bool = False,
 ) -> None:
-    """A server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
+    """Storm a server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
 
     Parameters:
-        folder: keeps the store and what belongs to it; by default they go when it is over.
-        hostile: one more principal does its worst.
+        folder: keeps the store and what belongs to it; by default they are deleted at the end.
+        hostile: whether one more principal does its worst.
 
     Raises:
         ServerUnreachable: the server cannot be started.
@@ -138,7 +138,7 @@ async def conduct_remote(
     progress: Progress,
     rate: float | None = None,
 ) -> None:
-    """Somebody else's server. Raises `HoldfastError` when it does not answer or refuses the key."""
+    """Storm an existing server. Raises `HoldfastError` when it does not answer or refuses the key."""
     await remote_storm(
         recorder,
         url=url,

@@ -1,4 +1,4 @@
-"""Whose turn is it? All places of a host are taken, and one principal asks for far more of them than the others."""
+"""Contention for a host's places: all are taken, and one principal asks for far more of them than the others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TRIES = 4
 
 
 async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: float) -> None:
-    """Count how often it is each principal's turn, while everybody has sessions that wait.
+    """Count each principal's turns while all of them have sessions that wait.
 
-    Counted are the starts from the moment when everybody's messages were accepted until the first principal has no
-    session left that waits. If somebody's turn was over before that moment (on a machine that is too busy), it is
+    Starts count from the moment when all principals' messages were accepted until the first principal has no session
+    left that waits. If a principal's turns were over before that moment (on a machine that is too busy), it is
     tried again, with all places taken for twice as long.
 
     Parameters:
@@ -52,7 +52,7 @@ async def contend(load: Load, *, places: int, greedy: int, polite: int, span_s: 
 async def _starts(
     load: Load, name: str, places: int, greedy: int, polite: int, span_s: float
 ) -> tuple[dict[str, list[float]], float]:
-    """When each principal's runs started, and when all of them had been accepted."""
+    """Return when each principal's runs started, and when all of them had been accepted."""
     principals = load.access.principals
     holders = [
         StormSession(principals[number % len(principals)], f"{load.prefix}-hold-{name}-{number}", PLAIN, load.chance)

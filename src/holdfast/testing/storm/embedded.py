@@ -35,7 +35,7 @@ class _Hosts:
 
     @property
     def number(self) -> int:
-        """What the history calls the host: the pid with the incarnation, as all of them live in this process."""
+        """The host's number in the history: the pid with the incarnation, as all of them live in this process."""
         return os.getpid() * 1000 + self.incarnation
 
     async def start(self) -> None:
@@ -71,7 +71,7 @@ class _Hosts:
         self._recorder.note(HostExited, incarnation=self.incarnation)
 
     async def close(self) -> None:
-        """Close the host that is open, if one is: the storm was broken off."""
+        """Close the host if one is open: the storm was broken off."""
         await self._access.host.close()
 
 
@@ -92,8 +92,8 @@ async def embedded_storm(
         folder: is there and empty; gets the store and the stamps.
         sessions: how many sessions are driven.
         seconds: how long, until the drain.
-        seed: of all choices.
-        progress: told what goes on.
+        seed: random seed.
+        progress: callback for progress messages.
         rate: actions per second over all sessions; by default as much as a small machine bears.
     """
     storm = ids.node_id()

@@ -3,7 +3,7 @@
 It opens exports, transcripts and event streams that it does not read, floods its mailboxes, its write rate and its
 streams, writes many requests at once, half heads and single bytes, uploads, schedules, interrupts what is idle, and
 reads under keys that are revoked meanwhile. What it sends through its own `Load` is part of the history, so each
-message that was accepted is judged like anybody's. The rest is counted: how often it was done, and how often it was
+message that was accepted is judged like any other. The rest is counted: how often it was done, and how often it was
 felt.
 
 Invariants
@@ -57,7 +57,7 @@ ACTS = (
     "idle interrupts",
     "revoked streams",
 )
-"""What it does; the storm fails when one of them was not done, or was not felt."""
+"""Its acts; the storm fails when one of them was not done, or was not felt."""
 
 _HELD = 24
 _POURS = 4
@@ -71,7 +71,7 @@ _ANSWER_S = 10.0
 _STREAMED_S = 0.5
 _SILENT_S = 3.0
 _WORD_S = 0.2
-_WORDS: tuple[Piece, ...] = ("say",) * 20
+_WORDS: tuple[Piece, ...] = ("emit",) * 20
 _CHUNK_BYTES = 1 << 16
 _NAP_S = 0.2
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
@@ -99,7 +99,7 @@ class Hostile:
         port: the server's.
         streams: how many event streams one principal may have open.
         load: its own sessions, of which the history knows.
-        seed: of all choices.
+        seed: random seed.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Hostile:
             session.readers.clear()  # it reads in its own way
 
     def begin(self) -> None:
-        """Start all acts, or go on with them; each is repeated until `let_go` or `end`."""
+        """Start or resume all acts; each is repeated until `let_go` or `end`."""
         acts: dict[str, Callable[[], Awaitable[None]]] = {
             "unread exports": lambda: self._unread("unread exports", f"/v1/sessions/{self._large.key}/export"),
             "unread transcripts": lambda: self._unread(
@@ -167,7 +167,7 @@ class Hostile:
             plan = Plan(name=f"{self.load.prefix}pour{number}", pieces=("pour",), span_s=0.0)
             await self._pour(plan)
         await self._access.session(HOSTILE, self._idle).send(
-            encode_plan(Plan(name=f"{self.load.prefix}idle", pieces=("say",), span_s=0.0)), agent=REPLAYABLE
+            encode_plan(Plan(name=f"{self.load.prefix}idle", pieces=("emit",), span_s=0.0)), agent=REPLAYABLE
         )
 
     async def end(self) -> None:
@@ -206,14 +206,14 @@ class Hostile:
 
     @property
     def broken(self) -> BaseException | None:
-        """What broke in an act or in its load, if anything did."""
+        """The error that broke an act or its load, if any."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()
         return self.load.broken
 
     def unfelt(self) -> list[str]:
-        """The acts that were not felt yet."""
+        """Return the acts that were not felt yet."""
         return [name for name in ACTS if not self._felt[name]]
 
     def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
@@ -329,7 +329,7 @@ class Hostile:
         act = "schedules"
         if len(self._schedules) < _SCHEDULES:
             schedule_id = ids.schedule_id()
-            text = encode_plan(Plan(name=schedule_id, pieces=("say",), span_s=0.0))
+            text = encode_plan(Plan(name=schedule_id, pieces=("emit",), span_s=0.0))
             client = self._access.client(HOSTILE)
             self._did[act] += 1
             try:
@@ -348,7 +348,7 @@ class Hostile:
             act, await self._line(act), "POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"nothing is on"}'
         )
 
-    # ── what is no request ───────────────────────────────────────────────────────────────────────────────────────
+    # ── malformed requests ───────────────────────────────────────────────────────────────────────────────────────
 
     async def _half_head(self) -> None:
         act = "half heads"
@@ -401,7 +401,7 @@ class Hostile:
             self._recorder.note(StreamRevoked, key_id=made.key.key_id, late_s=late_s, ended=ended)
 
     async def _talk(self) -> None:
-        """A run in its large session that says something all the time."""
+        """Start a run in its large session that emits text all the time."""
         plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=_WORDS, span_s=_WORD_S)
         await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
 

@@ -38,10 +38,10 @@ __all__ = ["kill_storm", "make_keys", "registered_failpoints"]
 
 _HIT_S = 60.0
 _OF_STOPS = ("interrupt", "stop_session")
-"""Verbs of the store that are to meet a run that is on."""
+"""Verbs of the store that have to meet an active run."""
 
 _QUIET_S = 2.0
-"""How long a server's memory must not have grown before it is compared: what the load takes is nobody's fault."""
+"""How long a server's memory must not have grown before it is compared, so that the load's own use does not count."""
 _GROWTH_BYTES = 1_000_000
 _SETTLE_LONGEST_S = 20.0
 _BESIEGED_S = 8.0
@@ -87,7 +87,7 @@ class _KillStorm:
         await self.server.kill()
 
     async def begin(self, progress: Progress, *, contention: bool) -> None:
-        """The first server: its baseline, whose turn it is, and the load begins."""
+        """Start the first server: its baseline, whose turn it is, and the load."""
         await self.start()
         await self.load.warm_up()
         await self.figures("baseline")
@@ -127,7 +127,7 @@ class _KillStorm:
             most = max(most, memory)
 
     async def kill_at_failpoints(self, names: Sequence[str], progress: Progress) -> None:
-        """Once at each; those that were not reached are tried once more."""
+        """Kill once at each; try those that were not reached once more."""
         missed = []
         for number, name in enumerate(names, 1):
             progress(f"killing at failpoint {number} of {len(names)}: {name}")
@@ -260,7 +260,7 @@ class _KillStorm:
 
 
 def registered_failpoints() -> tuple[str, ...]:
-    """All failpoints that a server has: those of everything it imports. A store is moved by a command."""
+    """Return all failpoints of a server: those of everything it imports. A store is moved by a command."""
     import holdfast.server
     import holdfast.storage.sqlite  # noqa: F401
 
@@ -291,14 +291,14 @@ async def kill_storm(
         sessions: how many sessions are driven.
         seconds: how long it is killed at random; the failpoints come before.
         kill_every_s: mean time between two kills.
-        seed: of all choices.
+        seed: random seed.
         points: the failpoints to kill at.
-        progress: told what goes on.
+        progress: callback for progress messages.
         rate: actions per second over all sessions.
         prefix: begins all names, where the history has another part too.
         first: the number of the first incarnation.
-        contention: also see whose turn it is when all places are taken.
-        hostile: one more principal does its worst, from the beginning of the load until the last kill.
+        contention: whether to see whose turn it is when all places are taken, too.
+        hostile: whether one more principal does its worst, from the beginning of the load until the last kill.
 
     Raises:
         ServerUnreachable: the server cannot be started.
@@ -364,7 +364,7 @@ async def kill_storm(
 
 
 async def make_keys(store_url: str) -> dict[str, str]:
-    """A key for each principal and one for the storm itself, in a store that no server has open."""
+    """Make a key for each principal and one for the storm itself, in a store that no server has open."""
     store = open_store(store_url)
     at = system_clock.now()
     await store.open(node_id=ids.node_id(), at=at)

@@ -33,7 +33,7 @@ from holdfast.testing.storm.session import StormMessage, StormSession
 
 __all__ = ["Load"]
 
-_EVERYTHING: tuple[Piece, ...] = ("say", "call", "task", "thread", "parallel", "child", "process", "raw")
+_EVERYTHING: tuple[Piece, ...] = ("emit", "call", "task", "thread", "parallel", "child", "process", "raw")
 _QUIET_S = 0.05
 _MOST_WAIT_S = 0.5
 _RESENDS = 50
@@ -42,7 +42,7 @@ _COMPLETED = 8
 
 
 class Load:
-    """Drivers and readers over many sessions of several principals. ``others`` are sessions that nobody drives.
+    """Drivers and readers over many sessions of several principals. ``others`` are sessions without a driver.
 
     While ``calm`` is set, no driver begins to interrupt or stop anything.
 
@@ -51,8 +51,8 @@ class Load:
         span_s: how long a piece of an agent's work takes.
         prefix: begins the keys of the sessions and the names of the messages.
         agents: the sessions' agents, in turn; None for the host's default, of which nothing is known.
-        content: how a plan is said to the agents.
-        limited: its principals may be refused at a limit, also when they read.
+        content: turns a plan into the content of a message.
+        limited: whether its principals may be refused at a limit, also when they read.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Load:
                 raise result
 
     async def complete(self) -> None:
-        """What a short load leaves to luck, once in each of some sessions, side by side. After `stop`."""
+        """Do what a short load leaves to luck, once in each of some sessions, side by side. Call it after `stop`."""
         await asyncio.gather(*(self._complete(session) for session in self.sessions[:_COMPLETED]))
 
     async def _complete(self, session: StormSession) -> None:
@@ -167,7 +167,7 @@ class Load:
 
     @property
     def broken(self) -> BaseException | None:
-        """What broke in a driver or reader, if anything did."""
+        """The error that broke a driver or reader, if any."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return task.exception()
@@ -301,7 +301,7 @@ class Load:
             await self.send(session, session.chance.choice(session.sent))
 
     async def _call(self, token: str, call: Awaitable[Any]) -> Any:
-        """The answer, or None after noting why there is none."""
+        """Return the answer, or None after noting why it is missing."""
         try:
             return await call
         except ServerUnreachable as error:
@@ -354,14 +354,14 @@ class Load:
         """Send more than the mailbox holds while a run is on, then stop the session."""
         plan = Plan(name=self._name(), pieces=("nap",), span_s=20 * self._span_s)
         await self.send(session, self.message(session, plan, "queue"))
-        small = [Plan(name=self._name(), pieces=("say",), span_s=0.0) for _ in range(self.limits.mailbox + 3)]
+        small = [Plan(name=self._name(), pieces=("emit",), span_s=0.0) for _ in range(self.limits.mailbox + 3)]
         await asyncio.gather(*(self.send(session, self.message(session, plan, "queue")) for plan in small))
         await self._stop_session(session)
 
     async def linger(self, count: int, span_s: float) -> None:
         """Give `count` sessions work that lasts `span_s`, so that whatever ends the host meets it."""
         lingering = self.chance.sample(self.sessions, min(count, len(self.sessions)))
-        pieces: tuple[Piece, ...] = ("call", "say", "task", "thread", "process", "nap")
+        pieces: tuple[Piece, ...] = ("call", "emit", "task", "thread", "process", "nap")
         await asyncio.gather(
             *(
                 self.send(

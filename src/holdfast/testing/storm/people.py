@@ -1,7 +1,7 @@
-"""What people do to sessions: they steer, are asked and answer, attach files, and edit histories.
+"""People who work with sessions: they steer, are asked and answer, attach files, and edit histories.
 
 These sessions stand outside a storm's history: an edit changes what was read before. They are looked at here instead:
-`settle` brings them to rest and says what is wrong with them.
+`settle` brings them to rest and returns the problems.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class People:
 
     Parameters:
         client: the person's.
-        chance: of all choices.
+        chance: source of all random choices.
     """
 
     def __init__(self, client: Client, chance: random.Random) -> None:
@@ -60,15 +60,15 @@ class People:
         key = self._chance.choice(self._keys)
         await self._unrest(key)
         session = self._client.session(key)
-        await self._send(session, "listen", "say")
+        await self._send(session, "listen", "emit")
         for _ in range(2):
             await asyncio.sleep(_LISTEN_S / 4)
-            await self._send(session, "say", policy="steer")
+            await self._send(session, "emit", policy="steer")
 
     async def ask(self) -> None:
         """Let an agent ask, and answer what is open."""
         session = self._session()
-        await self._send(session, "call", "ask", "say")
+        await self._send(session, "call", "ask", "emit")
         await asyncio.sleep(_POLL_S)
         await self._answer(session)
 
@@ -81,9 +81,9 @@ class People:
                 self._answered.add(question.question_id)
 
     async def edit(self) -> None:
-        """Take back the last answer, or sum up what was said."""
+        """Take back the last answer, or summarize the conversation."""
         session = self._session()
-        await self._send(session, "say")
+        await self._send(session, "emit")
         await asyncio.sleep(_LISTEN_S)
         removed = await session.undo()
         self._taken_back += [(session.key, entry.run_id) for entry in removed if entry.run_id is not None]
@@ -111,7 +111,7 @@ class People:
         return [*wrong, *await self._come_back(), *await self._lost_files()]
 
     async def _come_back(self) -> list[str]:
-        """Which runs stand in a transcript from which they were taken back."""
+        """Return the runs that stand in a transcript from which they were taken back."""
         there: set[tuple[str, str | None]] = set()
         for key in {key for key, _ in self._taken_back}:
             try:
@@ -122,7 +122,7 @@ class People:
         return [f"run {run} was taken back, and stands in session {key}" for key, run in {*self._taken_back} & there]
 
     async def _lost_files(self) -> list[str]:
-        """Which files are not there as they were uploaded."""
+        """Return the files that are not there as they were uploaded."""
         wrong = []
         for digest, body in self._attached.items():
             self.checked += 1
@@ -136,7 +136,7 @@ class People:
         return wrong
 
     async def _unrest(self, key: str) -> str | None:
-        """Answer what a session asks until it is at rest; what is wrong if it does not come to rest."""
+        """Answer what a session asks until it is at rest; return the problem if it does not come to rest."""
         session = self._client.session(key)
 
         async def look() -> SessionView:

@@ -1,4 +1,4 @@
-"""What a storm's message asks its agent to do: a few pieces of work, written into the message's content."""
+"""Content of a storm's messages: a few pieces of work for the agent, written as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 __all__ = ["Piece", "Plan", "decode_plan", "encode_plan", "make_plan", "until_told"]
 
 Piece = Literal[
-    "say",
+    "emit",
     "call",
     "task",
     "thread",
@@ -28,7 +28,7 @@ Piece = Literal[
     "listen",
     "pour",
 ]
-"""``say`` text; a ``call`` that may be made again, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
+"""``emit`` text; a ``call`` that may be made again, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
 tree, a ``child``; several in ``parallel``; a task that takes its time to ``tidy`` up; a thread that is ``stuck``; a
 ``nap``; ``fail``; a program that foreign code starts, ``raw``; a task, a thread and a process tree that ``wait`` for
 the interrupt; ``ask`` a person; ``listen`` to messages that steer; ``pour`` out more than a socket holds."""
@@ -50,27 +50,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 _decoder = msgspec.json.Decoder(Plan)
 
-_USUAL: tuple[Piece, ...] = ("say", "say", "call", "task", "nap")
-_RICH: tuple[Piece, ...] = ("say", "call", "once", "task", "thread", "child", "parallel", "tidy", "nap")
+_USUAL: tuple[Piece, ...] = ("emit", "emit", "call", "task", "nap")
+_RICH: tuple[Piece, ...] = ("emit", "call", "once", "task", "thread", "child", "parallel", "tidy", "nap")
 
 
 def until_told(plan: Plan) -> Plan:
-    """The plan, and then branches that wait for the interrupt."""
+    """Return the plan with branches added that wait for the interrupt."""
     return msgspec.structs.replace(plan, pieces=(*plan.pieces, "wait"))
 
 
 def encode_plan(plan: Plan) -> str:
-    """The plan as a message's content."""
+    """Return the plan as a message's content."""
     return msgspec.json.encode(plan).decode()
 
 
 def decode_plan(content: str) -> Plan:
-    """The plan of a message. Raises `msgspec.DecodeError` for one that no storm sent."""
+    """Return the plan of a message. Raises `msgspec.DecodeError` for one that no storm sent."""
     return _decoder.decode(content)
 
 
 def make_plan(name: str, chance: random.Random, *, span_s: float) -> Plan:
-    """A plan by lot: mostly little work, sometimes rich, rarely an error or something that does not want to stop."""
+    """Return a random plan: mostly little work, sometimes rich, rarely an error or something that resists a stop."""
     lot = chance.random()
     pieces: list[Piece]
     if lot < 0.55:

@@ -17,10 +17,10 @@ __all__ = ["pry"]
 
 
 async def pry(access: Access, recorder: Recorder, session: StormSession, principal: str) -> None:
-    """`principal` tries something on the session, by lot, and lists its own; what it is told is noted.
+    """Try something random on the session as `principal`, list its own sessions, and note the answers.
 
     Raises:
-        ServerUnreachable, StorageError: there was no host to answer.
+        ServerUnreachable, StorageError: no host answered.
     """
     handle = access.session(principal, session.key)
     # Without a cursor, a stranger would wait for a session of its own.

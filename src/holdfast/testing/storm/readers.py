@@ -28,7 +28,7 @@ class StormReader:
     """One reader of one session, over many connections.
 
     Parameters:
-        number: asks for the session's public number, 0 while nobody knows it.
+        number: returns the session's public number, 0 while it is unknown.
         patient: leave it to the client to come back after a cut.
     """
 

@@ -1,4 +1,4 @@
-"""Reading what a host has: now and then under load, and everything once all work has come to rest."""
+"""Reads of what a host has: now and then under load, and everything once all work has come to rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AT_ONCE = 16
 
 
 class Reading:
-    """What a storm reads goes into its history."""
+    """Reads a host, and notes the results in the storm's history."""
 
     def __init__(self, access: Access, recorder: Recorder, limits: Limits) -> None:
         self._access = access
@@ -76,7 +76,7 @@ class Reading:
                 await asyncio.sleep(_POLL_S)
 
     async def read_back(self, sessions: Sequence[StormSession]) -> None:
-        """The last reading of everything, after `rest`."""
+        """Read everything for the last time, after `rest`."""
         for begin in range(0, len(sessions), _AT_ONCE):
             await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
 

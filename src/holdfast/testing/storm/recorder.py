@@ -1,4 +1,4 @@
-"""Where a storm writes its history down: records in memory, in the order in which they are noted."""
+"""Recorder of a storm's history: records in memory, in the order in which they are noted."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Recorder:
         self._tokens = 0
 
     def note(self, kind: Callable[..., R], **fields: Any) -> R:
-        """Make a record of this moment."""
+        """Note a record of this moment, and return it."""
         record = kind(at=system_clock.monotonic(), **fields)
         self.records.append(record)
         return record
 
     def token(self) -> str:
-        """A new name for a call."""
+        """Return a new name for a call."""
         self._tokens += 1
         return f"t{self._tokens}"

@@ -1,4 +1,4 @@
-"""The storm over somebody else's server: what its clients and readers can see, and nothing is left behind."""
+"""Storm over an existing server: uses only what clients and readers can see, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.testing.storm.recorder import Recorder
 __all__ = ["remote_storm"]
 
 LIMITS = Limits(mailbox=0, attempts=1_000_000)
-"""The server's own bounds on mailboxes and restarts are not known."""
+"""The server's own bounds on mailboxes and restarts are unknown."""
 
 
 async def remote_storm(
@@ -37,9 +37,9 @@ async def remote_storm(
 
     Parameters:
         recorder: gets the history, its opening included.
-        say: begins each message; the server's agent should do something that lasts a moment.
+        say: prefix of each message; the server's agent should do something that lasts a moment.
         sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
-        progress: told what goes on.
+        progress: callback for progress messages.
 
     Raises:
         HoldfastError: the server does not answer, or refuses the key.

@@ -1,8 +1,8 @@
-"""Whether a storm's session comes to rest: judged by whether it gets on, not by how long all that waits there takes.
+"""Rest of a storm's session: judged by whether the session gets on, not by how long all that waits there takes.
 
 Invariants
-- Nobody sends to the session any more, so it gets on only as often as it has messages: the wait is bounded.
-- A session is told to stand still only if the same run was on, and as many messages waited, for all of `STANDSTILL_S`.
+- The session gets no new messages, so it gets on only as often as it has messages: the wait is bounded.
+- A session stands still only if the same run was active, and as many messages waited, for all of `STANDSTILL_S`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _POLL_S = 0.05
 
 
 async def standstill(key: str, look: Callable[[], Awaitable[SessionView]]) -> str | None:
-    """Look at a session until it is at rest, and return None; or until it stands still, and say so.
+    """Watch a session until it is at rest, and return None; or until it stands still, and describe that.
 
     Parameters:
         key: the session's.
-        look: gives the session as it stands. That its server cannot be asked now is no answer.
+        look: reads the session. A server that cannot be reached now is asked again.
 
     Raises:
         what `look` raises otherwise, such as `NotFound`.

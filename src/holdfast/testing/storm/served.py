@@ -1,4 +1,4 @@
-"""What a storm's own server serves: the storm's agents, made of the environment."""
+"""Agents that a storm's own server serves, made from its environment."""
 
 from __future__ import annotations
 

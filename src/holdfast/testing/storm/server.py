@@ -49,7 +49,7 @@ _AGENTS = ("holdfast.testing.storm.served:replayable", "holdfast.testing.storm.s
 
 
 class _Line(msgspec.Struct):
-    """What the server says of itself on stdout."""
+    """Part of the server's own report on stdout."""
 
     event: str
     report: DrainReport | None = None
@@ -63,10 +63,10 @@ _numbers = itertools.count(os.getpid() * 61)
 
 
 def free_port() -> int:
-    """A TCP port of loopback that nobody uses now.
+    """Return a free TCP port of loopback.
 
-    It is none of those from which Linux gives connections theirs: one of many that are opened meanwhile could take it,
-    before a server does or while that is started anew. Other processes look elsewhere first.
+    It lies outside the range that Linux assigns to connections: one of many that are opened meanwhile could take it,
+    before a server does or while that is restarted. Other processes look elsewhere first.
     """
     while True:
         port = _FIRST_PORT + next(_numbers) % _PORTS
@@ -80,11 +80,11 @@ class OwnServer:
 
     Parameters:
         folder: holds its store, the side file of stamps and what it writes to stderr.
-        settings: given to it by the environment, where they are not the defaults.
+        settings: settings for its environment that differ from the defaults.
         first: the number of the first incarnation.
-        agents: what it serves, as ``module:name``; those of the storm by default. Others are looked for where the
+        agents: the agents to serve, as ``module:name``; those of the storm by default. Others are looked for where the
             storm was started.
-        program: what its interpreter executes; by default ``holdfast``, which ends with the storm.
+        program: source that its interpreter executes; by default ``holdfast``, which ends with the storm.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OwnServer:
 
     @property
     def pid(self) -> int:
-        """The process that is alive now. Raises `ServerUnreachable` when there is none."""
+        """The process that is alive now. Raises `ServerUnreachable` if none runs."""
         if self._process is None:
             raise ServerUnreachable("the storm's server is not started")
         return self._process.pid
@@ -150,7 +150,7 @@ class OwnServer:
         """Start the next incarnation; False if it ended before it answered.
 
         Parameters:
-            failpoint: where it ends itself.
+            failpoint: the failpoint where it ends itself.
             environment: further variables.
 
         Raises:
@@ -202,7 +202,7 @@ class OwnServer:
             ready.set_result(False)
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL, at whatever it is."""
+        """Kill it with SIGKILL, at whatever it is doing."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -210,7 +210,7 @@ class OwnServer:
         self._recorder.note(HostKilled, incarnation=self.incarnation)
 
     async def died_at(self, failpoint: str, seconds: float) -> bool:
-        """Whether it ends itself at the failpoint within that time."""
+        """Return whether it ends itself at the failpoint within that time."""
         assert self._process is not None
         try:
             async with asyncio.timeout(seconds):
@@ -225,7 +225,7 @@ class OwnServer:
         return True
 
     async def refused(self) -> int:
-        """The exit code of an incarnation that ended before it answered; its end is noted."""
+        """Return the exit code of an incarnation that ended before it answered, and note its end."""
         code = await self._gone()
         self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
         return code
@@ -266,9 +266,9 @@ class OwnServer:
         return code
 
     def tail(self) -> str:
-        """The last lines that this incarnation wrote to stderr."""
+        """Return the last lines that this incarnation wrote to stderr."""
         try:
             written = self.errors.read_bytes()[self._errors_from :]
         except FileNotFoundError:
             written = b""
-        return written.decode("utf-8", "replace")[-2000:].strip() or "it said nothing"
+        return written.decode("utf-8", "replace")[-2000:].strip() or "no output"

@@ -42,17 +42,17 @@ class Stamps:
 
 
 def shell_stamp(words: tuple[str, str, str, str, str, str], path: Path) -> str:
-    """A line of shell that stamps ``tick`` for the process that executes it.
+    """Return a line of shell that stamps ``tick`` for the process that executes it.
 
     Parameters:
         words: run, attempt, branch, host, principal and session, none of them with a blank.
-        path: the side file; no character that means something to a shell.
+        path: the side file; without characters that have a meaning in a shell.
     """
     return f'read -r up rest </proc/uptime && echo "U $up $$ {" ".join(words)}" >>{path}'
 
 
 def read_stamps(path: Path) -> Iterator[Stamp]:
-    """All stamps of a side file. A last line that is cut off (its writer was killed, or writes now) is left out."""
+    """Yield all stamps of a side file, without a last line that is cut off (its writer was killed, or writes now)."""
     offset = time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)
     with path.open("rb") as file:
         for line in file:

@@ -1,7 +1,7 @@
-"""What a storm does by the clock: schedules that tick all the time, and others that come, pause and go.
+"""Schedules of a storm: some that tick all the time, and others that are made, paused and deleted.
 
 The sessions of those that tick get messages from them alone, so in the end each has as many messages as its schedule
-has fired: `settle` looks whether that is so. They stand outside a storm's history.
+has fired: `settle` checks that. They stand outside a storm's history.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Timed:
         self.checked = 0
 
     async def tick(self) -> None:
-        """Let all tick that are to; those that do go on."""
+        """Start all schedules that are to tick, unless they tick already."""
         for key in self._keys:
             await self._client.schedule(
                 key, self._text(key), every_s=_EVERY_S, schedule_id=key, agent=REPLAYABLE, miss="burst"
@@ -48,7 +48,7 @@ class Timed:
             self._put.add(key)
 
     async def change(self) -> None:
-        """Make a schedule, pause it, let it go on, and delete it."""
+        """Make a schedule, pause it, resume it, and delete it."""
         name = ids.schedule_id()
         self._changed.ask(name, "active")
         schedule = await self._client.schedule("never", self._text(name), every_s=1e6, schedule_id=name)
@@ -61,10 +61,10 @@ class Timed:
 
     @staticmethod
     def _text(name: str) -> str:
-        return encode_plan(Plan(name=name, pieces=("say",), span_s=0.0))
+        return encode_plan(Plan(name=name, pieces=("emit",), span_s=0.0))
 
     async def settle(self) -> list[str]:
-        """Pause what ticks, wait until its sessions are at rest, and return what is not as it must be."""
+        """Pause what ticks, wait until its sessions are at rest, and return the problems found."""
         wrong = await self._unlike_answered()
         for key in self._put:
             self.checked += 1
@@ -83,7 +83,7 @@ class Timed:
         return wrong
 
     async def _unlike_answered(self) -> list[str]:
-        """Which schedules are not as they were answered to be."""
+        """Return the schedules that are not as they were answered to be."""
         states: dict[str, str] = {}
         for name in self._changed.names:
             self.checked += 1
@@ -102,7 +102,7 @@ class Timed:
             return SessionView(key=key, principal="", number=0, agent="", state="idle", seq=0, waiting=0)
 
     async def _accepted(self, view: SessionView) -> int:
-        """How many messages the session has accepted."""
+        """Return how many messages the session has accepted."""
         accepted = 0
         if view.seq:
             async for event in self._client.session(view.key).events():

@@ -1,7 +1,7 @@
-"""What an administrator does to a server: makes keys, revokes them, and deletes sessions.
+"""Acts of an administrator on a server: making keys, revoking them, and deleting sessions.
 
-They stand outside a storm's history: what is deleted cannot be read back. `settle` looks whether all that was answered
-is so.
+They stand outside a storm's history: what is deleted cannot be read back. `settle` checks that all answers
+hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Upkeep:
 
     async def make_a_key(self) -> None:
         """Make a key, and revoke it."""
-        body = {"principal": "nobody", "role": "user", "label": "made by a storm"}
+        body = {"principal": "visitor", "role": "user", "label": "made by a storm"}
         answer = await self._client.request("POST", "/v1/keys", body=body)
         key_id = msgspec.json.decode(answer.content, type=_Made).key.key_id
         self._keys.answer(key_id, "valid")

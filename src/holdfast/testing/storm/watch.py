@@ -19,7 +19,7 @@ __all__ = ["in_tree", "list_processes", "note_processes", "own_figures", "proces
 
 
 def list_processes(storm: str) -> list[ProcessSeen]:
-    """All living processes that carry the marker of this storm. Processes that have ended meanwhile are left out."""
+    """Return all living processes that carry the marker of this storm, without those that have ended meanwhile."""
     begin = f"{MARKER}={storm} ".encode()
     seen = []
     for name in os.listdir("/proc"):
@@ -33,7 +33,7 @@ def list_processes(storm: str) -> list[ProcessSeen]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 state = file.read().rpartition(b")")[2].split()[0]
         except OSError:
-            continue  # it has ended, or belongs to somebody else
+            continue  # it has ended, or belongs to another user
         if state in (b"Z", b"X"):
             continue
         for value in environment.split(b"\0"):
@@ -54,7 +54,7 @@ async def note_processes(recorder: Recorder, storm: str) -> None:
 
 
 async def until_gone(recorder: Recorder, storm: str, seconds: float) -> None:
-    """Wait until no process of the storm is left, at most `seconds`, and note what the list says then."""
+    """Wait until no process of the storm is left, at most `seconds`, and note the list as it is then."""
     deadline = system_clock.monotonic() + seconds
     while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.1)
@@ -62,7 +62,7 @@ async def until_gone(recorder: Recorder, storm: str, seconds: float) -> None:
 
 
 def in_tree(node: TreeNode) -> int:
-    """How many runs, scopes, tasks, threads and processes a tree shows below its sessions."""
+    """Return how many runs, scopes, tasks, threads and processes a tree shows below its sessions."""
     own = 0 if node.kind in ("host", "session") else 1
     return own + sum(in_tree(child) for child in node.children)
 
@@ -79,7 +79,7 @@ def _children(pid: int) -> Iterator[int]:
 
 
 def _connections() -> set[str]:
-    """The TCP sockets of this machine, as a process's descriptors name them."""
+    """Return the TCP sockets of this machine, as a process's descriptors name them."""
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         with suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -98,7 +98,7 @@ def _descriptors(pid: int) -> int:
 
 
 def process_figures(pid: int) -> dict[str, int]:
-    """Threads, descriptors and direct children of a process. Raises `OSError` when it is gone."""
+    """Return threads, descriptors and direct children of a process. Raises `OSError` when it is gone."""
     return {
         "threads": len(os.listdir(f"/proc/{pid}/task")),
         "descriptors": _descriptors(pid),

@@ -13,7 +13,7 @@ __all__ = ["HoldfastHost"]
 
 
 class HoldfastHost:
-    """A `Host` with one agent, all settings as they come."""
+    """A `Host` with one agent and default settings."""
 
     packages = ("holdfast-agents",)
 

@@ -81,7 +81,7 @@ class OpenAIAgents:
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it takes no message before it runs it")
+        raise self._setting.not_offered("it accepts no message before running it")
 
     async def close(self) -> None:
         """See `Adapter.close`."""

@@ -66,13 +66,13 @@ class PydanticAI:
 
     async def inbox(self) -> str:
         """See `Adapter.inbox`."""
-        raise self._setting.not_offered("it takes no message before it runs it")
+        raise self._setting.not_offered("it accepts no message before running it")
 
     async def close(self) -> None:
         """See `Adapter.close`."""
 
 
 async def _streamed(_: Any, events: AsyncIterable[Any]) -> None:
-    """Its being there makes the run stream from the model."""
+    """Do nothing: its presence makes the run stream from the model."""
     async for _event in events:
         pass
