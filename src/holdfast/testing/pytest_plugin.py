@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from holdfast.testing.exploring import Report
-    from holdfast.testing.replay import Replay
+    from holdfast.testing.explorer.explore import Report
+    from holdfast.testing.explorer.replay import Replay
 
 __all__: list[str] = []
 
@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     path = config.getoption("explore_replay")
     if path:
-        from holdfast.testing.replay import Replay
+        from holdfast.testing.explorer.replay import Replay
 
         try:
             config.stash[_REPLAY] = Replay.load(path)
@@ -125,8 +125,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     options = _options_of(pyfuncitem)
     if options is None:
         return _repeated(pyfuncitem)
-    from holdfast.testing.exploring import explore
-    from holdfast.testing.failures import ScheduleFailure
+    from holdfast.testing.explorer.explore import explore
+    from holdfast.testing.explorer.failures import ScheduleFailure
 
     config = pyfuncitem.config
     if options.get("tasks") == "both":
@@ -224,18 +224,18 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
         before = None
         unended: list[str] = []
         if "no_leaks" in wanted:
-            from holdfast.testing.leaks import Inventory, left_to_runners
+            from holdfast.testing.detectors.leaks import Inventory, left_to_runners
 
             kinds = _looked_at(request)
             before = request.node.stash[_BEFORE] = Inventory(kinds)
             if "tasks" in kinds:
                 unended = stack.enter_context(left_to_runners())
         if "no_network" in wanted:
-            from holdfast.testing.guards import network_refused
+            from holdfast.testing.detectors.guards import network_refused
 
             refused = stack.enter_context(network_refused())
         if "no_blocking" in wanted:
-            from holdfast.testing.guards import blocking_refused
+            from holdfast.testing.detectors.guards import blocking_refused
 
             blocked = stack.enter_context(blocking_refused())
         yield
@@ -304,7 +304,7 @@ def _repeated(pyfuncitem: pytest.Function) -> bool | None:
     repeat = marker.kwargs.get("repeat", 0) if marker is not None else 0
     if not repeat:
         return None
-    from holdfast.testing.memory import grown
+    from holdfast.testing.detectors.memory import grown
 
     test, values = pyfuncitem.obj, _values(pyfuncitem)
     if found := grown(lambda: test(**values), repeat=repeat):
