@@ -95,7 +95,7 @@ def _options_of(item: pytest.Item) -> dict[str, Any] | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With ``tasks='both'`` the test runs once with ordinary and once with eager tasks."""
+    """Run a test with ``tasks='both'`` once with ordinary and once with eager tasks."""
     marker = metafunc.definition.get_closest_marker("explore")
     if marker is not None and marker.kwargs.get("tasks") == "both":
         metafunc.fixturenames.append(_BOTH)

@@ -334,7 +334,7 @@ class Facts:
         return known
 
     def _stop_reasons(self) -> dict[str, list[str]]:
-        """The runs whose stop carries a reason, as the log has it."""
+        """Map each reason of a stop in the logs to the runs that it stopped."""
         runs: dict[str, list[str]] = {}
         for run in self.run_logs.values():
             for event in run.stopping:

@@ -1,7 +1,6 @@
 """Acts of an administrator on a server: making keys, revoking them, and deleting sessions.
 
-They stand outside a storm's history: what is deleted cannot be read back. `settle` checks that all answers
-hold.
+They stand outside a storm's history: what is deleted cannot be read back. `settle` checks that all answers hold.
 """
 
 from __future__ import annotations

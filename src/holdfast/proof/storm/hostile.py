@@ -237,7 +237,7 @@ class Hostile:
     # ── what it holds ────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _line(self, act: str, *, key: str | None = None, small: bool = False, most: int = _HELD) -> Line:
-        """A new connection, held until there are too many of its kind. Raises `OSError`."""
+        """Open a connection, held until there are too many of its kind. Raises `OSError`."""
         held = self._held.setdefault(act, deque())
         while len(held) >= most:
             held.popleft().drop(reset=True)
@@ -290,7 +290,7 @@ class Hostile:
         self._refused[act] += refused
 
     async def _flood_writes(self) -> None:
-        """More writes at once than its rate allows, over some connections."""
+        """Send more writes at once than its rate allows, over some connections."""
         act = "flooded writes"
         lines = [await self._line(act) for _ in range(_WRITERS)]
         request = b"".join(lines[0].request("POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"flood"}'))
@@ -311,7 +311,7 @@ class Hostile:
         return bytes(answers)
 
     async def _pipeline(self) -> None:
-        """Many requests in one write; only the first answer's status is read."""
+        """Send many requests in one write; only the first answer's status is read."""
         act = "pipelined requests"
         line = await self._line(act, small=True)
         head, _ = line.request("GET", f"/v1/sessions/{self._large.key}/transcript")

@@ -152,7 +152,7 @@ class _KillStorm:
             await asyncio.gather(*cuts)
 
     async def finish(self, progress: Progress) -> None:
-        """A clean shutdown in the middle of the load, another start, and the last reading of everything."""
+        """Shut down cleanly in the middle of the load, start again, and read everything for the last time."""
         progress("clean shutdown in the middle of the load")
         await self.watch(0.5)
         await self.load.linger(8, 3.0)

@@ -144,7 +144,7 @@ class Load:
         await self.reading.rest([*self.sessions, *self.others])
 
     async def read_back(self) -> None:
-        """The last reading of everything."""
+        """Read everything for the last time."""
         await self.reading.read_back([*self.sessions, *self.others])
 
     async def abandon(self) -> None:
@@ -155,7 +155,7 @@ class Load:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def warm_up(self) -> None:
-        """One run of each principal that touches everything, so that what is made only once is there afterwards."""
+        """Run everything once for each principal, so that what is made only once is there afterwards."""
         for principal in self.access.principals:
             name = self._name()
             session = StormSession(principal, f"{self.prefix}-warm-{principal}", PLAIN, self.chance)
@@ -182,7 +182,7 @@ class Load:
             await self._pause(chance.expovariate(1 / self._pause_s))
 
     async def act(self, session: StormSession | None = None) -> None:
-        """One action by lot, on that session or on any."""
+        """Do one random action, on that session or on any."""
         session = session or self.chance.choice(self.sessions)
         actions: list[tuple[Callable[[StormSession], Awaitable[None]], int]] = [
             (self._double_text, 44),
@@ -222,7 +222,7 @@ class Load:
         await asyncio.gather(*(self.send(session, self.message(session)) for _ in range(count)))
 
     def message(self, session: StormSession, plan: Plan | None = None, policy: Policy | None = None) -> StormMessage:
-        """A new message, by lot where nothing is given."""
+        """Return a new message, random where nothing is given."""
         chance = session.chance
         plan = plan or make_plan(self._name(), chance, span_s=self._span_s)
         policies: tuple[Policy, ...] = ("queue", "collect", "interrupt", "reject")
@@ -440,7 +440,7 @@ class Load:
             await self._outage()
 
     async def _pry(self, session: StormSession) -> None:
-        """Another principal tries to reach the session; its owner does too."""
+        """Try to reach the session as another principal, and as its owner."""
         principal = session.chance.choice(self.access.principals)
         try:
             await pry(self.access, self.recorder, session, principal)

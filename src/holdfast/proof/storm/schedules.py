@@ -40,7 +40,7 @@ class Timed:
         self.checked = 0
 
     async def tick(self) -> None:
-        """Start all schedules that are to tick, unless they tick already."""
+        """Create all schedules that are to tick; those that exist keep ticking."""
         for key in self._keys:
             await self._client.schedule(
                 key, self._text(key), every_s=_EVERY_S, schedule_id=key, agent=REPLAYABLE, miss="burst"

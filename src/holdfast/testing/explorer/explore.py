@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeVar
 
 from holdfast.protocol.branches import is_seconds
 from holdfast.testing.explorer.coverage import States
+from holdfast.testing.explorer.explored_loop import Chooser, ExploredLoop
 from holdfast.testing.explorer.isolation_guard import collect_some_garbage, garbage_left, real_world_closed
-from holdfast.testing.explorer.loop import Chooser, ExploredLoop, VirtualLoop
 from holdfast.testing.explorer.patching import swapped_in
 from holdfast.testing.explorer.replay import Replay
 from holdfast.testing.explorer.schedule import NOT_REPEATED, Outcome, run_one
@@ -22,6 +22,7 @@ from holdfast.testing.explorer.strategies import (
     RandomChooser,
     ReplayChooser,
 )
+from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
 __all__ = ["Report", "explore", "run_virtual"]
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.testing.explorer.controlled_threads import strands_here
-from holdfast.testing.explorer.loop import ExploredLoop
+from holdfast.testing.explorer.explored_loop import ExploredLoop
 
 __all__ = ["collect_some_garbage", "garbage_left", "real_world_closed"]
 

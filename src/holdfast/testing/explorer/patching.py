@@ -1,6 +1,6 @@
 """Gives code that runs in threads the primitives of a schedule while it is explored.
 
-The runtime's own code gets those of `holdfast.testing.explorer.controlled_threads`, all other code those of
+The runtime's own code gets those of `holdfast.testing.explorer.runtime_primitives`, all other code those of
 `holdfast.testing.explorer.thread_primitives`: in `threading` and `queue`, and wherever a module outside of the standard
 library imported them by name.
 
@@ -26,16 +26,8 @@ from typing import Any, Final, TypeVar
 from holdfast.errors import Interrupted
 from holdfast.runtime import adoption, interrupt, interrupt_dispatch, membership, once, threads
 from holdfast.storage import checkpoints, sqlite, writer
-from holdfast.testing.explorer.controlled_threads import (
-    Lock,
-    RLock,
-    SimpleQueue,
-    Strand,
-    Thread,
-    Unwound,
-    end_carriers,
-    strands_here,
-)
+from holdfast.testing.explorer.controlled_threads import Strand, Unwound, end_carriers, strands_here
+from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
 from holdfast.testing.explorer.thread_primitives import (
     REAL_LOCK,
     REAL_RLOCK,

@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.errors import Interrupted
 from holdfast.testing.explorer.controlled_threads import strands_here
+from holdfast.testing.explorer.explored_loop import Actor, Chooser, ExploredLoop
 from holdfast.testing.explorer.failures import (
     Deadlock,
     Livelock,
@@ -21,10 +22,10 @@ from holdfast.testing.explorer.failures import (
     ScheduleFailure,
     show_replay,
 )
-from holdfast.testing.explorer.loop import Actor, Chooser, ExploredLoop, VirtualLoop
 from holdfast.testing.explorer.replay import Replay
 from holdfast.testing.explorer.shrinker import stripped
 from holdfast.testing.explorer.strategies import ReplayMismatch
+from holdfast.testing.explorer.virtual_loop import VirtualLoop
 
 __all__ = ["NOT_REPEATED", "Outcome", "run_one"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from holdfast.testing.explorer.loop import Actor, ExploredLoop, Step
+    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, Step
 
 __all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
 

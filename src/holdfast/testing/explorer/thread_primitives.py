@@ -22,7 +22,8 @@ from _thread import LockType
 from types import GenericAlias
 from typing import Any, Final
 
-from holdfast.testing.explorer.controlled_threads import Lock, SimpleQueue, Strands, strands_here
+from holdfast.testing.explorer.controlled_threads import Strands, strands_here
+from holdfast.testing.explorer.runtime_primitives import Lock, SimpleQueue
 
 __all__ = ["OwnLock", "OwnRLock", "OwnSimpleQueue", "look"]
 

@@ -46,7 +46,7 @@ ModelSubject = Callable[[Sequence[Reply]], AbstractAsyncContextManager[Provider]
 
 
 def served_model(make: Callable[[ModelServer], Model]) -> ModelSubject:
-    """The subject for models that speak one of the protocols of the `ModelServer`.
+    """Return the subject for models that speak one of the protocols of the `ModelServer`.
 
     Parameters:
         make: returns a model that asks the server at ``server.url``; ``server.environment`` has the variables.

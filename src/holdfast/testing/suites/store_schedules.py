@@ -138,7 +138,7 @@ async def a_tick_is_fired_once_and_the_schedule_goes_on(make_store: MakeStore) -
 async def what_refuses_a_tick_is_counted_and_the_schedule_goes_on(make_store: MakeStore) -> None:
     async with opened(make_store) as on:
         await _put(on, overlap="reject")
-        await _put(on, "stranger", agent="missing", session="other")
+        await _put(on, "stranger", agent="vanished", session="other")
         claim = await on.start()
         busy = await _fire(on, 110.0)
         assert (busy.outcome, busy.sent, busy.problem) == ("busy", None, None), "that passes by itself"
@@ -149,7 +149,7 @@ async def what_refuses_a_tick_is_counted_and_the_schedule_goes_on(make_store: Ma
         assert (await _fire(on, 130.0)).outcome == "busy"
         unknown = await _fire(on, 110.0, "stranger")
         assert unknown.outcome == "unknown_agent"
-        assert unknown.problem is not None and "missing" in unknown.problem
+        assert unknown.problem is not None and "vanished" in unknown.problem
         assert (await _fire(on, 120.0, "stranger")).problem is None, "it was reported before"
         _, view = await _read(on, "stranger")
         assert (view.refused, view.fired, view.next_at) == (2, 0, 130.0)
@@ -287,7 +287,7 @@ async def a_run_by_hand_leaves_the_ticks_where_they_are(make_store: MakeStore) -
         assert (await _read(on))[1] == view, "a manual run that is refused does not count as a tick"
         await on.store.pause_schedule("p", "s", paused=True, at=107.0)
         await refused(on.store.fire_schedule(_fire_of(on, due, 108.0, by_hand=True)), ScheduleChanged)
-        await _put(on, "stranger", agent="missing", session="other")
+        await _put(on, "stranger", agent="vanished", session="other")
         stranger, _ = await _read(on, "stranger")
         await refused(on.store.fire_schedule(_fire_of(on, stranger, 108.0, by_hand=True)), UnknownAgent)
 
