@@ -66,9 +66,9 @@ def answer(kind: Any) -> str:
 
 
 def import_everything() -> None:
-    """Import all modules except `holdfast.testing`, so that their errors and failpoints are registered."""
+    """Import all modules but those for tests and proofs, so that their errors and failpoints are registered."""
     for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
-        if not module.name.startswith(("holdfast.__main__", "holdfast.testing.")):
+        if not module.name.startswith(("holdfast.__main__", "holdfast.testing.", "holdfast.proof.")):
             importlib.import_module(module.name)
 
 

@@ -11,8 +11,8 @@ from langgraph.graph import START, MessagesState, StateGraph
 from holdfast.agents import Agent
 from holdfast.agents.adapters.langgraph import graph_agent
 from holdfast.testing import AGENT_CHECKS, AgentSubject, run_agent_check
-from holdfast.testing.agent_driver import Step
-from holdfast.testing.agent_suite import AgentCheck
+from holdfast.testing.suites.agent import AgentCheck
+from holdfast.testing.suites.agent_driver import Step
 
 
 def stepping(step: Step) -> Agent:

@@ -12,7 +12,7 @@ from holdfast.cli.check import check
 from holdfast.cli.exits import Exit
 from tests.cli.processes import run
 
-REFERENCE = Path(__file__).parents[1] / "testing" / "conformance_adapters.py"
+REFERENCE = Path(__file__).parents[1] / "proof" / "check" / "adapters.py"
 
 
 def test_a_kept_promise_is_exit_0_and_shown_with_its_evidence(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,9 +20,8 @@ from holdfast.cli.exits import Exit
 from holdfast.cli.storm import Storm, storm
 from holdfast.client import Client
 from holdfast.errors import ServerUnreachable
-from holdfast.settings import Settings
-from holdfast.testing.checker import Report, judge
-from holdfast.testing.history import (
+from holdfast.proof.checker.judgement import Report, judge
+from holdfast.proof.history import (
     FailpointHit,
     HoldingRead,
     HostKilled,
@@ -35,13 +34,14 @@ from holdfast.testing.history import (
     read_history,
     write_history,
 )
-from holdfast.testing.storm.bounds import HOSTILE
-from holdfast.testing.storm.conduct import conduct_kills, conduct_remote
-from holdfast.testing.storm.hostile import ACTS
-from holdfast.testing.storm.recorder import Recorder
-from holdfast.testing.storm.server import OwnServer, free_port
-from holdfast.testing.storm.stamps import MARKER
-from tests.nemesis.storms import run_storm, sockets_may_be_left
+from holdfast.proof.storm.bounds import HOSTILE
+from holdfast.proof.storm.hostile import ACTS
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.runner import conduct_kills, conduct_remote
+from holdfast.proof.storm.server import OwnServer, free_port
+from holdfast.proof.storm.stamps import MARKER
+from holdfast.settings import Settings
+from tests.proof.nemesis.storms import run_storm, sockets_may_be_left
 
 BOUND_S = 110.0
 
@@ -110,7 +110,7 @@ def test_a_storm_that_fails_keeps_its_stores_and_its_history_and_says_where(
         recorder.note(Opened, seed=seed, mode="kill", sees=("clients",), limits=Limits())
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("holdfast.testing.storm.conduct.conduct_kills", conduct)
+    monkeypatch.setattr("holdfast.proof.storm.runner.conduct_kills", conduct)
     assert storm(Storm(kill_every_s=1.0, seed=7)) == Exit.FAILED
     (kept,) = tmp_path.iterdir()
     assert str(kept) in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_a_storm_that_breaks_off_keeps_what_its_server_stored(
         raise ServerUnreachable("the storm's server does not answer: it fell")
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr("holdfast.testing.storm.conduct.conduct_kills", conduct)
+    monkeypatch.setattr("holdfast.proof.storm.runner.conduct_kills", conduct)
     assert storm(Storm(kill_every_s=1.0, seed=7)) == Exit.UNREACHABLE
     (kept,) = tmp_path.iterdir()
     assert str(kept) in capsys.readouterr().err
@@ -258,7 +258,7 @@ def test_the_command_has_its_options() -> None:
 
 
 def test_every_failpoint_hit_is_one_that_was_registered() -> None:
-    from holdfast.testing.storm.killing import registered_failpoints
+    from holdfast.proof.storm.killing import registered_failpoints
 
     names = registered_failpoints()
     assert names

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.storm.server import free_port
+from holdfast.proof.storm.server import free_port
 from tests.house.serving import server, serving_environment
 
 ROOT = Path(__file__).parents[2]

@@ -47,7 +47,7 @@ def test_the_server_lock_holds_what_the_package_asks_for_and_builds_with() -> No
 
 
 # Programs that run in an environment made for them, and the plugin that only pytest loads.
-ELSEWHERE = ("testing/conformance/adapters/", "testing/pytest_plugin.py")
+ELSEWHERE = ("proof/check/adapters/", "testing/pytest_plugin.py")
 
 
 def imports_of(folder: str) -> set[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from holdfast.testing.storm.server import free_port
+from holdfast.proof.storm.server import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "in_a_web_app.py"
 _END_S = 30.0

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.storage import MemoryStore, SqliteStore
-from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
+from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)

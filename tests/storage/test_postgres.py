@@ -21,7 +21,7 @@ from holdfast.storage.records import Counters
 from holdfast.storage.sql_reads import SqlReads
 from holdfast.storage.sqlite import SqliteStore
 from holdfast.storage.tables import SessionChanged, SqlTables
-from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
+from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 from tests.storage.audit import audit
 from tests.storage.postgres_server import postgres
 

@@ -106,7 +106,7 @@ def test_a_replay_of_a_test_that_is_not_here_is_refused(run, pytester: pytest.Py
     [
         ("explore(scheduls=3)", "scheduls"),
         ("explore(3)", "does not know 3"),
-        ("explore()", "no `async def`"),
+        ("explore()", "not an `async def`"),
         ("explore(tasks='lazy')", "'ordinary', 'eager' or 'both'"),
     ],
 )

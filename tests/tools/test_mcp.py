@@ -23,8 +23,8 @@ from holdfast.agents.scripted import ScriptedModel
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, InvalidArguments, ToolFailed
 from holdfast.host import Session
+from holdfast.proof.storm.server import free_port
 from holdfast.protocol.events import ToolFinished, ToolOutput
-from holdfast.testing.storm.server import free_port
 from holdfast.tools.mcp import McpServer
 
 SERVER = Path(__file__).with_name("mcp_everything.py")

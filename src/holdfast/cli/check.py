@@ -12,7 +12,7 @@ from holdfast.cli.output import note, say, say_error, say_json, say_table
 from holdfast.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from holdfast.testing.conformance.verdicts import Judgement
+    from holdfast.proof.check.verdicts import Judgement
 
 __all__ = ["check"]
 
@@ -31,10 +31,10 @@ def check(
         as_json: print JSON, one line per adapter.
         write: write the docs page; run it in the source tree.
     """
-    from holdfast.testing.conformance.environments import FRAMEWORKS, target_of
-    from holdfast.testing.conformance.judge import judge
-    from holdfast.testing.conformance.page import page
-    from holdfast.testing.conformance.probes import PROBES
+    from holdfast.proof.check.environments import FRAMEWORKS, target_of
+    from holdfast.proof.check.judge import judge
+    from holdfast.proof.check.probes import PROBES
+    from holdfast.proof.check.report import page
 
     wanted = [one for name in names for one in (FRAMEWORKS if name == "all" else (name,))]
     judgements: list[Judgement] = []

@@ -16,7 +16,7 @@ from holdfast.errors import ConfigurationError, HoldfastError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from holdfast.testing.nemesis import Ask, Outcome
+    from holdfast.proof.nemesis import Ask, Outcome
 
 __all__ = ["nemesis"]
 
@@ -42,8 +42,8 @@ def nemesis(
         write: also write the docs page; run it in the source tree.
         history: keep the history of each fault in this folder.
     """
-    from holdfast.testing.history import write_history
-    from holdfast.testing.nemesis import chosen, run_faults
+    from holdfast.proof.history import write_history
+    from holdfast.proof.nemesis import chosen, run_faults
 
     try:
         faults = chosen(names)
@@ -64,7 +64,7 @@ def nemesis(
     outcomes = [outcome for outcome, _ in done]
     passed = all(outcome.passed for outcome in outcomes)
     if write:
-        from holdfast.testing.nemesis.page import page
+        from holdfast.proof.nemesis.report import page
 
         _PAGE.write_text(page(outcomes, _command(names, ask)), encoding="utf-8")
         note(f"nemesis: wrote {_PAGE}")
@@ -89,7 +89,7 @@ def _made(folder: Path) -> Path:
 
 def _command(names: str, ask: Ask) -> str:
     """Return the command line that repeats this run."""
-    from holdfast.testing.nemesis import Ask
+    from holdfast.proof.nemesis import Ask
 
     words = ["holdfast", "storm", "--nemesis", names, "--seed", str(ask.seed)]
     if ask.connections != Ask().connections:

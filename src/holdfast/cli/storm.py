@@ -19,9 +19,9 @@ from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.testing.checker import Report
-    from holdfast.testing.history import Record
-    from holdfast.testing.storm.recorder import Recorder
+    from holdfast.proof.checker.judgement import Report
+    from holdfast.proof.history import Record
+    from holdfast.proof.storm.recorder import Recorder
 
 __all__ = ["Storm", "storm"]
 
@@ -91,8 +91,8 @@ def storm(asked: Storm) -> Exit:
 
 def _stormed(asked: Storm, seed: int) -> Report:
     """Run the storm and judge it. Unless all was well, keep its stores and history in a folder, and print its path."""
-    from holdfast.testing.history import write_history
-    from holdfast.testing.storm.recorder import Recorder
+    from holdfast.proof.history import write_history
+    from holdfast.proof.storm.recorder import Recorder
 
     if asked.history is not None:
         _touch(Path(asked.history))
@@ -134,7 +134,7 @@ def _touch(path: Path) -> None:
 
 
 def _judged(records: Sequence[Record]) -> Report:
-    from holdfast.testing.checker import judge
+    from holdfast.proof.checker.judgement import judge
 
     note(f"judging {len(records):,} records")
     return judge(records)
@@ -159,7 +159,7 @@ def _check(asked: Storm) -> None:
 
 def _torment(asked: Storm, names: str, seed: int) -> Exit:
     from holdfast.cli.nemesis import nemesis
-    from holdfast.testing.nemesis import Ask
+    from holdfast.proof.nemesis import Ask
 
     ask = Ask(
         sessions=min(asked.sessions, _NEMESIS_SESSIONS),
@@ -174,7 +174,7 @@ def _torment(asked: Storm, names: str, seed: int) -> Exit:
 
 
 def _read(path: str) -> list[Record]:
-    from holdfast.testing.history import Opened, read_history
+    from holdfast.proof.history import Opened, read_history
 
     try:
         records = list(read_history(Path(path)))
@@ -188,11 +188,11 @@ def _read(path: str) -> list[Record]:
 
 
 def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Coroutine[None, None, None]:
-    from holdfast.testing.storm import conduct
+    from holdfast.proof.storm import runner
 
     progress = _Progress()
     if asked.url is not None:
-        return conduct.conduct_remote(
+        return runner.conduct_remote(
             recorder,
             url=asked.url,
             key=asked.key,
@@ -204,7 +204,7 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Corou
             rate=asked.rate,
         )
     if asked.kill_every_s is not None:
-        return conduct.conduct_kills(
+        return runner.conduct_kills(
             recorder,
             sessions=asked.sessions,
             seconds=asked.seconds,
@@ -215,7 +215,7 @@ def _conduct(asked: Storm, seed: int, recorder: Recorder, folder: Path) -> Corou
             folder=folder,
             hostile=asked.hostile,
         )
-    return conduct.conduct_embedded(
+    return runner.conduct_embedded(
         recorder,
         sessions=asked.sessions,
         seconds=asked.seconds,

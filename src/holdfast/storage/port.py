@@ -1,6 +1,6 @@
 """Interface of the store: the verbs that every store offers, and the values they take and return.
 
-Rules for every store, checked by the conformance suite (`holdfast.testing.store_suite`):
+Rules for every store, checked by the conformance suite (`holdfast.testing.suites.store`):
 
 - Each verb is one transaction: when the call returns, all of it is durable, or nothing is.
 - ``append``, ``commit_run`` and every write of a run check its `Lease` (fence **and** run id) inside the write and

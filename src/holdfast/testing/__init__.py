@@ -1,6 +1,6 @@
 """Test concurrent code deterministically: explore its schedules, run it on virtual time.
 
-Names are loaded when they are first used: the pytest plugin beside them costs nothing where nobody explores.
+Names are loaded on first use, so the pytest plugin costs nothing in projects that do not explore.
 """
 
 from __future__ import annotations
@@ -9,42 +9,43 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.testing.agent_driver import AgentSubject
-    from holdfast.testing.agent_suite import AGENT_CHECKS, run_agent_check
-    from holdfast.testing.channel_suite import CHANNEL_CHECKS, Network, run_channel_check
     from holdfast.testing.clock import ManualClock, VirtualClock
-    from holdfast.testing.exploring import Report, explore, run_virtual
-    from holdfast.testing.failures import NotExplorable, ScheduleFailure
-    from holdfast.testing.model_provider import ModelSubject, Provider, served_model, unscripted_model
-    from holdfast.testing.model_suite import MODEL_CHECKS, run_model_check
-    from holdfast.testing.replay import Replay
-    from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
-    from holdfast.testing.swapped import start_thread
+    from holdfast.testing.explorer.explore import Report, explore, run_virtual
+    from holdfast.testing.explorer.failures import NotExplorable, ScheduleFailure
+    from holdfast.testing.explorer.patching import start_thread
+    from holdfast.testing.explorer.replay import Replay
+    from holdfast.testing.suites.agent import AGENT_CHECKS, run_agent_check
+    from holdfast.testing.suites.agent_driver import AgentSubject
+    from holdfast.testing.suites.channel import CHANNEL_CHECKS, Copy, Network, run_channel_check
+    from holdfast.testing.suites.model import MODEL_CHECKS, run_model_check
+    from holdfast.testing.suites.model_provider import ModelSubject, Provider, served_model, unscripted_model
+    from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 
 _HOME_OF = {
-    "CHANNEL_CHECKS": "channel_suite",
-    "Network": "channel_suite",
-    "run_channel_check": "channel_suite",
-    "AGENT_CHECKS": "agent_suite",
-    "AgentSubject": "agent_driver",
-    "run_agent_check": "agent_suite",
-    "MODEL_CHECKS": "model_suite",
-    "ModelSubject": "model_provider",
-    "Provider": "model_provider",
-    "run_model_check": "model_suite",
-    "served_model": "model_provider",
-    "unscripted_model": "model_provider",
-    "STORE_CHECKS": "store_suite",
-    "run_store_check": "store_suite",
+    "CHANNEL_CHECKS": "suites.channel",
+    "Copy": "suites.channel",
+    "Network": "suites.channel",
+    "run_channel_check": "suites.channel",
+    "AGENT_CHECKS": "suites.agent",
+    "AgentSubject": "suites.agent_driver",
+    "run_agent_check": "suites.agent",
+    "MODEL_CHECKS": "suites.model",
+    "ModelSubject": "suites.model_provider",
+    "Provider": "suites.model_provider",
+    "run_model_check": "suites.model",
+    "served_model": "suites.model_provider",
+    "unscripted_model": "suites.model_provider",
+    "STORE_CHECKS": "suites.store",
+    "run_store_check": "suites.store",
     "ManualClock": "clock",
     "VirtualClock": "clock",
-    "Report": "exploring",
-    "explore": "exploring",
-    "run_virtual": "exploring",
-    "NotExplorable": "failures",
-    "ScheduleFailure": "failures",
-    "Replay": "replay",
-    "start_thread": "swapped",
+    "Report": "explorer.explore",
+    "explore": "explorer.explore",
+    "run_virtual": "explorer.explore",
+    "NotExplorable": "explorer.failures",
+    "ScheduleFailure": "explorer.failures",
+    "Replay": "explorer.replay",
+    "start_thread": "explorer.patching",
 }
 
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "MODEL_CHECKS",
     "STORE_CHECKS",
     "AgentSubject",
+    "Copy",
     "ManualClock",
     "ModelSubject",
     "Network",

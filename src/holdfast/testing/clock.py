@@ -20,11 +20,11 @@ class VirtualClock:
         self._loop = asyncio.get_running_loop() if loop is None else loop
 
     def now(self) -> float:
-        """Seconds since the epoch: a fixed day in 2025 plus the loop's time."""
+        """Return seconds since the epoch: a fixed day in 2025 plus the loop's time."""
         return _EPOCH_S + self._loop.time()
 
     def monotonic(self) -> float:
-        """The loop's time, in seconds."""
+        """Return the loop's time, in seconds."""
         return self._loop.time()
 
 
@@ -40,11 +40,11 @@ class ManualClock:
         self._monotonic_s = 0.0
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return self._now_s
 
     def monotonic(self) -> float:
-        """Seconds since the clock was made."""
+        """Return seconds since the clock was made."""
         return self._monotonic_s
 
     def advance(self, delay_s: float) -> None:

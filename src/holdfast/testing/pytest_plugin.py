@@ -1,6 +1,6 @@
 """The pytest plugin: explored tests, replay files, and detectors for leaks, blocking calls and the network.
 
-Nothing happens to a test that asks for nothing: no marker of these, none of the ini options.
+Tests that use none of these markers and ini options are not affected.
 
 - ``@pytest.mark.explore(schedules=…, chooser=…)``: an async test runs under the explorer.
 - ``@pytest.mark.no_leaks``, ``no_blocking``, ``no_network``, or ``holdfast_no_leaks = true`` and so on in the
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from holdfast.testing.exploring import Report
-    from holdfast.testing.replay import Replay
+    from holdfast.testing.explorer.explore import Report
+    from holdfast.testing.explorer.replay import Replay
 
 __all__: list[str] = []
 
@@ -29,34 +29,34 @@ _MARKERS = (
     "explore(schedules=300, chooser='random'|'pct'|'exhaustive', seed=0, depth=3, tasks='ordinary'|'eager'|'both', "
     "late_s=0.0, max_steps=20000, shrink=True): run this async test under many schedules (holdfast.testing)",
     "no_leaks(but=(), repeat=0): fail when the test leaves tasks, threads, fds or processes behind; but=('threads',) "
-    "allows some; repeat=5 runs it so often, and fails when its memory grows every time",
+    "allows some; repeat=5 runs it five times and fails when its memory grows every time",
     "no_blocking: refuse calls that block a running event loop",
     "no_network: refuse connections to other machines",
 )
 _SWITCHES = ("no_leaks", "no_blocking", "no_network")
 _BOTH = "explored_tasks"
 _FEWEST = 3
-"""Repetitions of a test that say something about its memory."""
+"""The fewest repetitions that show whether a test's memory grows."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the command line and of the configuration."""
+    """Add the options of the command line and of the configuration."""
     group = parser.getgroup("holdfast")
     group.addoption("--explore-replay", metavar="FILE", help="run only the schedule, and the test, of this replay file")
     group.addoption(
-        "--explore-schedules", metavar="N", type=int, help="so many schedules for each explored test, whatever it says"
+        "--explore-schedules", metavar="N", type=int, help="schedules for each explored test, overriding its marker"
     )
     for name in _SWITCHES:
-        parser.addini(f"holdfast_{name}", f"as if every test were marked {name}", type="bool", default=False)
+        parser.addini(f"holdfast_{name}", f"mark every test {name}", type="bool", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known, and read the replay file."""
+    """Register the markers, and read the replay file."""
     for line in _MARKERS:
         config.addinivalue_line("markers", line)
     path = config.getoption("explore_replay")
     if path:
-        from holdfast.testing.replay import Replay
+        from holdfast.testing.explorer.replay import Replay
 
         try:
             config.stash[_REPLAY] = Replay.load(path)
@@ -66,14 +66,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _REPLAY = pytest.StashKey["Replay"]()
 _BEFORE = pytest.StashKey[Any]()
-"""What was there before the test: an `Inventory`."""
+"""Resources before the test: an `Inventory`."""
 
 
 # Explored tests
 
 
 def _options_of(item: pytest.Item) -> dict[str, Any] | None:
-    """What the marker says; None without one."""
+    """Return the marker's options; None without one."""
     marker = item.get_closest_marker("explore")
     if marker is None:
         return None
@@ -88,14 +88,14 @@ def _options_of(item: pytest.Item) -> dict[str, Any] | None:
         )
     if not inspect.iscoroutinefunction(getattr(item, "obj", None)):
         raise pytest.UsageError(
-            f"{item.nodeid} is marked explore, but is no `async def`; make it one, "
+            f"{item.nodeid} is marked explore, but is not an `async def`; make it one, "
             "or call holdfast.testing.explore in it"
         )
     return options
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """With ``tasks='both'`` the test runs once with ordinary and once with eager tasks."""
+    """Run a test with ``tasks='both'`` once with ordinary and once with eager tasks."""
     marker = metafunc.definition.get_closest_marker("explore")
     if marker is not None and marker.kwargs.get("tasks") == "both":
         metafunc.fixturenames.append(_BOTH)
@@ -104,7 +104,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say what is wrong with a marker before anything runs; keep only the test of the replay."""
+    """Report invalid markers before anything runs; keep only the test of the replay."""
     for item in items:
         _options_of(item)
         _check_no_leaks(item)
@@ -125,8 +125,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     options = _options_of(pyfuncitem)
     if options is None:
         return _repeated(pyfuncitem)
-    from holdfast.testing.exploring import explore
-    from holdfast.testing.failures import ScheduleFailure
+    from holdfast.testing.explorer.explore import explore
+    from holdfast.testing.explorer.failures import ScheduleFailure
 
     config = pyfuncitem.config
     if options.get("tasks") == "both":
@@ -145,12 +145,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _values(pyfuncitem: pytest.Function) -> dict[str, Any]:
-    """The fixtures and parameters that the test names."""
+    """Return the fixtures and parameters that the test names."""
     return {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
 
 def _keep(config: pytest.Config, recorded: Replay) -> str:
-    """Write the replay file; says how to use it."""
+    """Write the replay file; return how to use it."""
     cache = getattr(config, "cache", None)
     if cache is None:
         return "no replay file: pytest's cache is off (-p cacheprovider turns it on)"
@@ -175,7 +175,7 @@ def _figures(report: Report) -> dict[str, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What was explored: a line in all, and with -v a line for each test."""
+    """Print what was explored: one line in all, and with -v one for each test."""
     found = [
         (report.nodeid, value)
         for report in terminalreporter.getreports("passed")
@@ -213,7 +213,7 @@ def _is_on(request: pytest.FixtureRequest, name: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The detectors that this test asked for; wider fixtures (module, session) are set up before, and not looked at."""
+    """Run the detectors that this test asked for; wider fixtures (module, session) are set up before and ignored."""
     wanted = [name for name in _SWITCHES if _is_on(request, name)]
     if not wanted:
         yield
@@ -224,18 +224,18 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
         before = None
         unended: list[str] = []
         if "no_leaks" in wanted:
-            from holdfast.testing.leaks import Inventory, left_to_runners
+            from holdfast.testing.detectors.leaks import Inventory, left_to_runners
 
             kinds = _looked_at(request)
             before = request.node.stash[_BEFORE] = Inventory(kinds)
             if "tasks" in kinds:
                 unended = stack.enter_context(left_to_runners())
         if "no_network" in wanted:
-            from holdfast.testing.guards import network_refused
+            from holdfast.testing.detectors.guards import network_refused
 
             refused = stack.enter_context(network_refused())
         if "no_blocking" in wanted:
-            from holdfast.testing.guards import blocking_refused
+            from holdfast.testing.detectors.guards import blocking_refused
 
             blocked = stack.enter_context(blocking_refused())
         yield
@@ -251,7 +251,7 @@ def _holdfast_watch(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """A wider fixture that is first asked for while a test runs makes nothing that this test leaves."""
+    """Exclude from a test's leaks what a wider fixture makes when the test first asks for it."""
     item = getattr(request, "_pyfuncitem", None)
     before = None if item is None or fixturedef.scope == "function" else item.stash.get(_BEFORE, None)
     if before is None:
@@ -261,13 +261,13 @@ def pytest_fixture_setup(
 
 
 def _told_leaks(left: list[str]) -> list[str]:
-    """A line each, and what to do."""
+    """Return a line for each leak, and what to do."""
     if not left:
         return []
     kinds = tuple(kind for kind in _KINDS if any(one.startswith(f"{kind}: ") for one in left))
     return [
         *(f"left behind: {one}" for one in left),
-        f"end it in the test or in a fixture of the test; what shall stay is allowed by no_leaks(but={kinds!r})",
+        f"end it in the test or in one of its fixtures, or allow it with no_leaks(but={kinds!r})",
     ]
 
 
@@ -278,7 +278,7 @@ def _looked_at(request: pytest.FixtureRequest) -> list[Any]:
 
 
 def _check_no_leaks(item: pytest.Item) -> None:
-    """Say what is wrong with the marker before anything runs."""
+    """Report an invalid marker before anything runs."""
     marker = item.get_closest_marker("no_leaks")
     if marker is None:
         return
@@ -299,12 +299,12 @@ def _check_no_leaks(item: pytest.Item) -> None:
 
 
 def _repeated(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test again and again where its memory is watched. Its fixtures are made once."""
+    """Run a test repeatedly where its memory is watched. Its fixtures are made once."""
     marker = pyfuncitem.get_closest_marker("no_leaks")
     repeat = marker.kwargs.get("repeat", 0) if marker is not None else 0
     if not repeat:
         return None
-    from holdfast.testing.memory import grown
+    from holdfast.testing.detectors.memory import grown
 
     test, values = pyfuncitem.obj, _values(pyfuncitem)
     if found := grown(lambda: test(**values), repeat=repeat):

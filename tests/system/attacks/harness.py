@@ -29,8 +29,8 @@ from typing import Any
 
 import httpx2
 
-from holdfast.testing.nemesis.line import Line
-from holdfast.testing.storm.server import free_port
+from holdfast.proof.raw_connection import Line
+from holdfast.proof.storm.server import free_port
 
 __all__ = ["ATTACKER", "BYSTANDER", "AttackedServer", "Figures", "attacked_server"]
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.testing.nemesis.line import Line
+from holdfast.proof.raw_connection import Line
 from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_server
 
 MANY = 1000

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.testing.nemesis.line import Line
+from holdfast.proof.raw_connection import Line
 from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_server
 from tests.system.attacks.test_large_answers import attach, fill
 

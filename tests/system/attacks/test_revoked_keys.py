@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import jwt
 
-from holdfast.testing.nemesis.line import Line
+from holdfast.proof.raw_connection import Line
 from tests.runtime.processes_zoo import await_condition, living
 from tests.system.attacks.harness import ATTACKER, AttackedServer, attacked_server
 

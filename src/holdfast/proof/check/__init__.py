@@ -1,0 +1,1 @@
+"""Promises that make sense for any agent runtime, tested through an adapter of a few functions."""

@@ -1,0 +1,332 @@
+"""The adapter's side of ``holdfast check``: what an adapter is, the tools of its agent, and the pipe to the judge.
+
+An adapter is a class with the methods of `Adapter`, in a file that imports its framework and nothing of Holdfast's.
+This file runs it in a process of its own, in the framework's environment, and needs only the standard library:
+
+    python kit.py my_adapter.py:MyAdapter
+
+The pipe carries one JSON object a line. In: ``{"id": 1, "op": "submit", "args": ["s1", "reply hello"]}``. Out:
+``{"id": 1, "value": "run-1"}``, or ``{"id": 1, "error": "…"}``, or ``{"id": 1, "not_offered": "why"}``. Calls that come
+while others are on run beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+__all__ = ["TOOLS", "Adapter", "NotOffered", "Setting", "Tasks", "main"]
+
+_LIMIT_BYTES = 1 << 24
+
+
+class NotOffered(Exception):
+    """The framework lacks this feature. The text names what it has instead, for people."""
+
+
+class Setting:
+    """Where an adapter works.
+
+    Parameters:
+        model_url: an OpenAI Chat Completions server, with ``/v1``; any key and any model name will do. It answers in
+            streams only.
+        folder: a folder that outlives the process: what the framework keeps goes here.
+        tools: plain functions, some async and some not. The agent gets them all as they are, in the framework's
+            own way.
+        forced_tool: one more, sync. It is given to the agent, too, if the framework has a way to end such a tool by
+            force: then by that way.
+    """
+
+    not_offered = NotOffered
+    """Error to raise for a feature that the framework lacks."""
+
+    def __init__(
+        self, *, model_url: str, folder: str, tools: Sequence[Callable[..., Any]], forced_tool: Callable[..., Any]
+    ) -> None:
+        self.model_url = model_url
+        self.folder = folder
+        self.tools = tools
+        self.forced_tool = forced_tool
+
+    def tasks(self) -> Tasks:
+        """Runs as asyncio tasks, for a framework that has no submit of its own."""
+        return Tasks()
+
+
+class Adapter(Protocol):
+    """A framework as the judge needs it. All methods run on one event loop; several may run at the same time.
+
+    A method raises `NotOffered` (``setting.not_offered``) for a feature that the framework lacks; that does not count
+    as a broken promise. Do not build in the adapter what the framework leaves to its users: the table would
+    praise the adapter.
+    """
+
+    packages: Sequence[str]
+    """The distributions whose versions the table shows, the framework first."""
+
+    async def start(self, setting: Setting) -> None:
+        """Make the agent: its model is at ``setting.model_url``, its tools are ``setting.tools``."""
+        ...
+
+    async def open(self, session: str, user: str) -> None:
+        """Make sure that a session exists. Called again after a restart."""
+        ...
+
+    async def submit(self, session: str, text: str) -> str:
+        """Send a message; return the work's id as soon as it is accepted. Raises what the framework refuses with."""
+        ...
+
+    async def result(self, work: str) -> str:
+        """Wait for the work's end and return the answer's text. Raises if it failed, was refused or was cancelled."""
+        ...
+
+    async def cancel(self, session: str) -> None:
+        """Cancel what the session does, by the way that the framework documents; return when that has returned."""
+        ...
+
+    async def transcript(self, session: str) -> list[list[str]]:
+        """Return the stored session as pairs of role (``user``, ``assistant``, ``tool``) and text."""
+        ...
+
+    async def force(self) -> str:
+        """Return how ``setting.forced_tool`` is given to the agent; raise `NotOffered` if it cannot be."""
+        ...
+
+    async def live(self) -> list[str]:
+        """Return the names of the work that is alive now, by the framework's own account."""
+        ...
+
+    async def inbox(self) -> str:
+        """Return how a message outlives the process once it is accepted; raise `NotOffered` if it does not."""
+        ...
+
+    async def close(self) -> None:
+        """Shut down in good order."""
+        ...
+
+
+class Tasks:
+    """Runs as asyncio tasks, as users write them where the framework itself has no submit and no cancel."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, asyncio.Task[str]] = {}
+        self._sessions: dict[str, set[asyncio.Task[str]]] = {}
+        self._number = 0
+
+    def start(self, session: str, work: Any) -> str:
+        """Start a coroutine that returns the answer; return its id."""
+        self._number += 1
+        task = asyncio.get_running_loop().create_task(work)
+        running = self._sessions.setdefault(session, set())
+        running.add(task)
+        task.add_done_callback(running.discard)
+        self._of[f"work-{self._number}"] = task
+        return f"work-{self._number}"
+
+    async def result(self, work: str) -> str:
+        """Return its answer or raise its error. Call it once."""
+        try:
+            return await asyncio.shield(self._of[work])
+        except asyncio.CancelledError:
+            if self._of[work].cancelled():
+                raise RuntimeError("cancelled") from None
+            raise
+        finally:
+            if self._of[work].done():
+                del self._of[work]
+
+    async def cancel(self, session: str) -> None:
+        """Cancel the session's tasks and wait until they have ended."""
+        for task in self._sessions.get(session, ()):
+            task.cancel()
+        await self.ended(session)
+
+    async def ended(self, session: str) -> None:
+        """Wait until all of the session's tasks have ended."""
+        if running := self._sessions.get(session):
+            await asyncio.wait(list(running))
+
+
+# ── the tools ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# They are as people write them: unaware that they may be cancelled.
+
+
+def beat(file: str, seconds: float) -> str:
+    """Write to a file, fifty times a second."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        with open(file, "a") as out:
+            out.write(".")
+        time.sleep(0.02)
+    return "beaten"
+
+
+def pound(file: str, seconds: float) -> str:
+    """Write to a file, fifty times a second, like the tool beat."""
+    return beat(file, seconds)
+
+
+def block(file: str, seconds: float) -> str:
+    """Wait in one long call that nothing ends."""
+    Path(file).write_text("on")
+    time.sleep(seconds)
+    return "waited"
+
+
+def nap(seconds: float) -> str:
+    """Wait a little, as a sync function."""
+    time.sleep(seconds)
+    return "rested"
+
+
+async def idle(file: str, seconds: float) -> str:
+    """Wait, as an async function."""
+    os.close(os.open(file, os.O_CREAT | os.O_WRONLY))
+    await asyncio.sleep(seconds)
+    return "idled"
+
+
+async def program(file: str, seconds: float) -> str:
+    """Run a program whose child begins a session of its own, and wait for it."""
+    child = (
+        "import os, sys, time\n"
+        "os.fork() and os.wait()[0] and sys.exit()\n"
+        "os.setsid()\n"
+        f"open({file + '.new'!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({file + '.new'!r}, {file!r})\n"
+        f"time.sleep({seconds})\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-S", "-c", child, stdin=subprocess.DEVNULL)
+    return f"exit {await process.wait()}"
+
+
+TOOLS: tuple[Callable[..., Any], ...] = (beat, block, nap, idle, program)
+"""The tools that an agent gets as they are."""
+
+
+# ── the pipe ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _load(target: str) -> type[Adapter]:
+    """Return the adapter class at ``file.py:Class`` or ``module:Class``."""
+    where, _, name = target.rpartition(":")
+    module: ModuleType
+    if where.endswith(".py"):
+        spec = importlib.util.spec_from_file_location("conformance_adapter", where)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{where} cannot be loaded")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["conformance_adapter"] = module
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())
+        module = importlib.import_module(where)
+    found: type[Adapter] = getattr(module, name)
+    methods = (method for method in vars(Adapter) if not method.startswith("_"))
+    if missing := [method for method in methods if not callable(getattr(found, method, None))]:
+        raise TypeError(f"the adapter {name} has no {', '.join(missing)}")
+    return found
+
+
+def _inventory() -> dict[str, int]:
+    gc.collect()
+    return {
+        "tasks": len(asyncio.all_tasks()) - 1,
+        "threads": threading.active_count(),
+        "fds": len(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")),
+    }
+
+
+def _versions(adapter: Adapter) -> list[str]:
+    from importlib.metadata import version
+
+    return [f"{name} {version(name)}" for name in adapter.packages]
+
+
+async def _answer(adapter: Adapter, op: str, args: list[Any]) -> Any:
+    if op == "inventory":
+        return _inventory()
+    if op == "versions":
+        return _versions(adapter)
+    if op == "start":
+        return await adapter.start(Setting(model_url=args[0], folder=args[1], tools=TOOLS, forced_tool=pound))
+    return await getattr(adapter, op)(*args)
+
+
+def _checked(op: str, value: Any) -> Any:
+    """Return the answer of an adapter's method, if it is of the right type."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{op} returned a value that JSON cannot express: {value!r}") from None
+    match op, value:
+        case (("submit" | "result" | "force" | "inbox"), str()):
+            return value
+        case "live", [*names] if all(isinstance(one, str) for one in names):
+            return value
+        case "transcript", [*entries] if all(_is_entry(one) for one in entries):
+            return value
+        case (("submit" | "result" | "force" | "inbox" | "live" | "transcript"), _):
+            raise TypeError(f"{op} returned {value!r:.80}, which is not what Adapter.{op} returns")
+    return value
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and all(isinstance(one, str) for one in entry)
+
+
+async def _serve(target: str, incoming: Any, outgoing: Any) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_LIMIT_BYTES)
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), incoming)
+    adapter = _load(target)()
+    calls: set[asyncio.Task[None]] = set()
+
+    async def call(asked: dict[str, Any]) -> None:
+        said: dict[str, Any] = {"id": asked["id"]}
+        try:
+            value = await _answer(adapter, asked["op"], asked["args"])
+            line = json.dumps({**said, "value": _checked(asked["op"], value)})
+        except NotOffered as error:
+            line = json.dumps({**said, "not_offered": str(error)})
+        except (Exception, asyncio.CancelledError) as error:
+            line = json.dumps({**said, "error": f"{type(error).__name__}: {error}"})
+        outgoing.write(line.encode() + b"\n")
+
+    while line := await reader.readline():
+        asked = json.loads(line)
+        task = loop.create_task(call(asked))
+        calls.add(task)
+        task.add_done_callback(calls.discard)
+        if asked["op"] == "close":
+            await asyncio.wait({task})
+            return
+
+
+def main(target: str) -> None:
+    """Serve the adapter at ``file.py:Class`` or ``module:Class`` on stdin and stdout until it is closed."""
+    # Keep the output of the framework and of agents out of the pipe.
+    outgoing = os.fdopen(os.dup(1), "wb", buffering=0)
+    incoming = os.fdopen(os.dup(0), "rb", buffering=0)
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    asyncio.run(_serve(target, incoming, outgoing))
+    os._exit(0)  # threads that the probes left behind would hold the exit up
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

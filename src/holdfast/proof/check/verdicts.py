@@ -1,0 +1,62 @@
+"""Verdicts of the judge on one promise, and on one adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Finding", "Judgement", "Verdict", "broken", "kept", "worst"]
+
+Verdict = Literal["kept", "broken", "not offered", "could not run"]
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The finding on one promise.
+
+    Parameters:
+        promise: its short name.
+        text: the promise in words.
+        verdict: ``not offered`` where the framework does not have what the promise is about; ``could not run`` where
+            the probe did not get as far as its question.
+        evidence: what was seen, with numbers, once for each time it was tried.
+    """
+
+    promise: str
+    text: str
+    verdict: Verdict
+    evidence: tuple[str, ...]
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings about one adapter.
+
+    Parameters:
+        name: what the table calls it.
+        versions: of its packages, the framework first.
+        findings: one for each promise.
+    """
+
+    name: str
+    versions: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    def has(self, verdict: Verdict) -> bool:
+        """Whether any promise has this verdict."""
+        return any(finding.verdict == verdict for finding in self.findings)
+
+
+def kept(evidence: str) -> tuple[Verdict, str]:
+    """Return the result of a probe whose promise was kept."""
+    return "kept", evidence
+
+
+def broken(evidence: str) -> tuple[Verdict, str]:
+    """Return the result of a probe whose promise was broken."""
+    return "broken", evidence
+
+
+def worst(tries: Sequence[tuple[Verdict, str]]) -> Verdict:
+    """Return the verdict of several tries: broken once is broken."""
+    return next((verdict for verdict, _ in tries if verdict == "broken"), tries[-1][0])

@@ -1,0 +1,205 @@
+"""The rules of the promises about bounds and other people: P9 bounded, P13 fair, P14 private."""
+
+from __future__ import annotations
+
+from holdfast.proof.checker.facts import Facts, SessionLog
+from holdfast.proof.checker.ledger import Ledger
+from holdfast.proof.history import HoldingRead, Lost, Refused, SendAttempted, StopAnswered, StopRequested
+from holdfast.protocol.events import MessageAccepted, MessageSettled, RunRestarted, RunStarted, ToolFinished
+
+__all__ = ["bounded", "fair", "private"]
+
+_HIDDEN = frozenset(("not_found", "unknown_session", "unknown_message", "unknown_run", "forbidden", "unauthenticated"))
+_AT_A_LIMIT = frozenset(("rate_limited", "host_busy", "budget_exceeded", "quota_exceeded", "limit_exceeded"))
+
+
+def bounded(facts: Facts, ledger: Ledger) -> None:
+    """P9: every wait has a deadline, every queue a bound, every retry a limit.
+
+    *Observations*: each call, each session's mailbox over its whole log, and each restart of a run. *Violations*: a
+    call that was never answered, or later than its bound (``answer_s``, for stops ``stop_s``) while no host was
+    killed; a receipt that reports a later time; more messages waiting than the mailbox may hold; a message refused as
+    ``mailbox_full`` in a session whose mailbox never was; more restarts of a run than allowed without a call that came
+    to a result between them; a call that got no answer though its host was ready before and lived on.
+
+    The calls of a hostile principal need no answer in time. With one, each reading of what the server's process holds
+    is an observation, and a violation when it has more than ``descriptors``, or, once that principal has let go, over
+    ``kept_memory`` bytes more memory than before it began. What is held meanwhile does not count: a busy machine makes
+    any load high for a moment. It is also a violation if no memory was read in the end.
+    """
+    limits = facts.limits
+    highest: dict[tuple[str, str], int] = {}
+    for log in facts.logs.values():
+        ledger.saw()
+        highest[log.where] = _judge_mailbox(facts, ledger, log)
+        for run in log.runs.values():
+            in_vain = 0
+            for event in run.events:
+                if isinstance(event, RunRestarted):
+                    ledger.saw()
+                    in_vain += 1
+                    if in_vain == limits.attempts:
+                        ledger.broken(f"a run was restarted {in_vain} times in vain", log.where, event)
+                elif isinstance(event, ToolFinished) and event.status != "interrupted":
+                    in_vain = 0
+    end = facts.records[-1].at
+    _judge_holdings(facts, ledger)
+    for call in facts.calls.values():
+        if call.request.principal == facts.opened.hostile:
+            continue
+        ledger.saw()
+        request, answer = call.request, call.answer
+        bound = limits.stop_s if isinstance(request, StopRequested) else limits.answer_s
+        if answer is None:
+            if not facts.broke_between(request.at, end):
+                ledger.broken("a call was never answered", request)
+            continue
+        if facts.broke_between(request.at, answer.at):
+            continue
+        if answer.at - request.at > bound:
+            ledger.broken(f"a call took {answer.at - request.at:.1f} s, its bound is {bound:g} s", request, answer)
+        elif isinstance(answer, Lost) and facts.lived_through(request.at, answer.at + limits.answer_s):
+            ledger.broken("a call got no answer from a living host", request, answer)
+        if isinstance(answer, StopAnswered) and answer.receipt.elapsed_s > bound:
+            ledger.broken(f"a stop took {answer.receipt.elapsed_s:.1f} s by its own receipt", request, answer)
+        if isinstance(request, SendAttempted) and isinstance(answer, Refused) and answer.code == "mailbox_full":
+            most = highest.get(call.where, 0)
+            if most < limits.mailbox:
+                ledger.broken(
+                    f"refused as full, but at most {most} of {limits.mailbox} places were ever used", request, answer
+                )
+
+
+def _judge_holdings(facts: Facts, ledger: Ledger) -> None:
+    before: dict[int, HoldingRead] = {}
+    compared = False
+    for read in facts.holdings:
+        ledger.saw()
+        if read.moment == "before":
+            before[read.incarnation] = read
+        elif read.moment == "after" and read.incarnation in before:
+            compared = True
+            kept = read.memory - before[read.incarnation].memory
+            if kept > facts.limits.kept_memory:
+                ledger.broken(
+                    f"the server holds {kept:,} bytes more than before a hostile principal, which has let go",
+                    before[read.incarnation],
+                    read,
+                )
+        if read.descriptors > facts.limits.descriptors:
+            ledger.broken(f"the server holds {read.descriptors} descriptors beside a hostile principal", read)
+    if before and not compared:
+        ledger.broken("the server's memory was not read after a hostile principal", *before.values())
+
+
+def _judge_mailbox(facts: Facts, ledger: Ledger, log: SessionLog) -> int:
+    waiting: set[str] = set()
+    most = 0
+    for event in log.events:
+        if isinstance(event, MessageAccepted):
+            waiting.add(event.message_id)
+            most = max(most, len(waiting))
+            if len(waiting) == facts.limits.mailbox + 1 and facts.limits.mailbox:
+                ledger.broken(f"more than {facts.limits.mailbox} messages waited", log.where, event)
+        elif isinstance(event, RunStarted):
+            waiting.difference_update(event.messages)
+        elif isinstance(event, MessageSettled):
+            waiting.discard(event.message_id)
+    return most
+
+
+def fair(facts: Facts, ledger: Ledger) -> None:
+    """P13: competing consumers each get their share.
+
+    *Observations*: each counting with at least two consumers that were backlogged all the time. *Violations*: the
+    shares do not add up to what was given; a backlogged consumer got nothing; less than its even share divided by
+    ``share_factor``, or more than its even share times it; it waited longer than ``answer_s`` for its next turn.
+    """
+    factor, longest = facts.limits.share_factor, facts.limits.answer_s
+    for counted in facts.shares:
+        backlogged = [share for share in counted.shares if share.backlogged]
+        if sum(share.got for share in counted.shares) != counted.given:
+            ledger.broken("the shares do not add up to what was given", counted)
+        if len(backlogged) < 2:
+            continue
+        ledger.saw()
+        even = sum(share.got for share in backlogged) / len(backlogged)
+        for share in backlogged:
+            if share.got == 0:
+                ledger.broken(f"{share.consumer} got nothing of {counted.resource}", counted)
+            elif share.got < even / factor:
+                ledger.broken(
+                    f"{share.consumer} got {share.got} of {counted.resource}, even would be {even:.1f}", counted
+                )
+            elif share.got > even * factor:
+                ledger.broken(
+                    f"{share.consumer} took {share.got} of {counted.resource}, even would be {even:.1f}", counted
+                )
+            if share.longest_wait_s > longest:
+                ledger.broken(f"{share.consumer} waited {share.longest_wait_s:.1f} s for its turn", counted)
+
+
+def private(facts: Facts, ledger: Ledger) -> None:
+    """P14: a principal sees and stops only its own sessions, and slows others only within its caps.
+
+    *Observations*: each try on another principal's session, each list of sessions, each reading of a capped
+    principal's runs. *Violations*: such a try is answered as anything but not found or forbidden; an owner gets
+    not found for its own session; a list names another principal's session; a message stands in the log of a
+    session though another principal sent it; a session's run is stopped for a reason that another principal gave; a
+    principal has more runs than its cap. With a hostile principal: a send or a stop of another one is refused because
+    the host or the caller is at a limit; a stream gets a byte more than ``revoked_s`` after its key was revoked, or is
+    not ended.
+    """
+    senders: dict[str, set[str]] = {}
+    for attempt, _ in facts.sends():
+        senders.setdefault(attempt.content, set()).add(attempt.principal)
+    for tried in facts.accesses:
+        if tried.principal == tried.owner:
+            if tried.answer in _HIDDEN:
+                ledger.broken("an owner is refused its own session", tried)
+            continue
+        ledger.saw()
+        if tried.answer not in _HIDDEN:
+            ledger.broken("a principal reached a session of another one", tried)
+    for listed in facts.lists:
+        ledger.saw()
+        foreign = [item for item in listed.seen if item[0] != listed.principal]
+        if foreign:
+            ledger.broken("a list of sessions names another principal's", listed.principal, foreign)
+    stoppers = {request.reason: request for request, _ in facts.stops()}
+    for log in facts.logs.values():
+        for accepted in log.accepted.values():
+            by = senders.get(accepted[0].content)
+            if by and log.where[0] not in by:
+                ledger.broken("a message of another principal stands in this log", log.where, accepted[0])
+        for run in log.runs.values():
+            for event in run.stopping:
+                request = stoppers.get(event.cause.reason) if event.cause.reason else None
+                if request is not None and request.principal != log.where[0]:
+                    ledger.broken("another principal stopped this run", log.where, event, request)
+    if facts.opened.hostile:
+        _judge_hostile(facts, ledger)
+    cap = facts.limits.principal_runs
+    if cap:
+        for read in facts.statistics:
+            for principal, running in read.running_of:
+                ledger.saw()
+                if running > cap:
+                    ledger.broken(f"{principal} has {running} runs, its cap is {cap}", read)
+
+
+def _judge_hostile(facts: Facts, ledger: Ledger) -> None:
+    for call in facts.calls.values():
+        if call.request.principal == facts.opened.hostile or not isinstance(
+            call.request, SendAttempted | StopRequested
+        ):
+            continue
+        ledger.saw()
+        if isinstance(call.answer, Refused) and call.answer.code in _AT_A_LIMIT:
+            ledger.broken("a hostile principal kept another one out", call.request, call.answer)
+    for stream in facts.revoked:
+        ledger.saw()
+        if stream.late_s > facts.limits.revoked_s:
+            ledger.broken(f"a stream got bytes {stream.late_s:.1f} s after its key was revoked", stream)
+        elif not stream.ended:
+            ledger.broken("a stream was not ended after its key was revoked", stream)

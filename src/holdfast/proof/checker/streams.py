@@ -1,0 +1,89 @@
+"""The rules of P7: honest streams."""
+
+from __future__ import annotations
+
+from holdfast.proof.checker.facts import Connection, Facts, SessionLog
+from holdfast.proof.checker.ledger import Ledger
+from holdfast.proof.history import ReaderGap, SendAcknowledged
+from holdfast.protocol.events import MessageSettled
+
+__all__ = ["honest_streams"]
+
+
+def honest_streams(facts: Facts, ledger: Ledger) -> None:
+    """P7: every subscriber sees every event, in order, or an explicit gap; a cursor resumes without loss or repeat.
+
+    *Observations*: each connection of a reader, and each log. *Violations*: a log whose numbers have a hole, a repeat
+    or a wrong order; a run in it without a terminal event; a connection whose events do not follow each other one by
+    one from where it began, but for what a gap frame covers (so also: a resumed reader that misses or repeats events);
+    a gap that overlaps what was seen before, or is called ``pruned`` though the log has its events; an event that
+    the log does not have, or has otherwise; a receipt's cursor that does not stand just before its message; a reader
+    that stalled, that was called caught up before the newest event, or whose followed message was not settled where
+    the stream ended.
+    """
+    for log in facts.logs.values():
+        ledger.saw()
+        for place, event in enumerate(log.events, 1):
+            if event.seq != place:
+                ledger.broken(f"the log has number {event.seq} in place {place}", log.where, event)
+                break
+        for run in log.runs.values():
+            if run.started and not run.finished:
+                ledger.broken("a run has no terminal event", log.where, run.started)
+    for connection in facts.connections.values():
+        where = (connection.opened.principal, connection.opened.session)
+        _judge_connection(ledger, connection, facts.logs.get(where))
+    for attempt, answer in facts.sends():
+        if not isinstance(answer, SendAcknowledged) or answer.disposition == "duplicate":
+            continue
+        if answer.cursor >= answer.seq:
+            ledger.broken("a receipt's cursor does not stand before its message", attempt, answer)
+
+
+def _judge_connection(ledger: Ledger, connection: Connection, log: SessionLog | None) -> None:
+    ledger.saw()
+    opened = connection.opened
+    position = opened.after
+    for received in connection.received:
+        if isinstance(received, ReaderGap):
+            if received.after < position or received.until < received.after:
+                ledger.broken("a gap covers events that the reader had already", opened, received)
+                return
+            if received.after > position:
+                ledger.broken("events are missing before a gap", opened, received, {"position": position})
+                return
+            if received.reason == "pruned" and log is not None and received.after + 1 in log.by_seq:
+                ledger.broken("a gap is called pruned, but the log has the events", opened, received)
+                return
+            position = received.until
+            continue
+        for seq, mark in received.frames:
+            if seq != position + 1:
+                what = "repeated or out of order" if seq <= position else "missing"
+                ledger.broken(f"an event is {what}: {seq} came after {position}", opened, {"at": received.at})
+                return
+            position = seq
+            if log is None:
+                continue
+            known = log.digest_of(seq)
+            if known is None:
+                ledger.broken("a reader saw an event that the log does not have", opened, {"seq": seq})
+                return
+            if known != mark:
+                ledger.broken("a reader saw another event than the log has", opened, log.by_seq[seq], {"digest": mark})
+                return
+    closed = connection.closed
+    if closed is None:
+        ledger.broken("the end of a reader's connection is unknown", opened)
+        return
+    if closed.why == "stalled":
+        ledger.broken("a reader did not get events that exist", opened, closed, {"position": position})
+    elif closed.why == "caught_up" and log is not None and log.events and position < log.events[-1].seq:
+        ledger.broken("a reader was called caught up before the newest event", opened, closed, {"position": position})
+    elif closed.why == "followed" and log is not None:
+        last = log.by_seq.get(position)
+        settled = log.settled.get(opened.follow or "")
+        if position > opened.after and not (isinstance(last, MessageSettled) and last.message_id == opened.follow):
+            ledger.broken("a followed stream did not end with the settlement of its message", opened, last)
+        elif not settled:
+            ledger.broken("a followed stream ended, but its message was never settled", opened, closed)

@@ -1,0 +1,569 @@
+"""The history of a storm: everything its clients, readers, agents and watchers saw, as a closed set of records.
+
+A history is judged by `holdfast.proof.checker` and by nothing else; it is complete in itself, so that a kept file can
+be judged again later. Rules for the recorder:
+
+- ``at`` is the machine's monotonic clock in seconds, which all processes of one machine share. A record of an answer is
+  stamped *after* the answer arrived, a record of a request *before* the request left: what happened in between
+  happened between the two stamps.
+- A call has one token, and ends in exactly one answer: its own kind of answer, `Refused` or `Lost`. `Lost` means that
+  nothing is known: the call may have had its effect or not.
+- `LogRead`, and the last `SessionRead`, `TranscriptRead` and `SettlementRead` of a session, are taken after all work
+  has come to rest: what is open then stays open.
+- The contents of messages and the reasons of stops are unique within a history, so that each can be found again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holdfast.protocol.events import Event
+from holdfast.protocol.messages import Disposition, Entry, MessageState, Policy, RunView, SessionView, Settlement
+from holdfast.protocol.stopping import StopReceipt
+
+__all__ = [
+    "AccessTried",
+    "DrainRequested",
+    "Drained",
+    "FailpointHit",
+    "HoldingRead",
+    "HostExited",
+    "HostKilled",
+    "HostReady",
+    "HostStarted",
+    "HostileAct",
+    "HostileActed",
+    "Limits",
+    "LogRead",
+    "Lost",
+    "Opened",
+    "PeopleSettled",
+    "ProcessSeen",
+    "ProcessesListed",
+    "ReaderClosed",
+    "ReaderConnected",
+    "ReaderGap",
+    "ReaderReceived",
+    "Record",
+    "Refused",
+    "SendAcknowledged",
+    "SendAttempted",
+    "SessionRead",
+    "SessionsListed",
+    "SettlementRead",
+    "Share",
+    "SharesCounted",
+    "Source",
+    "Stamp",
+    "StatisticsRead",
+    "StopAnswered",
+    "StopRequested",
+    "StreamRevoked",
+    "TranscriptRead",
+    "WithdrawAnswered",
+    "WithdrawRequested",
+    "digest",
+    "read_history",
+    "write_history",
+]
+
+Source = Literal["clients", "stamps", "processes", "kills", "drain", "host", "principals", "places"]
+"""What the recorder could see: its own calls and readers (always), the agents' stamps, the process list, kills that it
+did itself, a drain that it asked for, the host's own statistics, more than one principal, places for runs that can all
+be taken."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The bounds that hold in the storm, in seconds and counts. They include what a busy machine needs.
+
+    Parameters:
+        answer_s: from a request to its answer, for calls that do not wait for work to end.
+        stop_s: from a stop's request to its receipt: grace, kill time and ``answer_s``.
+        ready_s: from the start of a server to its first answer.
+        death_s: from the kill of a host to the end of its last process.
+        wake_s: from the end of a run until a branch that its receipt names as left over sees the interrupt.
+        drain_slack_s: how long a drain may exceed its deadline.
+        mailbox: messages that may wait in a session; 0 when that is not known.
+        attempts: how often one run may be started without a call that comes to a result.
+        principal_runs: runs that one principal may have at once; 0 for no cap.
+        share_factor: a backlogged consumer gets at least its even share divided by this, and at most times this.
+        thread_slack, descriptor_slack: how many idle threads and descriptors a quiet host may hold beyond its baseline.
+        revoked_s: how long after a key's revocation the last byte may come on its streams; one second is promised.
+        kept_memory: how many bytes more a server may hold when a hostile principal has let go than before it began.
+        descriptors: how many descriptors a server may hold beside a hostile principal.
+    """
+
+    answer_s: float = 30.0
+    stop_s: float = 40.0
+    ready_s: float = 30.0
+    death_s: float = 5.0
+    wake_s: float = 1.5
+    drain_slack_s: float = 10.0
+    mailbox: int = 100
+    attempts: int = 4
+    principal_runs: int = 0
+    share_factor: float = 4.0
+    thread_slack: int = 0
+    descriptor_slack: int = 0
+    revoked_s: float = 2.0
+    kept_memory: int = 200_000_000
+    descriptors: int = 1000
+
+
+class RecordBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
+    """Base of all records. ``at`` is the monotonic clock in seconds."""
+
+    at: float
+
+
+class Opened(RecordBase, frozen=True, kw_only=True, tag="opened"):
+    """The first record: what kind of storm this is, what it could see, and the bounds that hold.
+
+    ``failpoints`` are those that must have been hit; empty when none was to be armed. ``hostile`` is the principal that
+    did its worst; empty without one.
+    """
+
+    seed: int
+    mode: Literal["embedded", "url", "kill"]
+    sees: tuple[Source, ...]
+    limits: Limits = Limits()
+    failpoints: tuple[str, ...] = ()
+    hostile: str = ""
+
+
+class HostStarted(RecordBase, frozen=True, kw_only=True, tag="host.started"):
+    """A host process was started; incarnations count from 1."""
+
+    incarnation: int
+    pid: int
+
+
+class HostReady(RecordBase, frozen=True, kw_only=True, tag="host.ready"):
+    """A host answered for the first time."""
+
+    incarnation: int
+
+
+class HostKilled(RecordBase, frozen=True, kw_only=True, tag="host.killed"):
+    """A host process was killed and has been reaped: nothing of it runs after ``at``."""
+
+    incarnation: int
+    failpoint: str | None = None
+
+
+class HostExited(RecordBase, frozen=True, kw_only=True, tag="host.exited"):
+    """A host ended because it was asked to. ``code`` is its exit code."""
+
+    incarnation: int
+    code: int = 0
+
+
+class FailpointHit(RecordBase, frozen=True, kw_only=True, tag="failpoint.hit"):
+    """A failpoint was reached in that incarnation."""
+
+    incarnation: int
+    name: str
+
+
+class SendAttempted(RecordBase, frozen=True, kw_only=True, tag="send.attempted"):
+    """A message is about to be sent. A re-send is another attempt with the same key and content.
+
+    Parameters:
+        token: names this call.
+        idempotency_key: the same for all attempts of one message.
+        content: unique to the message.
+        may_fail: the content asks the agent to raise an error.
+        replayable: the message goes to an agent whose runs are restarted after a crash.
+    """
+
+    token: str
+    principal: str
+    session: str
+    idempotency_key: str
+    content: str
+    policy: Policy = "queue"
+    may_fail: bool = False
+    replayable: bool = False
+
+
+class SendAcknowledged(RecordBase, frozen=True, kw_only=True, tag="send.acknowledged"):
+    """The receipt of a send. ``cursor`` is the seq of the receipt's cursor."""
+
+    token: str
+    message_id: str
+    seq: int
+    disposition: Disposition
+    cursor: int
+    run_id: str | None = None
+
+
+class Refused(RecordBase, frozen=True, kw_only=True, tag="refused"):
+    """A call was answered with an error; ``code`` is the error's code. A refused call had no effect."""
+
+    token: str
+    code: str
+
+
+class Lost(RecordBase, frozen=True, kw_only=True, tag="lost"):
+    """A call got no answer: the connection or the host broke. Its effect is unknown."""
+
+    token: str
+    error: str = ""
+
+
+class StopRequested(RecordBase, frozen=True, kw_only=True, tag="stop.requested"):
+    """An interrupt (``scope`` run) or a stop (``scope`` session) is about to be asked for. ``reason`` is unique."""
+
+    token: str
+    principal: str
+    session: str
+    scope: Literal["run", "session"]
+    reason: str
+    run_id: str | None = None
+
+
+class StopAnswered(RecordBase, frozen=True, kw_only=True, tag="stop.answered"):
+    """The receipt of an interrupt or stop, and the ids of the messages that a stop withdrew."""
+
+    token: str
+    receipt: StopReceipt
+    withdrawn: tuple[str, ...] = ()
+
+
+class WithdrawRequested(RecordBase, frozen=True, kw_only=True, tag="withdraw.requested"):
+    """A message is about to be withdrawn."""
+
+    token: str
+    principal: str
+    session: str
+    message_id: str
+
+
+class WithdrawAnswered(RecordBase, frozen=True, kw_only=True, tag="withdraw.answered"):
+    """A withdrawal was answered with the message's state."""
+
+    token: str
+    state: MessageState
+
+
+class SettlementRead(RecordBase, frozen=True, kw_only=True, tag="settlement.read"):
+    """A message's settlement was read, between ``began_at`` and ``at``."""
+
+    began_at: float
+    principal: str
+    session: str
+    settlement: Settlement
+
+
+class SessionRead(RecordBase, frozen=True, kw_only=True, tag="session.read"):
+    """A session and its runs were read, between ``began_at`` and ``at``. ``final``: after all work came to rest."""
+
+    began_at: float
+    view: SessionView
+    runs: tuple[RunView, ...] = ()
+    final: bool = False
+
+
+class TranscriptRead(RecordBase, frozen=True, kw_only=True, tag="transcript.read"):
+    """A session's whole transcript was read, between ``began_at`` and ``at``."""
+
+    began_at: float
+    principal: str
+    session: str
+    entries: tuple[Entry, ...]
+
+
+class LogRead(RecordBase, frozen=True, kw_only=True, tag="log.read"):
+    """A session's whole log was read from its beginning, after all work had come to rest."""
+
+    principal: str
+    session: str
+    number: int
+    events: tuple[Event, ...]
+
+
+class ReaderConnected(RecordBase, frozen=True, kw_only=True, tag="reader.connected"):
+    """A reader (re)connected after the event ``after`` (0: from the beginning). Connections of a reader count up."""
+
+    reader: str
+    connection: int
+    principal: str
+    session: str
+    after: int = 0
+    follow: str | None = None
+
+
+class ReaderReceived(RecordBase, frozen=True, kw_only=True, tag="reader.received"):
+    """Events as they came, each as its seq and `digest`; all of them had come by ``at``."""
+
+    reader: str
+    connection: int
+    frames: tuple[tuple[int, str], ...]
+
+
+class ReaderGap(RecordBase, frozen=True, kw_only=True, tag="reader.gap"):
+    """A gap frame: the reader missed the events after < seq ≤ until."""
+
+    reader: str
+    connection: int
+    after: int
+    until: int
+    reason: Literal["pruned", "foreign_cursor", "slow_reader"]
+
+
+class ReaderClosed(RecordBase, frozen=True, kw_only=True, tag="reader.closed"):
+    """A connection of a reader ended.
+
+    ``why``: ``left`` (the reader closed it), ``lost`` (it broke), ``ended`` (the host ended it with its final frame),
+    ``followed`` (the followed message was settled), ``caught_up`` (the reader saw the newest event), ``stalled``
+    (events were known to exist, and did not come within ``answer_s``).
+    """
+
+    reader: str
+    connection: int
+    why: Literal["left", "lost", "ended", "followed", "caught_up", "stalled"]
+
+
+class Stamp(RecordBase, frozen=True, kw_only=True, tag="stamp"):
+    """An observation by an agent's own code, written by the code itself.
+
+    Parameters:
+        what: ``start`` and ``finish`` of the agent function (``finish`` is its very last act); ``branch``: a branch
+            begins; ``tick``: it is alive; ``told``: it saw that it is interrupted; ``end``: it is over, for whatever
+            reason; ``effect``: a call took place.
+        run_id, attempt, principal, session: of the run that the code was started for.
+        branch: the branch's name within the run; ``main`` for the agent function.
+        member: what the branch is.
+        pid: of the process that stamped; `host_pid`: of the host that it belongs to.
+        cooperative: the branch watches its interrupt.
+        cause: for ``told``: the reason of the first cause, as the branch saw it.
+        seen_session: for ``tick`` and ``told``: the session that the ambient context named, if any.
+        effect: for ``effect``: the call's name, unique within the run.
+        idempotent: for ``effect``: the call was declared so.
+    """
+
+    what: Literal["start", "finish", "branch", "tick", "told", "end", "effect"]
+    principal: str
+    session: str
+    run_id: str
+    attempt: int = 1
+    branch: str = "main"
+    member: Literal["task", "thread", "process", "child"] = "task"
+    pid: int = 0
+    host_pid: int = 0
+    cooperative: bool = True
+    cause: str | None = None
+    seen_session: str | None = None
+    effect: str | None = None
+    idempotent: bool = False
+
+
+class ProcessSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A living process (no zombie) that carries a run's marker."""
+
+    pid: int
+    principal: str
+    session: str
+    run_id: str
+    host_pid: int
+
+
+class ProcessesListed(RecordBase, frozen=True, kw_only=True, tag="processes.listed"):
+    """All living processes with a marker of this storm, as looked up between ``began_at`` and ``at``."""
+
+    began_at: float
+    alive: tuple[ProcessSeen, ...] = ()
+
+
+class DrainRequested(RecordBase, frozen=True, kw_only=True, tag="drain.requested"):
+    """The host is about to be asked to drain."""
+
+    incarnation: int
+    deadline_s: float
+
+
+class Drained(RecordBase, frozen=True, kw_only=True, tag="drained"):
+    """The report of a drain.
+
+    Parameters:
+        elapsed_s: duration by the host's own account.
+        finished: how many runs ended by themselves.
+        interrupted, parked: run ids: ended by the drain, left for the next host.
+        orphans: names of what is left over, with the pid of each process among them.
+    """
+
+    incarnation: int
+    elapsed_s: float
+    finished: int = 0
+    interrupted: tuple[str, ...] = ()
+    parked: tuple[str, ...] = ()
+    orphans: tuple[str, ...] = ()
+
+
+class AccessTried(RecordBase, frozen=True, kw_only=True, tag="access.tried"):
+    """``principal`` tried ``verb`` on a session of ``owner``. ``answer`` is ``ok`` or the error's code."""
+
+    principal: str
+    owner: str
+    session: str
+    verb: str
+    answer: str
+
+
+class SessionsListed(RecordBase, frozen=True, kw_only=True, tag="sessions.listed"):
+    """A principal listed its sessions and saw these, as (principal, key)."""
+
+    principal: str
+    seen: tuple[tuple[str, str], ...]
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One consumer's share while it was counted. ``backlogged``: it wanted more all the time."""
+
+    consumer: str
+    got: int
+    backlogged: bool = True
+    longest_wait_s: float = 0.0
+
+
+class SharesCounted(RecordBase, frozen=True, kw_only=True, tag="shares.counted"):
+    """How often each consumer got the contested thing: of ``given`` times in all."""
+
+    resource: str
+    given: int
+    shares: tuple[Share, ...]
+
+
+class StatisticsRead(RecordBase, frozen=True, kw_only=True, tag="statistics.read"):
+    """Figures of a host. ``baseline``: before the load; ``busy``: during it; ``quiet``: after everything was settled.
+
+    ``tasks``, ``threads``, ``descriptors`` and ``processes`` are those of the host's process; ``in_tree`` is the
+    number of runs, tasks, threads and processes that its task tree shows under sessions.
+    """
+
+    incarnation: int
+    moment: Literal["baseline", "busy", "quiet"]
+    running: int = 0
+    waiting: int = 0
+    accepted: int = 0
+    settled: int = 0
+    in_tree: int = 0
+    tasks: int = 0
+    threads: int = 0
+    descriptors: int = 0
+    processes: int = 0
+    running_of: tuple[tuple[str, int], ...] = ()
+
+
+class PeopleSettled(RecordBase, frozen=True, kw_only=True, tag="people.settled"):
+    """The sessions of people, which stand outside the rest of the history, have come to rest and were checked.
+
+    ``checked``: number of checks; ``wrong``: the problems found, in words.
+    """
+
+    checked: int
+    wrong: tuple[str, ...] = ()
+
+
+class HostileAct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kind of act of the hostile principal: how often it was done, felt by the server, and refused."""
+
+    name: str
+    did: int = 0
+    felt: int = 0
+    refused: int = 0
+
+
+class HostileActed(RecordBase, frozen=True, kw_only=True, tag="hostile.acted"):
+    """Everything that the hostile principal did in the storm."""
+
+    acts: tuple[HostileAct, ...]
+
+
+class StreamRevoked(RecordBase, frozen=True, kw_only=True, tag="stream.revoked"):
+    """A stream was open when its key was revoked.
+
+    ``late_s``: seconds from the answer of the revocation to the last byte; ``ended``: the server closed the stream.
+    """
+
+    key_id: str
+    late_s: float
+    ended: bool
+
+
+class HoldingRead(RecordBase, frozen=True, kw_only=True, tag="holding.read"):
+    """The holdings of the server's process, its connections included.
+
+    ``moment``: ``before`` the hostile principal began, ``beside`` it, and ``after`` it let go of everything. Before and
+    after, the reading waits until the memory grows no more.
+    """
+
+    incarnation: int
+    moment: Literal["before", "beside", "after"] = "beside"
+    memory: int
+    descriptors: int
+
+
+Record = (
+    Opened
+    | HostStarted
+    | HostReady
+    | HostKilled
+    | HostExited
+    | FailpointHit
+    | SendAttempted
+    | SendAcknowledged
+    | Refused
+    | Lost
+    | StopRequested
+    | StopAnswered
+    | WithdrawRequested
+    | WithdrawAnswered
+    | SettlementRead
+    | SessionRead
+    | TranscriptRead
+    | LogRead
+    | ReaderConnected
+    | ReaderReceived
+    | ReaderGap
+    | ReaderClosed
+    | Stamp
+    | ProcessesListed
+    | DrainRequested
+    | Drained
+    | AccessTried
+    | SessionsListed
+    | SharesCounted
+    | StatisticsRead
+    | PeopleSettled
+    | HostileActed
+    | StreamRevoked
+    | HoldingRead
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
+
+
+def digest(event: Event) -> str:
+    """Return sixteen hexadecimal digits that stand for an event, number included."""
+    return hashlib.blake2b(_encoder.encode(event), digest_size=8).hexdigest()
+
+
+def write_history(path: Path, records: Iterable[Record]) -> None:
+    """Write records as JSON lines. Raises `OSError`."""
+    with path.open("wb") as file:
+        for record in records:
+            file.write(_encoder.encode(record) + b"\n")
+
+
+def read_history(path: Path) -> Iterator[Record]:
+    """Yield the records of a file. Raises `OSError`, and `msgspec.ValidationError` for an invalid line."""
+    with path.open("rb") as file:
+        for line in file:
+            yield _decoder.decode(line)

@@ -1,0 +1,195 @@
+"""Disks that fill up and turn read-only, without the rights of root.
+
+A `SmallDisk` is a file system of its own in memory, mounted inside a user namespace that one small process keeps open:
+what is written to it when it is full fails with the kernel's own ENOSPC, and what is written once it is read-only with
+EROFS. Where the machine does not allow user namespaces there is `LimitedDisk`: an ordinary folder; it is full by the
+server's limit on the size of files (EFBIG), and read-only by the modes of the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.errors import NotSupported
+
+__all__ = ["Disk", "LimitedDisk", "SmallDisk", "open_disk"]
+
+_SIZE_BYTES = 64 << 20
+
+_KEEPER = """\
+import ctypes, os, shutil, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def check(result):
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+place, size = sys.argv[1].encode(), sys.argv[2].encode()
+def fill():
+    with open(place + b"/filler", "ab", buffering=0) as file:
+        for step in (1 << 20, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(step))
+            except OSError:
+                pass
+def mode(flags):
+    check(libc.mount(None, place, None, 32 | flags, None))
+uid, gid = os.getuid(), os.getgid()
+check(libc.unshare(0x10000000 | 0x00020000))
+for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    with open(f"/proc/self/{name}", "w") as file:
+        file.write(text)
+check(libc.prctl(1, 9, 0, 0, 0))
+check(libc.mount(b"none", b"/", None, 1 << 14 | 1 << 18, None))
+check(libc.mount(b"tmpfs", place, b"tmpfs", 0, b"size=" + size))
+if len(sys.argv) > 3:
+    shutil.copy(sys.argv[3], sys.argv[1])
+acts = {
+    "fill": fill,
+    "free": lambda: os.unlink(place + b"/filler"),
+    "read-only": lambda: mode(1),
+    "writable": lambda: mode(0),
+}
+print("ok", flush=True)
+for line in sys.stdin:
+    try:
+        acts[line.strip()]()
+        print("ok", flush=True)
+    except OSError as error:
+        print(error, flush=True)
+"""
+
+
+class Disk(Protocol):
+    """Where a tormented server has its store. One server uses it at a time."""
+
+    how: str
+    """How it becomes full and read-only, in a few words."""
+    path: Path
+    """Path of the database, as the server sees it."""
+    keeper: int | None
+    """The process whose mounts the server has to see."""
+
+    async def fill(self, pid: int) -> None:
+        """Fill the disk for the server with that process id, to the last byte."""
+        ...
+
+    async def free(self, pid: int | None) -> None:
+        """Make room again. The server may have ended."""
+        ...
+
+    async def set_read_only(self, read_only: bool) -> None:
+        """Make everything read-only, or writable again, while no server has it open."""
+        ...
+
+    async def close(self) -> None:
+        """Take it away, with what is on it."""
+        ...
+
+
+class SmallDisk:
+    """See the module; of one loop."""
+
+    def __init__(self, path: Path, keeper: Process) -> None:
+        self.how = "a small tmpfs in a user namespace: the kernel's ENOSPC and EROFS"
+        self.path = path
+        self.keeper: int | None = keeper.pid
+        self._process = keeper
+
+    @classmethod
+    async def open(cls, folder: Path, seed: Path) -> SmallDisk:
+        """Mount it at the folder `folder` and copy the database `seed` on it.
+
+        Raises:
+            NotSupported: this machine does not allow it.
+        """
+        keeper = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _KEEPER, str(folder), str(_SIZE_BYTES), str(seed)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert keeper.stdout is not None
+        assert keeper.stderr is not None
+        if (await keeper.stdout.readline()).strip() != b"ok":
+            told = (await keeper.stderr.read()).decode(errors="replace").strip().rpartition("\n")[2]
+            await keeper.wait()
+            raise NotSupported(f"cannot mount a small disk on this machine: {told}")
+        return cls(folder / seed.name, keeper)
+
+    async def fill(self, pid: int) -> None:
+        """See `Disk`."""
+        await self._do("fill")
+
+    async def free(self, pid: int | None) -> None:
+        """See `Disk`."""
+        await self._do("free")
+
+    async def set_read_only(self, read_only: bool) -> None:
+        """See `Disk`."""
+        await self._do("read-only" if read_only else "writable")
+
+    async def _do(self, act: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{act}\n".encode())
+        answer = (await self._process.stdout.readline()).decode().strip()
+        if answer != "ok":
+            raise OSError(f"{act}: {answer or 'the keeper of the disk has ended'}")
+
+    async def close(self) -> None:
+        """See `Disk`."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+
+
+class LimitedDisk:
+    """See the module; of one loop. ``because``: the reason why it is not a `SmallDisk`."""
+
+    def __init__(self, folder: Path, seed: Path, *, because: str = "") -> None:
+        how = "a limit on the size of files (EFBIG), and files without the right to write"
+        self.how = f"{how}; {because}" if because else how
+        self.path = Path(shutil.copy(seed, folder))
+        self.keeper: int | None = None
+        self._limit: tuple[int, int] | None = None
+
+    async def fill(self, pid: int) -> None:
+        """See `Disk`: its files cannot grow."""
+        largest = max(file.stat().st_size for file in self.path.parent.iterdir())
+        before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (largest, before[1]))
+        self._limit = self._limit or before
+
+    async def free(self, pid: int | None) -> None:
+        """See `Disk`."""
+        if self._limit is not None and pid is not None:
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, self._limit)
+        self._limit = None
+
+    async def set_read_only(self, read_only: bool) -> None:
+        """See `Disk`. Root may write all the same."""
+        folder = self.path.parent
+        for file in folder.iterdir():
+            file.chmod(0o400 if read_only else 0o600)
+        folder.chmod(0o500 if read_only else 0o700)
+
+    async def close(self) -> None:
+        """See `Disk`."""
+        await self.set_read_only(False)
+
+
+async def open_disk(folder: Path, seed: Path, *, small: bool) -> Disk:
+    """Open a disk at the empty `folder` with the database `seed` on it; a `small` one if asked for and allowed."""
+    if small and sys.platform == "linux":
+        try:
+            return await SmallDisk.open(folder, seed)
+        except NotSupported as error:
+            return LimitedDisk(folder, seed, because=error.message)
+    return LimitedDisk(folder, seed)

@@ -1,0 +1,160 @@
+"""A nemesis from beginning to end: one episode for each fault, each judged by itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, told
+from holdfast.proof.checker.judgement import Report, judge
+from holdfast.proof.history import FailpointHit, HostKilled
+from holdfast.proof.nemesis.episode import Ask, Tally, open_episode
+from holdfast.proof.nemesis.faults import FAULTS, KILLS, Fault
+from holdfast.proof.storm.access import Progress
+from holdfast.proof.storm.killing import registered_failpoints
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.runner import conduct_kills
+
+__all__ = ["Outcome", "run_faults", "run_kills", "torment"]
+
+_KILL_TITLE = "SIGKILL at every failpoint of every write, then at random moments."
+_RANDOM_KILLS_S = 2.0
+_KILL_SESSIONS = 6
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of one fault.
+
+    Parameters:
+        fault, title: name and title of the fault.
+        how: how it was injected, where there is more than one way.
+        injected: number of injections, by kind.
+        observations: number of observations of promises.
+        checked: number of further checks.
+        broken: number of violations of promises and of other findings.
+        found: the first of them, in words with their promise.
+        seconds: duration.
+    """
+
+    fault: str
+    title: str
+    how: str = ""
+    injected: dict[str, int]
+    observations: int
+    checked: int = 0
+    broken: int
+    found: tuple[str, ...]
+    seconds: float
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """The kinds that were never injected."""
+        return tuple(kind for kind, times in self.injected.items() if not times)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it was injected and nothing was broken."""
+        return not self.broken and not self.never and self.observations > 0
+
+
+def _outcome(fault: Fault, how: str, tally: Tally, report: Report, seconds: float) -> Outcome:
+    found = [
+        f"{judgement.promise}: {violation.what}"
+        for judgement in report.judgements
+        for violation in judgement.violations
+    ]
+    found += [
+        f"{judgement.promise} was not observed"
+        for judgement in report.judgements
+        if judgement.verdict == "not observed" and judgement.demanded
+    ]
+    broken = sum(judgement.broken or not judgement.passed for judgement in report.judgements)
+    return Outcome(
+        fault=fault.name,
+        title=fault.title,
+        how=how,
+        injected={kind: tally.injected[kind] for kind in fault.kinds},
+        observations=sum(judgement.observations for judgement in report.judgements),
+        checked=tally.checked,
+        broken=broken + len(tally.found),
+        found=(*tally.found, *found),
+        seconds=seconds,
+    )
+
+
+async def torment(fault: Fault, ask: Ask, progress: Progress) -> tuple[Outcome, Recorder]:
+    """Run one episode; return its outcome and history. Raises `HoldfastError` if the server cannot be started."""
+    began = system_clock.monotonic()
+    recorder = Recorder()
+    how = ""
+
+    def say(text: str) -> None:
+        progress(f"{fault.name}: {text}")
+
+    with tempfile.TemporaryDirectory(prefix="holdfast-nemesis-") as name:
+        async with open_episode(
+            ask, recorder, Path(name), fault.settings, kills=fault.kills, small=fault.disk, progress=say
+        ) as episode:
+            if fault.disk:
+                how = episode.disk.how
+            await episode.begin()
+            for act in (partial(fault.inject, episode), episode.finish):
+                try:
+                    await act()
+                except (HoldfastError, OSError) as error:
+                    episode.tally.found.append(f"it broke off: {told(error)}")
+                if not episode.is_alive():
+                    break
+    report = judge(recorder.records)
+    return _outcome(fault, how, episode.tally, report, system_clock.monotonic() - began), recorder
+
+
+async def run_kills(ask: Ask, progress: Progress, *, points: tuple[str, ...] | None = None) -> tuple[Outcome, Recorder]:
+    """Send SIGKILL at every registered failpoint (or at `points`), then at random; return outcome and history."""
+    began = system_clock.monotonic()
+    recorder = Recorder()
+    tally = Tally()
+    try:
+        await conduct_kills(
+            recorder,
+            sessions=min(_KILL_SESSIONS, ask.sessions),
+            seconds=_RANDOM_KILLS_S,
+            kill_every_s=_RANDOM_KILLS_S / 3,
+            seed=ask.seed,
+            progress=lambda text: progress(f"{KILLS}: {text}"),
+            points=registered_failpoints() if points is None else points,
+        )
+    except (HoldfastError, OSError) as error:
+        tally.found.append(f"it broke off: {told(error)}")
+    report = judge(recorder.records)
+    hits = dict.fromkeys(report.failpoints, 0)
+    random_kills = 0
+    for record in recorder.records:
+        if isinstance(record, FailpointHit):
+            hits[record.name] += 1
+        elif isinstance(record, HostKilled) and record.failpoint is None:
+            random_kills += 1
+    tally.injected["at a failpoint"] = sum(hits.values())
+    tally.injected["at random"] = random_kills
+    for name, times in hits.items():
+        tally.check(times > 0, f"failpoint {name} was never hit")
+    fault = Fault(name=KILLS, title=_KILL_TITLE, kinds=("at a failpoint", "at random"), inject=_nothing)
+    return _outcome(fault, "", tally, report, system_clock.monotonic() - began), recorder
+
+
+async def _nothing(episode: object) -> None:
+    """Do nothing: the storm has injected it."""
+
+
+async def run_faults(names: Sequence[str], ask: Ask, progress: Progress) -> list[tuple[Outcome, Recorder]]:
+    """Run an episode for each of these faults in turn. Raises `HoldfastError` if a server does not start."""
+    done = []
+    for name in names:
+        one = await run_kills(ask, progress) if name == KILLS else await torment(FAULTS[name], ask, progress)
+        done.append(one)
+    return done

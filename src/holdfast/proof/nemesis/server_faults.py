@@ -1,0 +1,205 @@
+"""Inside the server that a nemesis torments: pulls the levers that can only be pulled from within.
+
+`expose` is called before the server's own `main`. It puts the server on the nemesis's disk, takes the place of the wall
+clock, attends all failpoints, and listens on a socket beside the store. Each line that comes is a `Levers` value: how
+everything stands from now on; each is answered with how often each lever has had an effect so far.
+
+Invariants
+- Nothing here decides anything about the product's work: it waits, raises what SQLite would, or repeats a hint.
+- With all levers at rest a server behaves as without this module.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sqlite3
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+
+from holdfast import failpoints
+from holdfast.clock import SystemClock
+from holdfast.errors import StorageError
+from holdfast.host import Host
+
+__all__ = ["CLOCK_VARIABLE", "DISK_VARIABLE", "LEVERS_VARIABLE", "Counts", "Levers", "expose"]
+
+LEVERS_VARIABLE = "HOLDFAST_NEMESIS_LEVERS"
+"""The path of the socket to listen on."""
+CLOCK_VARIABLE = "HOLDFAST_NEMESIS_CLOCK"
+"""How far the wall clock is off at the start, in seconds."""
+DISK_VARIABLE = "HOLDFAST_NEMESIS_DISK"
+"""The process whose mounts the server sees."""
+
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNS = 0x00020000
+_SAME_COMMIT_S = 0.0005
+"""The verbs of one commit pass a point within this time."""
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+_SPARED = frozenset(("open", "add_key", "revoke_key"))
+"""Verbs that are not of a session: a start that fails is another fault."""
+
+
+class Levers(msgspec.Struct, frozen=True, kw_only=True):
+    """How the levers stand.
+
+    Parameters:
+        clock_s: how far the wall clock is off, in seconds.
+        slow_s: how much longer each commit takes, in seconds.
+        late_s: how much later than durable each answer of the store comes, in seconds.
+        lose_every: one in this many answers of the store is lost; 0 for none.
+        read_only: every write is refused as SQLite refuses it on a file that became read-only.
+        hints: how often to repeat to the host, now, that every session in memory is ready, and what it knows already.
+    """
+
+    clock_s: float = 0.0
+    slow_s: float = 0.0
+    late_s: float = 0.0
+    lose_every: int = 0
+    read_only: bool = False
+    hints: int = 0
+
+
+class Counts(msgspec.Struct, frozen=True, kw_only=True):
+    """How often each lever had an effect, by its name."""
+
+    effects: dict[str, int]
+
+
+_decode = msgspec.json.Decoder(Levers).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class _Victim:
+    """The levers of this process. They are pulled in a thread of their own, and felt in any."""
+
+    def __init__(self, clock_s: float) -> None:
+        self._levers = Levers(clock_s=clock_s)
+        self._effects: Counter[str] = Counter()
+        self._answers = 0
+        self._slowed_at = 0.0
+        self._time = time.time
+        self.host: Host | None = None
+
+    def now(self) -> float:
+        """Return the wall clock as the server sees it."""
+        return self._time() + self._levers.clock_s
+
+    def passed(self, name: str) -> None:
+        """Act on a write at a failpoint, in the writer's thread."""
+        _, verb, point = name.split(".")
+        levers = self._levers
+        if verb in _SPARED:
+            return
+        if point == "before_write" and levers.read_only:
+            self._effects["read_only"] += 1
+            raise _read_only()
+        if point == "before_commit" and levers.slow_s and time.monotonic() > self._slowed_at + _SAME_COMMIT_S:
+            self._effects["slow"] += 1
+            time.sleep(levers.slow_s)
+            self._slowed_at = time.monotonic()
+        if point == "after_commit":
+            self._answer_passes(levers)
+
+    def _answer_passes(self, levers: Levers) -> None:
+        if levers.late_s:
+            self._effects["late"] += 1
+            time.sleep(levers.late_s)
+        if levers.lose_every:
+            self._answers += 1
+            if self._answers % levers.lose_every == 0:
+                self._effects["lost"] += 1
+                raise StorageError("the store's answer was lost", hint="send again with the same idempotency key")
+
+    def listen(self, listener: socket.socket) -> None:
+        """Obey one connection after another, for ever."""
+        while True:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rwb", buffering=0) as lines:
+                for line in lines:
+                    self._pull(_decode(line))
+                    lines.write(_encode(Counts(effects=dict(self._effects))) + b"\n")
+
+    def _pull(self, levers: Levers) -> None:
+        before, self._levers = self._levers, levers
+        if levers.clock_s != before.clock_s:
+            self._effects["clock"] += 1
+        if levers.hints and self.host is not None:
+            done = threading.Event()
+            self.host.loop.call_soon_threadsafe(self._hint, self.host, levers.hints, done)
+            done.wait(10.0)
+
+    def _hint(self, host: Host, times: int, done: threading.Event) -> None:
+        """Repeat the hints, on the host's loop."""
+        for _ in range(times):
+            for actor in list(host.actors.values()):
+                host.queue.enqueue_when_due(actor.session, actor.principal, 0.0)
+                self._effects["hint"] += 1
+                host.start_task(self._tell_again(host, actor), "tell again")
+        done.set()
+
+    async def _tell_again(self, host: Host, actor: Any) -> None:
+        """Announce a second time what was stored last."""
+        try:
+            events = await host.store.read_events(actor.session, after=max(0, actor.log.next_seq - 4), limit=8)
+        except StorageError:
+            return  # another lever is pulled
+        actor.publish(events)
+        self._effects["told again"] += bool(events)
+
+
+def _read_only() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("attempt to write a readonly database")
+    error.sqlite_errorcode = sqlite3.SQLITE_READONLY
+    return error
+
+
+def _join_disk(pid: int) -> None:
+    """See the mounts of the process that keeps the disk. Only while this process has one thread."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = os.getcwd()
+    for kind, name in ((_CLONE_NEWUSER, "user"), (_CLONE_NEWNS, "mnt")):
+        descriptor = os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if libc.setns(descriptor, kind) != 0:
+                raise OSError(ctypes.get_errno(), f"setns {name}")
+        finally:
+            os.close(descriptor)
+    os.chdir(folder)
+
+
+def expose() -> None:
+    """Put the levers of this process where the nemesis reaches them. Raises `KeyError` outside one, and `OSError`."""
+    if disk := os.environ.pop(DISK_VARIABLE, ""):
+        _join_disk(int(disk))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    victim = _Victim(float(os.environ.pop(CLOCK_VARIABLE, "0")))
+    SystemClock.now = staticmethod(victim.now)
+    start = Host.start
+
+    async def started(host: Host) -> None:
+        victim.host = host
+        await start(host)
+
+    setattr(Host, "start", started)  # noqa: B010 - a method is replaced on purpose
+    _attending.enter_context(failpoints.attend(victim.passed))
+    path = os.environ.pop(LEVERS_VARIABLE)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if os.path.exists(path):
+        os.unlink(path)
+    listener.bind(path)
+    listener.listen()
+    threading.Thread(target=victim.listen, args=(listener,), name="nemesis levers", daemon=True).start()
+
+
+_attending = ExitStack()
+"""What holds as long as the process."""

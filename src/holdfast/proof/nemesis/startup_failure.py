@@ -1,0 +1,47 @@
+"""Failed starts of a server: the exit code, and the error that it reported."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = ["Refusal", "read_refusal"]
+
+
+class Refusal(NamedTuple):
+    """A failed start.
+
+    Parameters:
+        exited: the exit code.
+        code, message, hint: the error that the server reported; if it reported none, ``code`` is empty and
+            ``message`` is what it wrote.
+    """
+
+    exited: int
+    code: str
+    message: str
+    hint: str = ""
+
+
+class _Error(msgspec.Struct):
+    code: str
+    message: str
+    hint: str | None = None
+
+
+class _Told(msgspec.Struct):
+    """The line of ``holdfast serve --json`` with the reason why it does not start."""
+
+    error: _Error
+
+
+def read_refusal(exited: int, said: str) -> Refusal:
+    """Return a failed start from the exit code and the server's stderr, where the last error is the reason."""
+    for line in reversed(said.splitlines()):
+        try:
+            error = msgspec.json.decode(line, type=_Told).error
+        except msgspec.MsgspecError:
+            continue
+        return Refusal(exited, error.code, error.message, error.hint or "")
+    return Refusal(exited, "", said)

@@ -1,0 +1,82 @@
+"""Raw connection to a server, for clients that break the rules of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from contextlib import suppress
+
+__all__ = ["Line"]
+
+_SMALL_BYTES = 2048
+_CONNECT_S = 10.0
+_STATUS_BYTES = len("HTTP/1.1 200")
+_RESET = struct.pack("ii", 1, 0)
+
+
+class Line:
+    """A connection to loopback; of one loop.
+
+    Parameters:
+        port: the server's.
+        key: the API key that its requests carry.
+    """
+
+    def __init__(self, port: int, key: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._port = port
+        self._key = key
+        self._socket = socket.socket()
+        self._socket.setblocking(False)
+
+    async def open(self, *, small: bool = False) -> None:
+        """Connect; with `small`, with little room for incoming data. Raises `OSError`."""
+        if small:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BYTES)
+        async with asyncio.timeout(_CONNECT_S):
+            await self._loop.sock_connect(self._socket, ("127.0.0.1", self._port))
+
+    def request(self, method: str, path: str, body: bytes = b"") -> tuple[bytes, bytes]:
+        """Return a request's head and body."""
+        head = (
+            f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\nauthorization: Bearer {self._key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        return head.encode(), body
+
+    async def say(self, data: bytes) -> bool:
+        """Write data; False when the server has closed the connection."""
+        try:
+            await self._loop.sock_sendall(self._socket, data)
+        except ConnectionError:
+            return False
+        return True
+
+    async def status(self) -> int:
+        """Read only the status of the answer. Raises `ConnectionError` if none comes."""
+        line = b""
+        while len(line) < _STATUS_BYTES:
+            some = await self.take(_STATUS_BYTES - len(line))
+            if not some:
+                raise ConnectionError("a request was not answered")
+            line += some
+        return int(line.split()[1])
+
+    async def take(self, size: int) -> bytes:
+        """Read at most `size` bytes; empty when the server has closed the connection."""
+        try:
+            return await self._loop.sock_recv(self._socket, size)
+        except ConnectionError:
+            return b""
+
+    def half_close(self) -> None:
+        """Close the sending half."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def drop(self, *, reset: bool = False) -> None:
+        """Close the connection, or reset it."""
+        if reset:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._socket.close()

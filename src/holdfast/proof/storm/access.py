@@ -1,0 +1,114 @@
+"""Access of a storm to a host: embedded, or over HTTP as several principals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Protocol
+
+from holdfast.client import Client
+from holdfast.host import Host
+from holdfast.protocol.interface import SessionLike
+from holdfast.protocol.messages import SessionView
+
+__all__ = ["Access", "EmbeddedAccess", "Progress", "RemoteAccess"]
+
+Progress = Callable[[str], None]
+"""Callback for short messages about the progress of a storm."""
+
+
+class Access(Protocol):
+    """Access to a host. ``up`` is set while the host is expected to answer."""
+
+    up: asyncio.Event
+    principals: tuple[str, ...]
+
+    def session(self, principal: str, key: str) -> SessionLike:
+        """Return a session, as that principal sees it."""
+        ...
+
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
+        """Return a session for a reader; a patient one reconnects by itself after a cut."""
+        ...
+
+    async def sessions(self, principal: str) -> list[SessionView]:
+        """Return the sessions that the principal sees."""
+        ...
+
+
+class EmbeddedAccess:
+    """A host in this process; `host` is replaced when it is started again."""
+
+    def __init__(self, principals: tuple[str, ...]) -> None:
+        self.up = asyncio.Event()
+        self.principals = principals
+        self.host: Host
+
+    def session(self, principal: str, key: str) -> SessionLike:
+        """See `Access`."""
+        return self.host.session(key, principal=principal)
+
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
+        """See `Access`; it has no connection that could be cut."""
+        return self.session(principal, key)
+
+    async def sessions(self, principal: str) -> list[SessionView]:
+        """See `Access`."""
+        return await self.host.sessions(principal=principal, limit=1000)
+
+
+class RemoteAccess:
+    """A server. Requests are not repeated by the client: a lost answer is part of the history.
+
+    Parameters:
+        url: its address.
+        keys: the API key of each principal; None for a server without keys.
+        acting: each key acts for its principal, who need not be its own.
+        up: shared with another access to the same server; by default its own.
+    """
+
+    def __init__(
+        self, url: str, keys: Mapping[str, str | None], *, acting: bool = False, up: asyncio.Event | None = None
+    ) -> None:
+        self.up = up or asyncio.Event()
+        self.url = url
+        self.principals = tuple(keys)
+        self._keys = keys
+        self._acting = acting
+        self._clients: dict[str, Client] = {}
+        self._patient: dict[str, Client] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> RemoteAccess:
+        for principal, key in self._keys.items():
+            user = principal if self._acting else None
+            self._clients[principal] = await self._stack.enter_async_context(
+                Client(self.url, key, user=user, retry_s=0.0, reconnect_s=0.0)
+            )
+            self._patient[principal] = await self._stack.enter_async_context(
+                Client(self.url, key, user=user, retry_s=0.0, reconnect_s=300.0)
+            )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def session(self, principal: str, key: str) -> SessionLike:
+        """See `Access`."""
+        return self._clients[principal].session(key)
+
+    def client(self, principal: str) -> Client:
+        """Return the principal's client."""
+        return self._clients[principal]
+
+    def watching(self, principal: str, key: str, *, patient: bool) -> SessionLike:
+        """See `Access`."""
+        return (self._patient if patient else self._clients)[principal].session(key)
+
+    async def sessions(self, principal: str) -> list[SessionView]:
+        """See `Access`."""
+        return await self._clients[principal].sessions(limit=1000)

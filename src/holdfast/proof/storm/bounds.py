@@ -1,0 +1,43 @@
+"""Participants of a storm, the settings of its hosts, and the bounds by which it is judged."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.proof.history import Limits
+from holdfast.settings import Settings
+
+__all__ = ["HOSTILE", "HOSTILE_BOUNDS", "LIMITS", "LIMITS_WITH_HOSTILE", "PRINCIPALS", "SETTINGS"]
+
+PRINCIPALS = ("ann", "bob", "eve", "dan")
+HOSTILE = "mallory"
+"""The hostile principal of a storm that has one."""
+
+SETTINGS = Settings(
+    grace_s=0.4,
+    kill_after_s=0.3,
+    drain_s=2.0,
+    max_runs=48,
+    principal_runs=32,
+    principal_threads=32,
+    mailbox_limit=12,
+    restart_limit=3,
+    evict_after_s=2.0,
+    public_agents=("*",),
+)
+"""Short times and tight bounds, so that the storm meets them."""
+
+LIMITS = Limits(
+    answer_s=30.0,
+    stop_s=30.0,
+    mailbox=SETTINGS.mailbox_limit,
+    attempts=SETTINGS.restart_limit + 1,
+    principal_runs=SETTINGS.principal_runs,
+    thread_slack=SETTINGS.principal_threads * len(PRINCIPALS),
+    descriptor_slack=64,
+)
+
+HOSTILE_BOUNDS = {"principal_rate_per_s": 200.0, "principal_streams": 200}
+"""Settings that a server with a hostile principal has besides, so that it meets them."""
+
+LIMITS_WITH_HOSTILE = msgspec.structs.replace(LIMITS, thread_slack=SETTINGS.principal_threads * (len(PRINCIPALS) + 1))

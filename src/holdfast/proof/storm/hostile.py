@@ -1,0 +1,413 @@
+"""A hostile principal in a storm: one user with a valid key who does its worst, beside the others.
+
+It opens exports, transcripts and event streams that it does not read, floods its mailboxes, its write rate and its
+streams, writes many requests at once, half heads and single bytes, uploads, schedules, interrupts what is idle, and
+reads under keys that are revoked meanwhile. What it sends through its own `Load` is part of the history, so each
+message that was accepted is judged like any other. The rest is counted: how often it was done, and how often it was
+felt.
+
+Invariants
+
+- It uses one principal's keys only, and connects to the storm's own server on loopback.
+- What it holds is bounded: at most `_HELD` connections of each kind, and a fixed number of bytes uploaded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Literal
+
+import msgspec
+import psutil
+
+from holdfast import ids
+from holdfast.client import Client
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError, LimitExceeded
+from holdfast.proof.history import HoldingRead, HostileAct, HostileActed, StreamRevoked
+from holdfast.proof.raw_connection import Line
+from holdfast.proof.storm.access import RemoteAccess
+from holdfast.proof.storm.agent import REPLAYABLE
+from holdfast.proof.storm.bounds import HOSTILE
+from holdfast.proof.storm.load import Load
+from holdfast.proof.storm.plan import Piece, Plan, encode_plan
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.server import OwnServer
+from holdfast.proof.storm.session import StormSession
+
+__all__ = ["ACTS", "Hostile"]
+
+ACTS = (
+    "unread exports",
+    "unread transcripts",
+    "unread streams",
+    "streams to the bound",
+    "flooded mailboxes",
+    "flooded writes",
+    "pipelined requests",
+    "half heads",
+    "slow drips",
+    "large uploads",
+    "schedules",
+    "idle interrupts",
+    "revoked streams",
+)
+"""Its acts; the storm fails when one of them was not done, or was not felt."""
+
+_HELD = 24
+_POURS = 4
+_PIPELINED = 64
+_WRITERS, _WRITES = 16, 60
+_UPLOAD_BYTES, _UPLOADS = 2_000_000, 24
+_SCHEDULES = 5
+_DRIPS = 20
+_DRIP_S = 0.02
+_ANSWER_S = 10.0
+_STREAMED_S = 0.5
+_SILENT_S = 3.0
+_WORD_S = 0.2
+_WORDS: tuple[Piece, ...] = ("emit",) * 20
+_CHUNK_BYTES = 1 << 16
+_NAP_S = 0.2
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+_REFUSED = frozenset({429, 503})
+
+
+class _Key(msgspec.Struct):
+    key_id: str
+
+
+class _Made(msgspec.Struct):
+    key: _Key
+    secret: str
+
+
+class Hostile:
+    """The acts of one hostile principal. Of one loop.
+
+    Parameters:
+        recorder: gets what it did.
+        server: the storm's own.
+        access: the hostile principal's clients.
+        admin: makes and revokes its further keys.
+        key: its first API key.
+        port: the server's.
+        streams: how many event streams one principal may have open.
+        load: its own sessions, of which the history knows.
+        seed: random seed.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        server: OwnServer,
+        access: RemoteAccess,
+        admin: Client,
+        *,
+        key: str,
+        port: int,
+        streams: int,
+        load: Load,
+        seed: int,
+    ) -> None:
+        self.load = load
+        self._recorder = recorder
+        self._server = server
+        self._access = access
+        self._admin = admin
+        self._key = key
+        self._port = port
+        self._streams = streams
+        self._chance = random.Random(f"{seed}/hostile")
+        self._large = StormSession(HOSTILE, f"{load.prefix}-large", REPLAYABLE, self._chance)
+        self._idle = f"{load.prefix}-idle"
+        self._did: Counter[str] = Counter()
+        self._felt: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._held: dict[str, deque[Line]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._uploads = 0
+        self._schedules: list[str] = []
+        load.others.append(self._large)
+        for session in load.sessions:
+            session.readers.clear()  # it reads in its own way
+
+    def begin(self) -> None:
+        """Start or resume all acts; each is repeated until `let_go` or `end`."""
+        acts: dict[str, Callable[[], Awaitable[None]]] = {
+            "unread exports": lambda: self._unread("unread exports", f"/v1/sessions/{self._large.key}/export"),
+            "unread transcripts": lambda: self._unread(
+                "unread transcripts", f"/v1/sessions/{self._large.key}/transcript"
+            ),
+            "unread streams": lambda: self._unread("unread streams", f"/v1/sessions/{self._large.key}/events"),
+            "streams to the bound": self._too_many_streams,
+            "flooded mailboxes": self._flood_mailbox,
+            "flooded writes": self._flood_writes,
+            "pipelined requests": self._pipeline,
+            "half heads": self._half_head,
+            "slow drips": self._drip,
+            "large uploads": self._upload,
+            "schedules": self._schedule,
+            "idle interrupts": self._interrupt_idle,
+            "revoked streams": self._revoked_stream,
+        }
+        self._tasks = [asyncio.create_task(self._repeat(act), name=f"hostile {name}") for name, act in acts.items()]
+
+    async def prepare(self) -> None:
+        """Begin its own load, and make the sessions that it abuses: a large one, and one that stays idle. The server is
+        up.
+        """
+        self.load.start()
+        for number in range(_POURS):
+            plan = Plan(name=f"{self.load.prefix}pour{number}", pieces=("pour",), span_s=0.0)
+            await self._pour(plan)
+        await self._access.session(HOSTILE, self._idle).send(
+            encode_plan(Plan(name=f"{self.load.prefix}idle", pieces=("emit",), span_s=0.0)), agent=REPLAYABLE
+        )
+
+    async def end(self) -> None:
+        """Let go of everything, and note what was done. The server is up; raises what broke in an act."""
+        await self.let_go()
+        for schedule_id in self._schedules:
+            with suppress(HoldfastError):
+                await self._access.client(HOSTILE).find_schedule(schedule_id).delete()
+        self._recorder.note(
+            HostileActed,
+            acts=tuple(
+                HostileAct(name=name, did=self._did[name], felt=self._felt[name], refused=self._refused[name])
+                for name in ACTS
+            ),
+        )
+        await self.load.stop()
+
+    async def abandon(self) -> None:
+        """Take everything away at once; nothing is noted any more."""
+        with suppress(Exception):
+            await self.let_go()
+        await self.load.abandon()
+
+    async def let_go(self) -> None:
+        """Stop all acts, and drop every connection that is held. Raises what broke in an act."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for held in self._held.values():
+            while held:
+                held.popleft().drop()
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
+
+    @property
+    def broken(self) -> BaseException | None:
+        """The error that broke an act or its load, if any."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                return task.exception()
+        return self.load.broken
+
+    def unfelt(self) -> list[str]:
+        """Return the acts that were not felt yet."""
+        return [name for name in ACTS if not self._felt[name]]
+
+    def read_holdings(self, moment: Literal["before", "beside", "after"] = "beside") -> None:
+        """Note what the server's process holds now; nothing when it is gone."""
+        with suppress(psutil.Error, HoldfastError):
+            self._recorder.note(
+                HoldingRead,
+                incarnation=self._server.incarnation,
+                moment=moment,
+                memory=self._server.memory,
+                descriptors=psutil.Process(self._server.pid).num_fds(),
+            )
+
+    async def _repeat(self, act: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._access.up.wait()
+            with suppress(OSError, TimeoutError, HoldfastError):
+                await act()
+            await asyncio.sleep(_NAP_S * self._chance.uniform(0.5, 1.5))
+
+    # ── what it holds ────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _line(self, act: str, *, key: str | None = None, small: bool = False, most: int = _HELD) -> Line:
+        """Open a connection, held until there are too many of its kind. Raises `OSError`."""
+        held = self._held.setdefault(act, deque())
+        while len(held) >= most:
+            held.popleft().drop(reset=True)
+        line = Line(self._port, key or self._key)
+        held.append(line)
+        await line.open(small=small)
+        return line
+
+    def _count(self, act: str, status: int) -> bool:
+        """Count an act by its answer; True when it was let in."""
+        self._did[act] += 1
+        let_in, refused = 200 <= status < 300, status in _REFUSED
+        self._felt[act] += let_in or refused
+        self._refused[act] += refused
+        return let_in
+
+    async def _asked(self, act: str, line: Line, method: str, path: str, body: bytes = b"") -> bool:
+        """Ask, and read the status only; whether it was let in. Raises `OSError` or `TimeoutError`."""
+        head, body = line.request(method, path, body)
+        async with asyncio.timeout(_ANSWER_S):
+            await line.say(head + body)
+            return self._count(act, await line.status())
+
+    async def _unread(self, act: str, path: str) -> None:
+        await self._asked(act, await self._line(act, small=True), "GET", path)
+
+    async def _too_many_streams(self) -> None:
+        """Open streams until one is refused, and hold them for a moment."""
+        act, path = "streams to the bound", f"/v1/sessions/{self._idle}/events"
+        for _ in range(self._streams + 1):
+            if not await self._asked(act, await self._line(act, small=True, most=self._streams + 1), "GET", path):
+                break
+        await asyncio.sleep(_STREAMED_S)
+        held = self._held[act]
+        while held:
+            held.popleft().drop()
+
+    # ── floods ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _pour(self, plan: Plan) -> None:
+        await self.load.send(self._large, self.load.message(self._large, plan, "queue"))
+
+    async def _flood_mailbox(self) -> None:
+        act = "flooded mailboxes"
+        full = self.load.refused["mailbox_full"]
+        await self.load.flood()
+        self._did[act] += 1
+        refused = self.load.refused["mailbox_full"] - full
+        self._felt[act] += refused > 0
+        self._refused[act] += refused
+
+    async def _flood_writes(self) -> None:
+        """Send more writes at once than its rate allows, over some connections."""
+        act = "flooded writes"
+        lines = [await self._line(act) for _ in range(_WRITERS)]
+        request = b"".join(lines[0].request("POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"flood"}'))
+        answers = await asyncio.gather(*(self._answers(line, request * _WRITES) for line in lines))
+        self._did[act] += _WRITERS * _WRITES
+        refused = sum(answer.count(b"HTTP/1.1 429") + answer.count(b"HTTP/1.1 503") for answer in answers)
+        self._felt[act] += refused > 0
+        self._refused[act] += refused
+
+    async def _answers(self, line: Line, requests: bytes) -> bytes:
+        """Write all of it, and what is answered within a second."""
+        answers = bytearray()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0), asyncio.TaskGroup() as group:
+                group.create_task(line.say(requests))
+                while chunk := await line.take(_CHUNK_BYTES):
+                    answers += chunk
+        return bytes(answers)
+
+    async def _pipeline(self) -> None:
+        """Send many requests in one write; only the first answer's status is read."""
+        act = "pipelined requests"
+        line = await self._line(act, small=True)
+        head, _ = line.request("GET", f"/v1/sessions/{self._large.key}/transcript")
+        async with asyncio.timeout(_ANSWER_S):
+            await line.say(head * _PIPELINED)
+            self._count(act, await line.status())
+
+    async def _upload(self) -> None:
+        if self._uploads < _UPLOADS:
+            self._uploads += 1
+            act = "large uploads"
+            await self._asked(act, await self._line(act), "POST", "/v1/attachments", os.urandom(_UPLOAD_BYTES))
+
+    async def _schedule(self) -> None:
+        act = "schedules"
+        if len(self._schedules) < _SCHEDULES:
+            schedule_id = ids.schedule_id()
+            text = encode_plan(Plan(name=schedule_id, pieces=("emit",), span_s=0.0))
+            client = self._access.client(HOSTILE)
+            self._did[act] += 1
+            try:
+                await client.schedule(
+                    f"{self.load.prefix}-timed", text, every_s=1.0, schedule_id=schedule_id, agent=REPLAYABLE
+                )
+            except LimitExceeded:
+                self._refused[act] += 1
+            else:
+                self._schedules.append(schedule_id)
+            self._felt[act] += 1
+
+    async def _interrupt_idle(self) -> None:
+        act = "idle interrupts"
+        await self._asked(
+            act, await self._line(act), "POST", f"/v1/sessions/{self._idle}/interrupt", b'{"reason":"nothing is on"}'
+        )
+
+    # ── malformed requests ───────────────────────────────────────────────────────────────────────────────────────
+
+    async def _half_head(self) -> None:
+        act = "half heads"
+        line = await self._line(act)
+        head, _ = line.request("GET", f"/v1/sessions/{self._idle}")
+        self._did[act] += 1
+        self._felt[act] += await line.say(head[: len(head) // 2])
+
+    async def _drip(self) -> None:
+        act = "slow drips"
+        line = await self._line(act)
+        head, _ = line.request("GET", f"/v1/sessions/{self._idle}")
+        self._did[act] += 1
+        for byte in head[:_DRIPS]:
+            if not await line.say(bytes([byte])):
+                return
+            await asyncio.sleep(_DRIP_S)
+        self._felt[act] += 1
+
+    # ── keys that are revoked ────────────────────────────────────────────────────────────────────────────────────
+
+    async def _revoked_stream(self) -> None:
+        """Read a stream under a key of its own while it pours, revoke the key, and see when the last byte came."""
+        act = "revoked streams"
+        body = {"principal": HOSTILE, "role": "user", "label": "to be revoked"}
+        made = msgspec.json.decode((await self._admin.request("POST", "/v1/keys", body=body)).content, type=_Made)
+        incarnation = self._server.incarnation
+        line = await self._line(act, key=made.secret)
+        head, _ = line.request("GET", f"/v1/sessions/{self._large.key}/events")
+        async with asyncio.timeout(_ANSWER_S):
+            await line.say(head)
+            if not self._count(act, await line.status()):
+                return
+        self._felt[act] -= 1  # only its end counts
+        last_at = [system_clock.monotonic()]
+        reading = asyncio.create_task(self._read(line, last_at), name="hostile reader of a revoked stream")
+        try:
+            await self._talk()
+            await asyncio.sleep(_STREAMED_S)
+            await self._admin.request("DELETE", f"/v1/keys/{made.key.key_id}")
+            revoked_at = system_clock.monotonic()
+            await asyncio.wait((reading,), timeout=_SILENT_S)
+            ended = reading.done()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        if self._server.incarnation == incarnation and self._access.up.is_set():
+            self._felt[act] += ended
+            late_s = max(0.0, last_at[0] - revoked_at)
+            self._recorder.note(StreamRevoked, key_id=made.key.key_id, late_s=late_s, ended=ended)
+
+    async def _talk(self) -> None:
+        """Start a run in its large session that emits text all the time."""
+        plan = Plan(name=f"{self.load.prefix}{ids.message_id()}", pieces=_WORDS, span_s=_WORD_S)
+        await self.load.send(self._large, self.load.message(self._large, plan, "interrupt"))
+
+    async def _read(self, line: Line, last_at: list[float]) -> None:
+        """Read until the stream is ended, by its last chunk or with its connection."""
+        end = b""
+        while not end.endswith(_LAST_CHUNK) and (chunk := await line.take(_CHUNK_BYTES)):
+            last_at[0] = system_clock.monotonic()
+            end = (end + chunk)[-len(_LAST_CHUNK) :]

@@ -1,0 +1,150 @@
+"""People who work with sessions: they steer, are asked and answer, attach files, and edit histories.
+
+These sessions stand outside a storm's history: an edit changes what was read before. They are looked at here instead:
+`settle` brings them to rest and returns the problems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import suppress
+
+from holdfast import ids
+from holdfast.client import Client
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.proof.storm.agent import REPLAYABLE
+from holdfast.proof.storm.plan import Piece, Plan, encode_plan
+from holdfast.proof.storm.quiescence import standstill
+from holdfast.protocol.interface import SessionLike
+from holdfast.protocol.messages import Policy, SessionView
+
+__all__ = ["People"]
+
+_SETTLED = frozenset(("completed", "failed", "interrupted", "superseded", "withdrawn"))
+_POLL_S = 0.05
+_LISTEN_S = 0.3
+_SESSIONS = 6
+
+
+class People:
+    """One person with some sessions. Of one loop.
+
+    Parameters:
+        client: the person's.
+        chance: source of all random choices.
+    """
+
+    def __init__(self, client: Client, chance: random.Random) -> None:
+        self._client = client
+        self._chance = chance
+        self._keys = [f"person-{number}-{ids.message_id()[-6:]}" for number in range(_SESSIONS)]
+        self._accepted: dict[tuple[str, str], str] = {}
+        self._answered: set[str] = set()
+        self._asked_again: set[str] = set()
+        self._taken_back: list[tuple[str, str]] = []
+        self._attached: dict[str, bytes] = {}
+        self.checked = 0
+
+    def _session(self) -> SessionLike:
+        return self._client.session(self._chance.choice(self._keys))
+
+    async def _send(self, session: SessionLike, *pieces: Piece, policy: Policy = "queue") -> None:
+        name = ids.message_id()
+        plan = Plan(name=name, pieces=pieces, span_s=_LISTEN_S)
+        receipt = await session.send(encode_plan(plan), policy=policy, idempotency_key=name, agent=REPLAYABLE)
+        self._accepted[session.key, receipt.message_id] = name
+
+    async def steer(self) -> None:
+        """Talk to an agent that listens while it works. What waits in its session, or for an answer, comes first."""
+        key = self._chance.choice(self._keys)
+        await self._unrest(key)
+        session = self._client.session(key)
+        await self._send(session, "listen", "emit")
+        for _ in range(2):
+            await asyncio.sleep(_LISTEN_S / 4)
+            await self._send(session, "emit", policy="steer")
+
+    async def ask(self) -> None:
+        """Let an agent ask, and answer what is open."""
+        session = self._session()
+        await self._send(session, "call", "ask", "emit")
+        await asyncio.sleep(_POLL_S)
+        await self._answer(session)
+
+    async def _answer(self, session: SessionLike) -> None:
+        for question in await session.questions():
+            if question.question_id in self._answered:
+                self._asked_again.add(question.question_id)
+            with suppress(NotFound):  # its run ended meanwhile
+                await session.answer(question.question_id, "as you like")
+                self._answered.add(question.question_id)
+
+    async def edit(self) -> None:
+        """Take back the last answer, or summarize the conversation."""
+        session = self._session()
+        await self._send(session, "emit")
+        await asyncio.sleep(_LISTEN_S)
+        removed = await session.undo()
+        self._taken_back += [(session.key, entry.run_id) for entry in removed if entry.run_id is not None]
+
+    async def attach(self) -> None:
+        """Upload a file."""
+        body = self._chance.randbytes(64)
+        attachment = await self._session().attach(body, media_type="text/plain", name="note.txt")
+        self._attached[attachment.digest] = body
+
+    async def settle(self) -> list[str]:
+        """Answer what is open, wait until all is at rest, and return what is not as it must be."""
+        wrong = [problem for problem in await asyncio.gather(*map(self._unrest, self._keys)) if problem is not None]
+        for (key, message_id), name in self._accepted.items():
+            self.checked += 1
+            try:
+                state = (await self._client.session(key).message(message_id)).state
+            except HoldfastError as error:
+                wrong.append(f"message {message_id} of session {key} was accepted, and now: {error.message}")
+                continue
+            if state not in _SETTLED:
+                wrong.append(f"message {message_id} ({name}) of session {key} is {state} for ever")
+        self.checked += len(self._answered)
+        wrong += [f"question {question_id} was answered, and is open again" for question_id in self._asked_again]
+        return [*wrong, *await self._come_back(), *await self._lost_files()]
+
+    async def _come_back(self) -> list[str]:
+        """Return the runs that stand in a transcript from which they were taken back."""
+        there: set[tuple[str, str | None]] = set()
+        for key in {key for key, _ in self._taken_back}:
+            try:
+                there |= {(key, entry.run_id) for entry in await self._client.session(key).transcript()}
+            except HoldfastError as error:
+                return [f"the transcript of session {key} cannot be read: {error.message}"]
+        self.checked += len(self._taken_back)
+        return [f"run {run} was taken back, and stands in session {key}" for key, run in {*self._taken_back} & there]
+
+    async def _lost_files(self) -> list[str]:
+        """Return the files that are not there as they were uploaded."""
+        wrong = []
+        for digest, body in self._attached.items():
+            self.checked += 1
+            try:
+                _, stored = await self._session().attachment(digest)
+            except HoldfastError as error:
+                wrong.append(f"file {digest} was uploaded, and now: {error.message}")
+                continue
+            if stored != body:
+                wrong.append(f"file {digest} is not what was uploaded")
+        return wrong
+
+    async def _unrest(self, key: str) -> str | None:
+        """Answer what a session asks until it is at rest; return the problem if it does not come to rest."""
+        session = self._client.session(key)
+
+        async def look() -> SessionView:
+            self.checked += 1
+            await self._answer(session)
+            return await session.info()
+
+        try:
+            return await standstill(key, look)
+        except NotFound:  # nothing was ever sent to it
+            return None

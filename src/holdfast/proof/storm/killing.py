@@ -1,0 +1,376 @@
+"""The storm over a server of its own, which it kills: once at every failpoint, then at random moments."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from holdfast import failpoints, ids
+from holdfast.client import Client
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
+from holdfast.proof.history import PeopleSettled, StatisticsRead
+from holdfast.proof.storm.access import Progress, RemoteAccess
+from holdfast.proof.storm.admin import Upkeep
+from holdfast.proof.storm.bounds import HOSTILE, HOSTILE_BOUNDS, LIMITS, PRINCIPALS, SETTINGS
+from holdfast.proof.storm.contention import contend
+from holdfast.proof.storm.hostile import Hostile
+from holdfast.proof.storm.human_in_the_loop import People
+from holdfast.proof.storm.load import Load
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.schedules import Timed
+from holdfast.proof.storm.server import OwnServer, free_port
+from holdfast.proof.storm.stamps import read_stamps
+from holdfast.proof.storm.watch import in_tree, note_processes, process_figures, until_gone
+from holdfast.server.auth import make_key
+from holdfast.storage import open_store
+
+__all__ = ["kill_storm", "make_keys", "registered_failpoints"]
+
+_HIT_S = 60.0
+_OF_STOPS = ("interrupt", "stop_session")
+"""Verbs of the store that have to meet an active run."""
+
+_QUIET_S = 2.0
+"""How long a server's memory must not have grown before it is compared, so that the load's own use does not count."""
+_GROWTH_BYTES = 1_000_000
+_SETTLE_LONGEST_S = 20.0
+_BESIEGED_S = 8.0
+"""How long a hostile principal acts before the first kill, at least."""
+_BESIEGED_LONGEST_S = 60.0
+_HOSTILE_SESSIONS, _HOSTILE_RATE = 3, 10.0
+_AT_START = ("restart", "rescue")
+"""Verbs of the store that a start calls for what a kill has left."""
+
+
+class _KillStorm:
+    """One storm: its server, its clients, its load and its watchers."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        server: OwnServer,
+        access: RemoteAccess,
+        load: Load,
+        admin: Client,
+        chance: random.Random,
+    ) -> None:
+        self.recorder = recorder
+        self.server = server
+        self.access = access
+        self.load = load
+        self.admin = admin
+        self.people = People(admin, chance)
+        self.timed = Timed(admin)
+        self.upkeep = Upkeep(admin)
+        self.storm = server.storm
+        self.chance = chance
+        self.hostile: Hostile | None = None
+
+    async def start(self, failpoint: str | None = None) -> bool:
+        ready = await self.server.start(failpoint)
+        if ready:
+            self.access.up.set()
+        return ready
+
+    async def kill(self) -> None:
+        self.access.up.clear()
+        await self.server.kill()
+
+    async def begin(self, progress: Progress, *, contention: bool) -> None:
+        """Start the first server: its baseline, whose turn it is, and the load."""
+        await self.start()
+        await self.load.warm_up()
+        await self.figures("baseline")
+        if contention:
+            progress("fairness: one greedy principal among polite ones")
+            await contend(self.load, places=SETTINGS.max_runs, greedy=60, polite=15, span_s=2.0)
+        self.load.start()
+        await self.watch(0.5)
+        if self.hostile is not None:
+            await self.besiege(self.hostile, progress)
+        await self.kill()
+
+    async def besiege(self, hostile: Hostile, progress: Progress) -> None:
+        """Let a hostile principal act beside the load, until each of its acts was felt; it stays for the kills."""
+        progress("a hostile principal beside the others")
+        await self.settle_memory()
+        hostile.read_holdings("before")
+        await hostile.prepare()
+        hostile.begin()
+        began = system_clock.monotonic()
+        while (spent_s := system_clock.monotonic() - began) < _BESIEGED_LONGEST_S:
+            if spent_s >= _BESIEGED_S and not hostile.unfelt():
+                break
+            await self.watch(0.5)
+        await hostile.let_go()
+        await self.settle_memory()
+        hostile.read_holdings("after")
+        hostile.begin()
+
+    async def settle_memory(self) -> None:
+        """Wait until the server's memory grows no more under the load that is on, a bounded time."""
+        most, quiet_s, began = 0, 0.0, system_clock.monotonic()
+        while quiet_s < _QUIET_S and system_clock.monotonic() - began < _SETTLE_LONGEST_S:
+            await self.watch(0.5)
+            memory = self.server.memory
+            quiet_s = 0.0 if memory > most + _GROWTH_BYTES else quiet_s + 0.5
+            most = max(most, memory)
+
+    async def kill_at_failpoints(self, names: Sequence[str], progress: Progress) -> None:
+        """Kill once at each; try those that were not reached once more."""
+        missed = []
+        for number, name in enumerate(names, 1):
+            progress(f"killing at failpoint {number} of {len(names)}: {name}")
+            if not await self.hit(name):
+                missed.append(name)
+            self.raise_broken()
+        for name in missed:
+            progress(f"once more, as it was not reached: {name}")
+            await self.hit(name)
+
+    async def kill_at_random(self, seconds: float, every_s: float, progress: Progress) -> None:
+        """Kill at random moments until the time is over; a server is up afterwards."""
+        await self.start()
+        end = system_clock.monotonic() + seconds
+        while (left := end - system_clock.monotonic()) > 0:
+            progress(f"killing at random: incarnation {self.server.incarnation}, {left:.0f} s left")
+            await self.watch(min(left, self.chance.uniform(0.1 * every_s, 1.9 * every_s)))
+            if self.chance.random() < 0.5:
+                await self.load.linger(4, every_s)
+            cuts = [asyncio.create_task(self.load.cut(stop=bool(number % 2)), name="storm cut") for number in range(3)]
+            await asyncio.sleep(self.chance.uniform(0.6, 0.9))
+            await self.kill()
+            await note_processes(self.recorder, self.storm)
+            await self.start()
+            await asyncio.gather(*cuts)
+
+    async def finish(self, progress: Progress) -> None:
+        """Shut down cleanly in the middle of the load, start again, and read everything for the last time."""
+        progress("clean shutdown in the middle of the load")
+        await self.watch(0.5)
+        await self.load.linger(8, 3.0)
+        await self.server.end()
+        self.access.up.clear()
+        await self.start()
+        await self.watch(0.5)
+        if self.hostile is not None:
+            await self.hostile.end()
+        await self.load.stop()
+        await self.load.complete()
+        progress("coming to rest")
+        await self.load.rest()
+        if self.hostile is not None:
+            await self.hostile.load.rest()
+        looked_after = (self.people, self.timed, self.upkeep)
+        wrong = [problem for one in looked_after for problem in await one.settle()]
+        checked = sum(one.checked for one in looked_after)
+        self.recorder.note(PeopleSettled, checked=checked, wrong=tuple(wrong))
+        await note_processes(self.recorder, self.storm)
+        await self.figures("quiet")
+        progress("reading everything back")
+        await self.load.read_back()
+        if self.hostile is not None:
+            await self.hostile.load.read_back()
+        await self.server.end()
+        await until_gone(self.recorder, self.storm, LIMITS.death_s)
+
+    async def hit(self, name: str) -> bool:
+        """Let the next incarnation end itself at a failpoint, under load. The one before is dead already."""
+        if name.split(".")[1] in _AT_START:
+            await self.start()
+            await self.load.linger(8, 5.0)
+            await self.kill()
+        self.load.calm = name.split(".")[1] in _OF_STOPS
+        if not await self.start(name):
+            return await self.server.died_at(name, _HIT_S)
+        provoking = asyncio.create_task(self._provoke(name.split(".")[1]), name=f"storm provokes {name}")
+        try:
+            died = await self.server.died_at(name, _HIT_S)
+        finally:
+            self.access.up.clear()
+            self.load.calm = False
+            provoking.cancel()
+            with suppress(asyncio.CancelledError):
+                await provoking
+        if not died:
+            await self.server.kill()
+        return died
+
+    async def _provoke(self, verb: str) -> None:
+        """Do what makes the store execute a verb, again and again."""
+        acts: dict[str, Callable[[], Awaitable[None]]] = {
+            "add_key": self.upkeep.make_a_key,
+            "revoke_key": self.upkeep.make_a_key,
+            "delete_session": self.upkeep.delete_a_session,
+            "interrupt": partial(self.load.cut, stop=False),
+            "stop_session": partial(self.load.cut, stop=True),
+            "steer": self.people.steer,
+            "suspend": self.people.ask,
+            "answer": self.people.ask,
+            "park": self.people.ask,
+            "edit_history": self.people.edit,
+            "add_attachment": self.people.attach,
+            "put_schedule": self.timed.change,
+            "pause_schedule": self.timed.change,
+            "delete_schedule": self.timed.change,
+            "fire_schedule": self.timed.tick,
+        }
+        act = acts.get(verb, self.load.act)
+        while True:
+            with suppress(HoldfastError):
+                await act()
+            await asyncio.sleep(0.05)
+
+    async def watch(self, seconds: float) -> None:
+        """Look at the processes until the time is over. Raises what broke in the load."""
+        end = system_clock.monotonic() + seconds
+        while (left := end - system_clock.monotonic()) > 0:
+            await asyncio.sleep(min(0.5, left))
+            await note_processes(self.recorder, self.storm)
+            if self.hostile is not None:
+                self.hostile.read_holdings()
+            self.raise_broken()
+
+    def raise_broken(self) -> None:
+        """Raise what broke in the load: the storm itself is at fault then."""
+        broken = self.load.broken or (None if self.hostile is None else self.hostile.broken)
+        if broken is not None:
+            raise broken
+
+    async def figures(self, moment: str) -> None:
+        tree = await self.admin.tree(everybody=True)
+        self.recorder.note(
+            StatisticsRead,
+            incarnation=self.server.incarnation,
+            moment=moment,
+            running=len([run for session in tree.children for run in session.children]),
+            in_tree=in_tree(tree),
+            **process_figures(self.server.pid),
+        )
+
+
+def registered_failpoints() -> tuple[str, ...]:
+    """Return all failpoints of a server: those of everything it imports. A store is moved by a command."""
+    import holdfast.server
+    import holdfast.storage.sqlite  # noqa: F401
+
+    return tuple(name for name in failpoints.names() if not name.startswith("relocation."))
+
+
+async def kill_storm(
+    recorder: Recorder,
+    *,
+    folder: Path,
+    sessions: int,
+    seconds: float,
+    kill_every_s: float,
+    seed: int,
+    points: Sequence[str],
+    progress: Progress,
+    rate: float | None = None,
+    prefix: str = "s",
+    first: int = 1,
+    contention: bool = True,
+    hostile: bool = False,
+) -> None:
+    """Run a storm over a server of its own.
+
+    Parameters:
+        recorder: gets the history; its opening is noted already.
+        folder: is there and empty; gets the store, the stamps and what the server writes to stderr.
+        sessions: how many sessions are driven.
+        seconds: how long it is killed at random; the failpoints come before.
+        kill_every_s: mean time between two kills.
+        seed: random seed.
+        points: the failpoints to kill at.
+        progress: callback for progress messages.
+        rate: actions per second over all sessions.
+        prefix: begins all names, where the history has another part too.
+        first: the number of the first incarnation.
+        contention: whether to see whose turn it is when all places are taken, too.
+        hostile: whether one more principal does its worst, from the beginning of the load until the last kill.
+
+    Raises:
+        ServerUnreachable: the server cannot be started.
+    """
+    async with AsyncExitStack() as stack:
+        settings = msgspec.structs.replace(
+            SETTINGS, port=free_port(), store=f"sqlite:///{folder / 'storm.db'}", principal_rate_per_s=0.0
+        )
+        if hostile:
+            settings = msgspec.structs.replace(settings, **HOSTILE_BOUNDS)
+        keys = await make_keys(settings.store)
+        server = OwnServer(folder, recorder, LIMITS, ids.node_id(), settings, first=first)
+        access = await stack.enter_async_context(RemoteAccess(server.url, {name: keys[name] for name in PRINCIPALS}))
+        admin = await stack.enter_async_context(Client(server.url, keys["admin"], retry_s=0.0))
+        load = Load(
+            access,
+            recorder,
+            LIMITS,
+            sessions=sessions,
+            rate=rate or min(150.0, 3.0 * sessions),
+            seed=seed,
+            prefix=prefix,
+        )
+        own = _KillStorm(recorder, server, access, load, admin, random.Random(seed))
+        if hostile:
+            enemy = RemoteAccess(server.url, {HOSTILE: keys[HOSTILE]}, up=access.up)
+            own.hostile = Hostile(
+                recorder,
+                server,
+                await stack.enter_async_context(enemy),
+                admin,
+                key=keys[HOSTILE],
+                port=settings.port,
+                streams=settings.principal_streams,
+                load=Load(
+                    enemy,
+                    recorder,
+                    LIMITS,
+                    sessions=_HOSTILE_SESSIONS,
+                    rate=_HOSTILE_RATE,
+                    seed=seed,
+                    prefix=f"{prefix}-{HOSTILE}-",
+                    limited=True,
+                ),
+                seed=seed,
+            )
+        try:
+            await own.begin(progress, contention=contention)
+            await own.kill_at_failpoints(points, progress)
+            await own.kill_at_random(seconds, kill_every_s, progress)
+            await own.finish(progress)
+        finally:
+            if own.hostile is not None:
+                await own.hostile.abandon()
+            await load.abandon()
+            if server.alive:
+                await server.kill()
+            if server.stamps.exists():
+                stamps = read_stamps(server.stamps)
+                recorder.records.extend(stamp for stamp in stamps if stamp.principal in (*PRINCIPALS, HOSTILE))
+
+
+async def make_keys(store_url: str) -> dict[str, str]:
+    """Make a key for each principal and one for the storm itself, in a store that no server has open."""
+    store = open_store(store_url)
+    at = system_clock.now()
+    await store.open(node_id=ids.node_id(), at=at)
+    secrets: dict[str, str] = {}
+    try:
+        for principal in (*PRINCIPALS, HOSTILE, "admin"):
+            record, secret = make_key(
+                principal=principal, role="admin" if principal == "admin" else "user", label="storm", at=at
+            )
+            await store.add_key(record)
+            secrets[principal] = secret
+    finally:
+        await store.close()
+    return secrets

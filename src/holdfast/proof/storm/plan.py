@@ -1,0 +1,88 @@
+"""Content of a storm's messages: a few pieces of work for the agent, written as text."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Piece", "Plan", "decode_plan", "encode_plan", "make_plan", "until_told"]
+
+Piece = Literal[
+    "emit",
+    "call",
+    "task",
+    "thread",
+    "process",
+    "child",
+    "parallel",
+    "tidy",
+    "stuck",
+    "nap",
+    "fail",
+    "once",
+    "raw",
+    "wait",
+    "ask",
+    "listen",
+    "pour",
+]
+"""``emit`` text; a ``call`` that may be made again, or only ``once``; a ``task``, a ``thread``, a stubborn ``process``
+tree, a ``child``; several in ``parallel``; a task that takes its time to ``tidy`` up; a thread that is ``stuck``; a
+``nap``; ``fail``; a program that foreign code starts, ``raw``; a task, a thread and a process tree that ``wait`` for
+the interrupt; ``ask`` a person; ``listen`` to messages that steer; ``pour`` out more than a socket holds."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of a message.
+
+    Parameters:
+        name: unique within the storm.
+        pieces: what to do, one after another.
+        span_s: how long each piece that takes time takes, in seconds.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    span_s: float = 0.02
+
+
+_decoder = msgspec.json.Decoder(Plan)
+
+_USUAL: tuple[Piece, ...] = ("emit", "emit", "call", "task", "nap")
+_RICH: tuple[Piece, ...] = ("emit", "call", "once", "task", "thread", "child", "parallel", "tidy", "nap")
+
+
+def until_told(plan: Plan) -> Plan:
+    """Return the plan with branches added that wait for the interrupt."""
+    return msgspec.structs.replace(plan, pieces=(*plan.pieces, "wait"))
+
+
+def encode_plan(plan: Plan) -> str:
+    """Return the plan as a message's content."""
+    return msgspec.json.encode(plan).decode()
+
+
+def decode_plan(content: str) -> Plan:
+    """Return the plan of a message. Raises `msgspec.DecodeError` for one that no storm sent."""
+    return _decoder.decode(content)
+
+
+def make_plan(name: str, chance: random.Random, *, span_s: float) -> Plan:
+    """Return a random plan: mostly little work, sometimes rich, rarely an error or something that resists a stop."""
+    lot = chance.random()
+    pieces: list[Piece]
+    if lot < 0.55:
+        pieces = chance.choices(_USUAL, k=chance.randint(1, 3))
+    else:
+        pieces = chance.choices(_RICH, k=chance.randint(2, 4))
+    if lot > 0.9:
+        pieces.insert(chance.randrange(len(pieces) + 1), "process")
+    elif lot > 0.88:
+        pieces.append("raw")
+    if 0.5 < lot < 0.52:
+        pieces.append("stuck")
+    if lot < 0.04:
+        pieces.append("fail")
+    return Plan(name=name, pieces=tuple(pieces), span_s=span_s * chance.uniform(0.5, 2.0))

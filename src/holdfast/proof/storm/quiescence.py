@@ -1,0 +1,48 @@
+"""Rest of a storm's session: judged by whether the session gets on, not by how long all that waits there takes.
+
+Invariants
+- The session gets no new messages, so it gets on only as often as it has messages: the wait is bounded.
+- A session stands still only if the same run was active, and as many messages waited, for all of `STANDSTILL_S`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from holdfast.clock import system_clock
+from holdfast.errors import ServerUnreachable, StorageError, Unavailable
+from holdfast.protocol.messages import SessionView
+
+__all__ = ["STANDSTILL_S", "standstill"]
+
+STANDSTILL_S = 20.0
+"""Far longer than one run of a storm takes, on a machine that is busy too."""
+_POLL_S = 0.05
+
+
+async def standstill(key: str, look: Callable[[], Awaitable[SessionView]]) -> str | None:
+    """Watch a session until it is at rest, and return None; or until it stands still, and describe that.
+
+    Parameters:
+        key: the session's.
+        look: reads the session. A server that cannot be reached now is asked again.
+
+    Raises:
+        what `look` raises otherwise, such as `NotFound`.
+    """
+    view: SessionView | None = None
+    deadline = system_clock.monotonic() + STANDSTILL_S
+    while True:
+        before = view
+        with suppress(ServerUnreachable, StorageError, Unavailable):
+            view = await look()
+        if view is not None:
+            if view.run_id is None and not view.waiting:
+                return None
+            if before is None or (view.run_id, view.waiting) != (before.run_id, before.waiting):
+                deadline = system_clock.monotonic() + STANDSTILL_S
+        if system_clock.monotonic() > deadline:
+            return f"session {key} does not come to rest: for {STANDSTILL_S:g} s it has been {view}"
+        await asyncio.sleep(_POLL_S)

@@ -1,0 +1,32 @@
+"""Recorder of a storm's history: records in memory, in the order in which they are noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from holdfast.clock import system_clock
+from holdfast.proof.history import Record
+
+__all__ = ["Recorder"]
+
+R = TypeVar("R", bound=Record)
+
+
+class Recorder:
+    """The records of a storm. Used on one loop."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self._tokens = 0
+
+    def note(self, kind: Callable[..., R], **fields: Any) -> R:
+        """Note a record of this moment, and return it."""
+        record = kind(at=system_clock.monotonic(), **fields)
+        self.records.append(record)
+        return record
+
+    def token(self) -> str:
+        """Return a new name for a call."""
+        self._tokens += 1
+        return f"t{self._tokens}"

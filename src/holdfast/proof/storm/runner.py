@@ -1,0 +1,152 @@
+"""The three storms, each from its opening record to its history: embedded, over a server of its own, over a URL."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.proof.history import Opened, Source
+from holdfast.proof.storm.access import Progress
+from holdfast.proof.storm.bounds import HOSTILE, LIMITS, LIMITS_WITH_HOSTILE
+from holdfast.proof.storm.embedded import embedded_storm
+from holdfast.proof.storm.killing import kill_storm, registered_failpoints
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.remote import remote_storm
+
+__all__ = ["conduct_embedded", "conduct_kills", "conduct_remote"]
+
+_EVERYTHING: tuple[Source, ...] = ("clients", "stamps", "processes", "kills", "drain", "host", "principals", "places")
+_CRASHES_S = 2.0
+_CRASH_SESSIONS = 8
+
+
+@contextmanager
+def _a_folder(folder: Path | None) -> Iterator[Path]:
+    """Yield that folder, or one that is deleted when the storm is over."""
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="holdfast-storm-") as name:
+            yield Path(name)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
+async def conduct_embedded(
+    recorder: Recorder,
+    *,
+    sessions: int,
+    seconds: float,
+    seed: int,
+    progress: Progress,
+    rate: float | None = None,
+    folder: Path | None = None,
+    hostile: bool = False,
+) -> None:
+    """Storm a host in this process. It cannot be killed, so a small server of its own is killed a few times afterwards.
+
+    Parameters:
+        recorder: gets the history.
+        sessions, seconds, seed, rate: how many, how long, of all choices, and actions per second over all sessions.
+        progress: callback for progress messages.
+        folder: keeps the stores and what belongs to them; by default they are deleted at the end.
+        hostile: whether one more principal does its worst at the small server.
+    """
+    limits = LIMITS_WITH_HOSTILE if hostile else LIMITS
+    recorder.note(
+        Opened, seed=seed, mode="embedded", sees=_EVERYTHING, limits=limits, hostile=HOSTILE if hostile else ""
+    )
+    with _a_folder(folder and folder / "embedded") as own:
+        await embedded_storm(
+            recorder, folder=own, sessions=sessions, seconds=seconds, seed=seed, progress=progress, rate=rate
+        )
+    progress("crashes of a small server")
+    with _a_folder(folder and folder / "killed") as own:
+        await kill_storm(
+            recorder,
+            folder=own,
+            sessions=min(_CRASH_SESSIONS, sessions),
+            seconds=_CRASHES_S,
+            kill_every_s=_CRASHES_S / 2,
+            seed=seed,
+            points=(),
+            progress=progress,
+            prefix="k",
+            first=3,
+            contention=False,
+            hostile=hostile,
+        )
+
+
+async def conduct_kills(
+    recorder: Recorder,
+    *,
+    sessions: int,
+    seconds: float,
+    kill_every_s: float,
+    seed: int,
+    progress: Progress,
+    rate: float | None = None,
+    points: tuple[str, ...] | None = None,
+    folder: Path | None = None,
+    hostile: bool = False,
+) -> None:
+    """Storm a server of its own, killed once at every failpoint (or at `points`), then at random for `seconds`.
+
+    Parameters:
+        folder: keeps the store and what belongs to it; by default they are deleted at the end.
+        hostile: whether one more principal does its worst.
+
+    Raises:
+        ServerUnreachable: the server cannot be started.
+    """
+    names = registered_failpoints() if points is None else points
+    recorder.note(
+        Opened,
+        seed=seed,
+        mode="kill",
+        sees=_EVERYTHING,
+        limits=LIMITS_WITH_HOSTILE if hostile else LIMITS,
+        failpoints=names,
+        hostile=HOSTILE if hostile else "",
+    )
+    with _a_folder(folder) as own:
+        await kill_storm(
+            recorder,
+            folder=own,
+            sessions=sessions,
+            seconds=seconds,
+            kill_every_s=kill_every_s,
+            seed=seed,
+            points=names,
+            progress=progress,
+            rate=rate,
+            hostile=hostile,
+        )
+
+
+async def conduct_remote(
+    recorder: Recorder,
+    *,
+    url: str,
+    key: str | None,
+    say: str,
+    sessions: int,
+    seconds: float,
+    seed: int,
+    progress: Progress,
+    rate: float | None = None,
+) -> None:
+    """Storm an existing server. Raises `HoldfastError` when it does not answer or refuses the key."""
+    await remote_storm(
+        recorder,
+        url=url,
+        key=key,
+        say=say,
+        sessions=sessions,
+        seconds=seconds,
+        seed=seed,
+        progress=progress,
+        rate=rate,
+    )

@@ -1,0 +1,112 @@
+"""Schedules of a storm: some that tick all the time, and others that are made, paused and deleted.
+
+The sessions of those that tick get messages from them alone, so in the end each has as many messages as its schedule
+has fired: `settle` checks that. They stand outside a storm's history.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+from holdfast import ids
+from holdfast.client import Client
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.proof.storm.ack_audit import GONE, Answered
+from holdfast.proof.storm.agent import REPLAYABLE
+from holdfast.proof.storm.plan import Plan, encode_plan
+from holdfast.proof.storm.quiescence import standstill
+from holdfast.protocol.messages import SessionView
+
+__all__ = ["Timed"]
+
+_TICKING = 3
+_EVERY_S = 1.0
+_SEEN_S = 0.1
+
+
+class Timed:
+    """Some schedules of one principal. Of one loop.
+
+    Parameters:
+        client: the principal's.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._keys = [f"timed-{number}-{ids.schedule_id()[-6:]}" for number in range(_TICKING)]
+        self._put: set[str] = set()
+        self._changed = Answered("schedule")
+        self.checked = 0
+
+    async def tick(self) -> None:
+        """Create all schedules that are to tick; those that exist keep ticking."""
+        for key in self._keys:
+            await self._client.schedule(
+                key, self._text(key), every_s=_EVERY_S, schedule_id=key, agent=REPLAYABLE, miss="burst"
+            )
+            self._put.add(key)
+
+    async def change(self) -> None:
+        """Make a schedule, pause it, resume it, and delete it."""
+        name = ids.schedule_id()
+        self._changed.ask(name, "active")
+        schedule = await self._client.schedule("never", self._text(name), every_s=1e6, schedule_id=name)
+        self._changed.answer(name, "active")
+        for act, state in ((schedule.pause, "paused"), (schedule.resume, "active"), (schedule.delete, GONE)):
+            self._changed.ask(name, state)
+            await act()
+            self._changed.answer(name, state)
+            await asyncio.sleep(_SEEN_S)  # a kill now finds it in a state that was answered
+
+    @staticmethod
+    def _text(name: str) -> str:
+        return encode_plan(Plan(name=name, pieces=("emit",), span_s=0.0))
+
+    async def settle(self) -> list[str]:
+        """Pause what ticks, wait until its sessions are at rest, and return the problems found."""
+        wrong = await self._unlike_answered()
+        for key in self._put:
+            self.checked += 1
+            try:
+                fired = (await self._client.find_schedule(key).pause()).fired
+                problem = await standstill(key, partial(self._look, key))
+                if problem is not None:
+                    wrong.append(problem)
+                    continue
+                accepted = await self._accepted(await self._look(key))
+            except HoldfastError as error:
+                wrong.append(f"schedule {key}: {error.message}")
+                continue
+            if accepted != fired:
+                wrong.append(f"schedule {key} has fired {fired} times, and its session has {accepted} messages")
+        return wrong
+
+    async def _unlike_answered(self) -> list[str]:
+        """Return the schedules that are not as they were answered to be."""
+        states: dict[str, str] = {}
+        for name in self._changed.names:
+            self.checked += 1
+            try:
+                states[name] = (await self._client.find_schedule(name).info()).state
+            except NotFound:
+                continue
+            except HoldfastError as error:
+                states[name] = error.message
+        return self._changed.wrong(states)
+
+    async def _look(self, key: str) -> SessionView:
+        try:
+            return await self._client.session(key).info()
+        except NotFound:  # it never fired
+            return SessionView(key=key, principal="", number=0, agent="", state="idle", seq=0, waiting=0)
+
+    async def _accepted(self, view: SessionView) -> int:
+        """Return how many messages the session has accepted."""
+        accepted = 0
+        if view.seq:
+            async for event in self._client.session(view.key).events():
+                accepted += event.kind == "message.accepted"
+                if getattr(event, "seq", 0) >= view.seq:
+                    break
+        return accepted

@@ -1,0 +1,274 @@
+"""A server that a storm owns: a process of its own on loopback, started, killed and ended by the storm."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from holdfast import failpoints
+from holdfast.clock import system_clock
+from holdfast.errors import ServerUnreachable
+from holdfast.host import DrainReport
+from holdfast.proof.history import (
+    Drained,
+    DrainRequested,
+    FailpointHit,
+    HostExited,
+    HostKilled,
+    HostReady,
+    HostStarted,
+    Limits,
+)
+from holdfast.proof.storm.agent import STAMPS_VARIABLE, STORM_VARIABLE
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.settings import Settings
+
+__all__ = ["OwnServer", "free_port"]
+
+_PROGRAM = """\
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+from holdfast.cli import main
+main()
+"""
+"""A server that is killed with the storm (PR_SET_PDEATHSIG), however that ends."""
+_AGENTS = ("holdfast.proof.storm.served:replayable", "holdfast.proof.storm.served:plain")
+
+
+class _Line(msgspec.Struct):
+    """Part of the server's own report on stdout."""
+
+    event: str
+    report: DrainReport | None = None
+
+
+_line = msgspec.json.Decoder(_Line)
+
+
+_FIRST_PORT, _PORTS = 20_000, 12_000
+_numbers = itertools.count(os.getpid() * 61)
+
+
+def free_port() -> int:
+    """Return a free TCP port of loopback.
+
+    It lies outside the range that Linux assigns to connections: one of many that are opened meanwhile could take it,
+    before a server does or while that is restarted. Other processes look elsewhere first.
+    """
+    while True:
+        port = _FIRST_PORT + next(_numbers) % _PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+class OwnServer:
+    """The incarnations of one server. One is alive at a time; used on one loop.
+
+    Parameters:
+        folder: holds its store, the side file of stamps and what it writes to stderr.
+        settings: settings for its environment that differ from the defaults.
+        first: the number of the first incarnation.
+        agents: the agents to serve, as ``module:name``; those of the storm by default. Others are looked for where the
+            storm was started.
+        program: source that its interpreter executes; by default ``holdfast``, which ends with the storm.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        recorder: Recorder,
+        limits: Limits,
+        storm: str,
+        settings: Settings,
+        *,
+        first: int = 1,
+        agents: tuple[str, ...] = (),
+        program: str = "",
+    ) -> None:
+        self.incarnation = first - 1
+        self._agents = agents or _AGENTS
+        self._program = program or _PROGRAM
+        self.storm = storm
+        self.url = f"http://127.0.0.1:{settings.port}"
+        self.stamps = folder / "stamps"
+        self.errors = folder / "stderr"
+        self._errors_from = 0
+        self.drain_s = settings.drain_s
+        self._folder = folder
+        self._recorder = recorder
+        self._limits = limits
+        self._environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")} | {
+            STAMPS_VARIABLE: str(self.stamps),
+            STORM_VARIABLE: storm,
+        }
+        for field, value in msgspec.structs.asdict(settings).items():
+            if value != getattr(Settings(), field):
+                self._environment[f"HOLDFAST_{field.upper()}"] = (
+                    ",".join(value) if isinstance(value, tuple) else str(value)
+                )
+        if agents:
+            known = os.environ.get("PYTHONPATH", "")
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), known)))
+        self._process: Process | None = None
+        self._ready: asyncio.Future[bool] | None = None
+        self._report: DrainReport | None = None
+        self._listener: asyncio.Task[None] | None = None
+
+    def export(self, name: str, value: str) -> None:
+        """Set a variable for all incarnations that are still to start."""
+        self._environment[name] = value
+
+    @property
+    def pid(self) -> int:
+        """The process that is alive now. Raises `ServerUnreachable` if none runs."""
+        if self._process is None:
+            raise ServerUnreachable("the storm's server is not started")
+        return self._process.pid
+
+    @property
+    def memory(self) -> int:
+        """Bytes that the process has in memory; 0 when it is gone."""
+        with suppress(psutil.Error, ServerUnreachable):
+            return int(psutil.Process(self.pid).memory_info().rss)
+        return 0
+
+    async def start(self, failpoint: str | None = None, *, environment: Mapping[str, str] | None = None) -> bool:
+        """Start the next incarnation; False if it ended before it answered.
+
+        Parameters:
+            failpoint: the failpoint where it ends itself.
+            environment: further variables.
+
+        Raises:
+            ServerUnreachable: it neither answered nor ended within ``ready_s``.
+        """
+        self.incarnation += 1
+        environment = {**self._environment, **(environment or {})}
+        if failpoint is not None:
+            environment[failpoints.VARIABLE] = failpoint
+        with self.errors.open("ab") as errors:
+            self._errors_from = errors.tell()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                self._program,
+                "serve",
+                "--json",
+                *self._agents,
+                cwd=self._folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+        self._process = process
+        self._recorder.note(HostStarted, incarnation=self.incarnation, pid=process.pid)
+        self._report = None
+        self._ready = asyncio.get_running_loop().create_future()
+        self._listener = asyncio.create_task(self._listen(process, self._ready), name="storm server's stdout")
+        try:
+            async with asyncio.timeout(self._limits.ready_s):
+                ready = await asyncio.shield(self._ready)
+        except TimeoutError:
+            raise ServerUnreachable(f"the storm's server does not answer: {self.tail()}") from None
+        if ready:
+            self._recorder.note(HostReady, incarnation=self.incarnation)
+        return ready
+
+    async def _listen(self, process: Process, ready: asyncio.Future[bool]) -> None:
+        assert process.stdout is not None
+        async for text in process.stdout:
+            line = _line.decode(text)
+            if line.event == "ready" and not ready.done():
+                ready.set_result(True)
+            elif line.event == "stopped":
+                self._report = line.report
+        if not ready.done():
+            ready.set_result(False)
+
+    async def kill(self) -> None:
+        """Kill it with SIGKILL, at whatever it is doing."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._gone()
+        self._recorder.note(HostKilled, incarnation=self.incarnation)
+
+    async def died_at(self, failpoint: str, seconds: float) -> bool:
+        """Return whether it ends itself at the failpoint within that time."""
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(seconds):
+                await self._process.wait()
+        except TimeoutError:
+            return False
+        code = await self._gone()
+        if code != -signal.SIGKILL:
+            raise ServerUnreachable(f"the storm's server ended with code {code} at {failpoint}: {self.tail()}")
+        self._recorder.note(FailpointHit, incarnation=self.incarnation, name=failpoint)
+        self._recorder.note(HostKilled, incarnation=self.incarnation, failpoint=failpoint)
+        return True
+
+    async def refused(self) -> int:
+        """Return the exit code of an incarnation that ended before it answered, and note its end."""
+        code = await self._gone()
+        self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
+        return code
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return self._process is not None and self._process.returncode is None
+
+    async def end(self) -> None:
+        """Ask it to drain and end, by SIGTERM, and note its report."""
+        assert self._process is not None
+        self._recorder.note(DrainRequested, incarnation=self.incarnation, deadline_s=self.drain_s)
+        self._process.terminate()
+        began = system_clock.monotonic()
+        try:
+            async with asyncio.timeout(self.drain_s + self._limits.drain_slack_s + 10.0):
+                code = await self._gone()
+        except TimeoutError:
+            return await self.kill()
+        if self._report is not None:
+            self._recorder.note(
+                Drained,
+                incarnation=self.incarnation,
+                elapsed_s=max(self._report.elapsed_s, system_clock.monotonic() - began),
+                finished=self._report.finished,
+                interrupted=self._report.interrupted,
+                parked=self._report.parked,
+                orphans=self._report.orphans,
+            )
+        self._recorder.note(HostExited, incarnation=self.incarnation, code=code)
+
+    async def _gone(self) -> int:
+        assert self._process is not None
+        assert self._listener is not None
+        code = await self._process.wait()
+        await self._listener
+        return code
+
+    def tail(self) -> str:
+        """Return the last lines that this incarnation wrote to stderr."""
+        try:
+            written = self.errors.read_bytes()[self._errors_from :]
+        except FileNotFoundError:
+            written = b""
+        return written.decode("utf-8", "replace")[-2000:].strip() or "no output"

@@ -1,0 +1,39 @@
+"""A session of a storm and its messages, as their senders know them."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from holdfast.proof.storm.readers import StormReader
+from holdfast.protocol.messages import Policy
+
+__all__ = ["StormMessage", "StormSession"]
+
+
+@dataclass
+class StormMessage:
+    """A message as its sender knows it."""
+
+    key: str
+    content: str
+    policy: Policy
+    agent: str | None
+    may_fail: bool
+    message_id: str | None = None
+
+
+@dataclass
+class StormSession:
+    """A session of the storm, as its clients know it."""
+
+    principal: str
+    key: str
+    agent: str | None
+    chance: random.Random
+    number: int = 0
+    run_id: str | None = None
+    sent: deque[StormMessage] = field(default_factory=lambda: deque(maxlen=30))
+    readers: list[StormReader] = field(default_factory=list)
+    exists: bool = False

@@ -1,0 +1,112 @@
+"""Reads of what a host has: now and then under load, and everything once all work has come to rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from holdfast.clock import system_clock
+from holdfast.errors import UnknownSession
+from holdfast.proof.history import Limits, LogRead, SessionRead, SettlementRead, TranscriptRead
+from holdfast.proof.storm.access import Access
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.session import StormSession
+from holdfast.protocol.events import Event, Gap
+
+__all__ = ["Reading"]
+
+_STANDSTILL_S = 20.0
+_POLL_S = 0.05
+_AT_ONCE = 16
+
+
+class Reading:
+    """Reads a host, and notes the results in the storm's history."""
+
+    def __init__(self, access: Access, recorder: Recorder, limits: Limits) -> None:
+        self._access = access
+        self._recorder = recorder
+        self._limits = limits
+
+    async def read(self, session: StormSession, *, final: bool = False) -> int:
+        """Read the session, its runs and its transcript; returns the seq of its newest event. Raises
+        `HoldfastError`."""
+        handle = self._access.session(session.principal, session.key)
+        began_at = system_clock.monotonic()
+        view = await handle.info()
+        runs = await handle.runs() if final else []
+        self._recorder.note(SessionRead, began_at=began_at, view=view, runs=tuple(runs), final=final)
+        began_at = system_clock.monotonic()
+        entries = await handle.transcript()
+        self._recorder.note(
+            TranscriptRead,
+            began_at=began_at,
+            principal=session.principal,
+            session=session.key,
+            entries=tuple(entries),
+        )
+        return view.seq
+
+    async def settlement(self, session: StormSession, message_id: str) -> None:
+        """Read what became of a message. Raises `HoldfastError`."""
+        handle = self._access.session(session.principal, session.key)
+        began_at = system_clock.monotonic()
+        settlement = await handle.message(message_id)
+        self._recorder.note(
+            SettlementRead,
+            began_at=began_at,
+            principal=session.principal,
+            session=session.key,
+            settlement=settlement,
+        )
+
+    async def rest(self, sessions: Sequence[StormSession]) -> None:
+        """Wait until every session is at rest, or one of them does not get on (the last reading will show it)."""
+        for session in sessions:
+            seq, deadline = -1, 0.0
+            while session.exists:
+                view = await self._access.session(session.principal, session.key).info()
+                if view.run_id is None and not view.waiting:
+                    break
+                if view.seq != seq:
+                    seq, deadline = view.seq, system_clock.monotonic() + _STANDSTILL_S
+                elif system_clock.monotonic() > deadline:
+                    return
+                await asyncio.sleep(_POLL_S)
+
+    async def read_back(self, sessions: Sequence[StormSession]) -> None:
+        """Read everything for the last time, after `rest`."""
+        for begin in range(0, len(sessions), _AT_ONCE):
+            await asyncio.gather(*(self._read_back(session) for session in sessions[begin : begin + _AT_ONCE]))
+
+    async def _read_back(self, session: StormSession) -> None:
+        try:
+            newest = await self.read(session, final=True)
+        except UnknownSession:
+            return
+        for reader in session.readers:
+            reader.number = session.number or reader.number
+            await reader.catch_up(newest, self._limits)
+        await self._read_log(session, newest)
+        for message in list(session.sent)[-10:]:
+            if message.message_id is not None:
+                await self.settlement(session, message.message_id)
+
+    async def _read_log(self, session: StormSession, newest: int) -> None:
+        handle = self._access.session(session.principal, session.key)
+        events: list[Event] = []
+        view = await handle.info()
+        async with (
+            asyncio.timeout(self._limits.answer_s),
+            aclosing(handle.events()) as stream,  # type: ignore[type-var]
+        ):
+            async for event in stream:
+                if isinstance(event, Gap):
+                    continue
+                events.append(event)
+                if event.seq >= newest:
+                    break
+        self._recorder.note(
+            LogRead, principal=session.principal, session=session.key, number=view.number, events=tuple(events)
+        )

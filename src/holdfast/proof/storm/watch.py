@@ -1,0 +1,125 @@
+"""Watchers of a storm: the list of its processes, and the figures of its host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+from holdfast.clock import system_clock
+from holdfast.host import Host
+from holdfast.proof.history import ProcessesListed, ProcessSeen, StatisticsRead
+from holdfast.proof.storm.recorder import Recorder
+from holdfast.proof.storm.stamps import MARKER
+from holdfast.protocol.messages import TreeNode
+
+__all__ = ["in_tree", "list_processes", "note_processes", "own_figures", "process_figures", "until_gone"]
+
+
+def list_processes(storm: str) -> list[ProcessSeen]:
+    """Return all living processes that carry the marker of this storm, without those that have ended meanwhile."""
+    begin = f"{MARKER}={storm} ".encode()
+    seen = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/environ", "rb") as file:
+                environment = file.read()
+            if begin not in environment:
+                continue
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue  # it has ended, or belongs to another user
+        if state in (b"Z", b"X"):
+            continue
+        for value in environment.split(b"\0"):
+            if value.startswith(begin):
+                _, principal, session, run_id, host = value.decode().split()
+                seen.append(
+                    ProcessSeen(pid=int(name), principal=principal, session=session, run_id=run_id, host_pid=int(host))
+                )
+                break
+    return seen
+
+
+async def note_processes(recorder: Recorder, storm: str) -> None:
+    """Read the list of processes and note it."""
+    began_at = system_clock.monotonic()
+    alive = await asyncio.to_thread(list_processes, storm)
+    recorder.note(ProcessesListed, began_at=began_at, alive=tuple(alive))
+
+
+async def until_gone(recorder: Recorder, storm: str, seconds: float) -> None:
+    """Wait until no process of the storm is left, at most `seconds`, and note the list as it is then."""
+    deadline = system_clock.monotonic() + seconds
+    while await asyncio.to_thread(list_processes, storm) and system_clock.monotonic() < deadline:  # noqa: ASYNC110
+        await asyncio.sleep(0.1)
+    await note_processes(recorder, storm)
+
+
+def in_tree(node: TreeNode) -> int:
+    """Return how many runs, scopes, tasks, threads and processes a tree shows below its sessions."""
+    own = 0 if node.kind in ("host", "session") else 1
+    return own + sum(in_tree(child) for child in node.children)
+
+
+def _children(pid: int) -> Iterator[int]:
+    for task in os.listdir(f"/proc/{pid}/task"):
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
+                children = file.read().split()
+        except OSError:
+            continue  # the thread has ended
+        for child in children:
+            yield int(child)
+
+
+def _connections() -> set[str]:
+    """Return the TCP sockets of this machine, as a process's descriptors name them."""
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(FileNotFoundError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            found.update(f"socket:[{line.split()[9]}]" for line in file.readlines()[1:])
+    return found
+
+
+def _descriptors(pid: int) -> int:
+    """Count open descriptors of a process, but for TCP connections: those are its clients'."""
+    connections = _connections()
+    count = 0
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/{pid}/fd/{descriptor}") not in connections
+    return count
+
+
+def process_figures(pid: int) -> dict[str, int]:
+    """Return threads, descriptors and direct children of a process. Raises `OSError` when it is gone."""
+    return {
+        "threads": len(os.listdir(f"/proc/{pid}/task")),
+        "descriptors": _descriptors(pid),
+        "processes": len(list(_children(pid))),
+    }
+
+
+def own_figures(host: Host, incarnation: int, moment: str, recorder: Recorder) -> None:
+    """Note the figures of a host in this process."""
+    statistics = host.statistics()
+    running: dict[str, int] = {}
+    for run in host.live.values():
+        running[run.actor.principal] = running.get(run.actor.principal, 0) + 1
+    recorder.note(
+        StatisticsRead,
+        incarnation=incarnation,
+        moment=moment,
+        running=statistics.running,
+        waiting=statistics.in_line,
+        in_tree=in_tree(host.tree()),
+        tasks=len(asyncio.all_tasks()),
+        running_of=tuple(sorted(running.items())),
+        **{**process_figures(os.getpid()), "threads": threading.active_count()},
+    )

@@ -1,1 +1,0 @@
-"""The promises that make sense for any agent runtime, tried against an adapter of a few functions."""

@@ -1,0 +1,1 @@
+"""Detectors for tests: leaks, growing memory, blocking calls and network access."""

@@ -1,0 +1,463 @@
+"""Threads of an explored schedule: real ones, of which one at a time runs, and which change places at our primitives.
+
+A *strand* is such a thread. Code of ours that runs in threads gets the primitives of this module in place of the
+interpreter's while it is explored (see `holdfast.testing.explorer.patching`), so that who goes next is one more choice.
+
+Invariants
+
+- Either the loop's thread runs or exactly one strand does; all others wait for their carrier's ``go``. Only the loop's
+  thread chooses: a strand hands back to it at each of its switch points, and first reports whether it could continue.
+- A strand is an actor of the loop. What it chooses from stands in the same list of choices, so it replays and shrinks.
+- The loop's thread may be left in the middle of a step, at a switch point of its own: then only strands go, until it is
+  chosen to continue, or until what it blocks for has come.
+- No switch point lies inside a mutex of the interpreter's own that was made before the test, so none is ever contended;
+  what the test makes itself is ours (see `holdfast.testing.explorer.thread_primitives`).
+- When a schedule is over, each strand that still waits raises `Unwound` until it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+from _thread import LockType, allocate_lock
+from asyncio import events
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.runtime import threads as pool_module
+from holdfast.testing.explorer.failures import Deadlock, NotExplorable
+
+if TYPE_CHECKING:
+    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, Step
+
+__all__ = ["Strand", "Strands", "Unwound", "end_carriers", "strands_here"]
+
+_PATIENCE_S: Final = 30.0
+"""How long, in real time, a strand may take from one switch point to the next."""
+_UNWINDING_TRIES: Final = 100
+_plain_start = pool_module._start_plain
+
+
+class Unwound(BaseException):
+    """The schedule is over, and this thread will never be woken."""
+
+
+class _Carrier:
+    """A real thread that carries strands, one after another."""
+
+    def __init__(self) -> None:
+        self.go: LockType = allocate_lock()
+        self.back: LockType = allocate_lock()
+        self.go.acquire()
+        self.back.acquire()
+        self.work: Callable[[], object] | None = None
+        self.thread = threading.Thread(target=self._carry, name="explored thread", daemon=True)
+        _plain_start(self.thread)
+
+    def _carry(self) -> None:
+        while True:
+            self.go.acquire()
+            work, self.work = self.work, None
+            if work is None:
+                return
+            work()
+            del work
+            self.back.release()
+
+    def end(self) -> None:
+        """Let the thread end; it carries no strand."""
+        self.go.release()
+        self.thread.join()
+
+
+_idle_carriers: list[_Carrier] = []
+_by_thread: dict[int, Strand] = {}
+
+
+def end_carriers() -> None:
+    """End the threads that carry no strand, after an exploration."""
+    while _idle_carriers:
+        _idle_carriers.pop().end()
+
+
+def strands_here() -> Strands | None:
+    """Return the strands of the schedule that this thread belongs to, as its loop or as one of them; None elsewhere."""
+    loop = events._get_running_loop()
+    if loop is not None:
+        return getattr(loop, "strands", None)
+    strand = _by_thread.get(threading.get_ident())
+    return None if strand is None else strand.strands
+
+
+class Strand:
+    """One thread of a schedule.
+
+    Parameters:
+        strands: those of its loop.
+        fn: what it runs.
+        name: for people.
+        must_end: a schedule after which it is still on has failed.
+        thread: what `threading.current_thread` gives there; None for the real one.
+        future: gets its result or error.
+    """
+
+    __slots__ = (
+        "actor", "carrier", "ended", "ending", "fn", "future", "joining", "must_end", "name", "strands", "thread",
+        "timer", "waits_for",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        strands: Strands,
+        fn: Callable[[], object],
+        name: str,
+        *,
+        must_end: bool,
+        thread: object | None = None,
+        future: asyncio.Future[Any] | None = None,
+    ) -> None:
+        self.strands = strands
+        self.fn = fn
+        self.name = name
+        self.must_end = must_end
+        self.thread = thread
+        self.future = future
+        self.actor: Actor = strands.loop._new_actor(None, None)
+        self.actor.strand = self
+        self.carrier: _Carrier | None = None
+        self.ended = False
+        self.ending = False
+        self.joining: dict[Strand, None] = {}
+        self.timer: Step | None = None
+        self.waits_for: object = None
+
+    @property
+    def ident(self) -> int | None:
+        """The identity of the real thread, while there is one."""
+        return None if self.carrier is None else self.carrier.thread.ident
+
+    def described(self) -> str:
+        """Describe its name, what it waits for, and where, innermost last."""
+        why = "" if self.waits_for is None else f", waits for {self.waits_for}"
+        frame = sys._current_frames().get(self.ident) if self.ident is not None else None
+        where = _places(traceback.extract_stack(frame)) if frame is not None else "not started"
+        return f"thread {self.name!r} at {where}{why}"
+
+
+def _places(stack: traceback.StackSummary) -> str:
+    """Format where a thread is, without what carries it and what stands in for the interpreter's own waits."""
+    beside = (
+        os.path.join(os.path.dirname(__file__), name)
+        for name in ("isolation_guard.py", "patching.py", "runtime_primitives.py", "thread_primitives.py")
+    )
+    ours = {__file__, threading.__file__, sys.modules["contextvars"].__file__, *beside}
+    shown = [entry for entry in stack if entry.filename not in ours]
+    return " > ".join(f"{entry.name} ({os.path.basename(entry.filename)}:{entry.lineno})" for entry in shown[-8:])
+
+
+class Strands:
+    """The threads of one schedule, and what of the runtime there is one of for each process.
+
+    Parameters:
+        loop: whose schedule it is.
+    """
+
+    def __init__(self, loop: ExploredLoop) -> None:
+        self.loop = loop
+        self.all: list[Strand] = []
+        self.running: Strand | None = None
+        self.over = False
+        self.blocked = ""
+        """Where the loop's own thread waits for ever, when it does."""
+        self._own: dict[str, Any] = {}
+        self._context = Context()
+        self._loop_left = False  # the loop's thread is in the middle of a step,
+        self._left_by = loop._running_actor  # of this actor,
+        self._may_go_on = False  # and does not block
+        self._going_on: Step | None = None
+
+    def start(self, strand: Strand) -> None:
+        """Let a new one run from now on."""
+        self.all.append(strand)
+        self._let_go(strand)
+        self.pause()
+
+    def unretrieved(self) -> list[dict[str, Any]]:
+        """Return errors of threads whose result was never retrieved."""
+        return [
+            {
+                "message": f"thread {strand.name!r} failed and its result was never retrieved",
+                "exception": strand.future.exception(),
+            }
+            for strand in self.all
+            if strand.future is not None and strand.future.done() and strand.future._log_traceback
+        ]
+
+    def left(self) -> list[Strand]:
+        """Return the strands that are not over."""
+        return [strand for strand in self.all if not strand.ended]
+
+    def the_only(self, what: str, make: Callable[[], Any]) -> Any:
+        """Return this schedule's own instance of what exists once per process."""
+        found = self._own.get(what)
+        if found is None:
+            found = self._own[what] = make()
+        return found
+
+    # switch points, on any thread of the schedule
+
+    def pause(self) -> None:
+        """Let others go before the caller."""
+        strand = self.running
+        loop = self.loop
+        if strand is None:
+            if self.all and loop._stepping and not self._loop_left:
+                self._switch(may_go_on=True)
+        elif not strand.ending:
+            if not loop._runnable and not self._loop_left and loop._clock is None and loop.steps < loop.max_steps:
+                loop.steps += 1  # no other could go
+                return
+            self._let_go(strand)
+            if not self._goes_on(strand):
+                self._hand_back(strand)
+
+    def wait(
+        self, ready: Callable[[], object], waiting: dict[Strand, None], what: object, timeout_s: float | None
+    ) -> bool:
+        """Block the caller until ``ready()``; False when the time is over first.
+
+        Parameters:
+            ready: looked at again whenever `wake` was called with ``waiting``.
+            waiting: the strands that wait for the same.
+            what: what is waited for, named in a deadlock.
+            timeout_s: in virtual seconds; None waits for as long as it takes.
+        """
+        loop = self.loop
+        until = None if timeout_s is None else loop._now + timeout_s
+        strand = self.running
+        if strand is None:
+            return self._block_loop(ready, what, until)
+        while not ready():
+            if strand.ending:
+                raise Unwound
+            if until is not None and loop._now >= until:
+                return False
+            waiting[strand] = None
+            strand.waits_for = what
+            if until is not None:
+                strand.timer = self._new_step(strand, until)
+                loop._set_timer(strand.timer)
+            self._hand_back(strand)
+            strand.waits_for = strand.timer = None
+            waiting.pop(strand, None)
+        return True
+
+    def wake(self, waiting: dict[Strand, None]) -> None:
+        """Let all of these look again."""
+        if not self.over:
+            for strand in waiting:
+                self._let_go(strand)
+        waiting.clear()
+
+    def sleep(self, delay_s: float) -> None:
+        """`time.sleep`; on the loop's own thread time does not pass, but others may go."""
+        if self.running is None or delay_s <= 0:
+            self.pause()
+        else:
+            self.wait(bool, {}, f"{delay_s:g} s to pass", delay_s)
+
+    # on a strand
+
+    def _goes_on(self, strand: Strand) -> bool:
+        """Choose who goes next as the loop's thread would, and whether it is this one: that saves two hand-overs."""
+        loop = self.loop
+        if loop.halted is not None or (self._loop_left and not self._may_go_on):
+            return False  # a loop that blocks checks by itself whether it can continue
+        try:
+            if self._loop_left:
+                offered = self._offered()
+            else:
+                if loop._stale:
+                    loop._drop_cancelled()
+                offered = loop._runnable if loop._clock is None else loop._with_clock(loop._runnable)
+            step = offered[loop._next_of(offered)]
+            if step.actor is not strand.actor:
+                loop.chosen = step
+                return False
+            loop._take(_at(loop._runnable, step))
+            loop._count(strand.actor)
+        except Exception as error:
+            loop.halt(error)
+            return False
+        loop.recent.append(strand.actor)
+        return True
+
+    def _hand_back(self, strand: Strand) -> None:
+        carrier = strand.carrier
+        assert carrier is not None
+        carrier.back.release()
+        carrier.go.acquire()
+        if strand.ending:
+            raise Unwound
+
+    def _run(self, strand: Strand) -> None:
+        """Run a strand from start to end, on its thread."""
+        me = threading.get_ident()
+        _by_thread[me] = strand
+        try:
+            Context().run(strand.fn)
+        except Unwound:
+            pass
+        except BaseException as error:
+            text = f"thread {strand.name!r} raised {type(error).__name__}: {error}"
+            self.loop.call_exception_handler({"message": text, "exception": error})
+        finally:
+            del _by_thread[me]
+            strand.ended = True
+            strand.fn = _nothing
+            self.wake(strand.joining)
+
+    # on the loop's thread
+
+    def _new_step(self, strand: Strand, when: float = 0.0) -> Step:
+        return self.loop._new_step(when, self._resume, (strand,), self._context, strand.actor)
+
+    def _let_go(self, strand: Strand) -> None:
+        if strand.timer is not None:
+            strand.timer.cancel()  # also when it has fired: one step lets it go
+        self.loop._make_runnable(self._new_step(strand))
+
+    def _resume(self, strand: Strand) -> None:
+        """Let a strand run to its next switch point. The callback of its steps."""
+        loop = self.loop
+        carrier = strand.carrier
+        if carrier is None:
+            carrier = strand.carrier = self._take_carrier()
+            carrier.work = lambda: self._run(strand)
+            carrier.thread.name = strand.name
+        before, loop._running_actor = loop._running_actor, strand.actor
+        self.running = strand
+        came_back = False
+        try:
+            carrier.go.release()
+            came_back = carrier.back.acquire(timeout=_PATIENCE_S)
+        finally:
+            self.running = None
+            loop._running_actor = before
+            if not came_back:
+                strand.ended = True  # as far as this schedule goes; its real thread is given up
+        if not came_back:
+            loop.halt(
+                NotExplorable(
+                    f"{strand.described()}: it has been there for {_PATIENCE_S:g} s of real time, so it waits for "
+                    "something that no schedule can bring about (a lock, an event or a queue that was made outside of "
+                    "the explored test, a file, a socket); make locks and queues inside the test function, "
+                    "give it an in-memory double for the rest, or test that part with asyncio.run; races between "
+                    "threads on objects made outside are found by frontrun"
+                )
+            )
+        elif strand.ended:
+            strand.carrier = None
+            _idle_carriers.append(carrier)
+
+    def _take_carrier(self) -> _Carrier:
+        if _idle_carriers:
+            return _idle_carriers.pop()
+        events._set_running_loop(None)  # so that no thread of the schedule starts it
+        try:
+            return _Carrier()
+        finally:
+            events._set_running_loop(self.loop)
+
+    def _switch(self, *, may_go_on: bool) -> bool:
+        """Let strands go in the middle of a step, until the loop's thread is chosen; or one of them, if it may not
+        continue. False when none can."""
+        loop = self.loop
+        runnable = loop._runnable
+        if loop.halted is not None:
+            raise loop.halted
+        self._loop_left = True
+        self._may_go_on = may_go_on
+        self._left_by = loop._running_actor
+        try:
+            while True:
+                offered = self._offered()
+                if not offered:
+                    return False
+                at = loop._next_of(offered)
+                strand = offered[at].actor.strand
+                if strand is None:
+                    return False
+                step = loop._take(_at(runnable, offered[at]))
+                loop._count(step.actor)
+                loop.recent.append(step.actor)
+                self._resume(strand)
+                if loop.halted is not None:
+                    raise loop.halted
+                if not may_go_on:
+                    return True
+        finally:
+            self._loop_left = False
+
+    def _offered(self) -> list[Step]:
+        """Return who can go in the middle of a step of the loop."""
+        loop = self.loop
+        if loop._stale:
+            loop._drop_cancelled()
+        offered = [step for step in loop._runnable if step.actor.strand is not None]
+        if offered and self._may_go_on:
+            offered.insert(0, self._own_step())
+        return offered
+
+    def _own_step(self) -> Step:
+        loop = self.loop
+        if self._going_on is None:
+            self._going_on = loop._new_step(0.0, _nothing, (), self._context, self._left_by)
+        self._going_on.actor = self._left_by
+        self._going_on.born = loop.steps
+        self._going_on.since = loop._now
+        return self._going_on
+
+    def _block_loop(self, ready: Callable[[], object], what: object, until: float | None) -> bool:
+        loop = self.loop
+        while not ready():
+            if self._switch(may_go_on=False):
+                continue
+            when = loop._next_timer()
+            if until is not None and (when is None or when > until):
+                loop._now = max(loop._now, until)
+                return False
+            if when is None:
+                self.blocked = f"the loop's own thread at {_places(traceback.extract_stack())}, waits for {what}"
+                loop.halt(Deadlock())
+                raise Deadlock
+            loop._pass_time()
+        return True
+
+    def unwind(self) -> None:
+        """End what still waits: the schedule is over."""
+        self.over = True
+        for strand in self.all:
+            strand.ending = True
+            for _ in range(_UNWINDING_TRIES):
+                if strand.ended:
+                    break
+                if strand.carrier is None:
+                    strand.ended = True  # it never began
+                else:
+                    self._resume(strand)
+        self.all.clear()
+        self._own.clear()
+        self._going_on = None
+
+
+def _at(steps: Sequence[Step], wanted: Step) -> int:
+    return next(at for at, step in enumerate(steps) if step is wanted)
+
+
+def _nothing() -> None:
+    """Do nothing: the work of an ended strand."""

@@ -1,0 +1,40 @@
+"""Counts how many different states an exploration has been in, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["States"]
+
+_KEPT = 1 << 18
+
+
+class States:
+    """How many different numbers were noted: exact up to a quarter of a million, estimated within 1 % above.
+
+    When too many are kept, only every second one is from then on (those whose last bit is 0, then the last two bits,
+    and so on), and the count is what is kept, times how many each stands for.
+    """
+
+    def __init__(self, kept: int = _KEPT) -> None:
+        self._limit = kept
+        self._mask = 0
+        self._seen: set[int] = set()
+
+    def note(self, states: Iterable[int]) -> None:
+        """Note that these states were visited."""
+        if self._mask:
+            mask = self._mask
+            states = [state for state in states if not state & mask]
+        self._seen.update(states)
+        while len(self._seen) > self._limit:
+            self._mask = mask = self._mask * 2 + 1
+            self._seen = {state for state in self._seen if not state & mask}
+
+    @property
+    def exact(self) -> bool:
+        """Whether the count is exact, and not an estimate."""
+        return not self._mask
+
+    def __len__(self) -> int:
+        return len(self._seen) * (self._mask + 1)

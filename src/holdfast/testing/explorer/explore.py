@@ -1,0 +1,285 @@
+"""Run an async test under many schedules, and return the numbers that replay the one that failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from holdfast.protocol.branches import is_seconds
+from holdfast.testing.explorer.coverage import States
+from holdfast.testing.explorer.explored_loop import Chooser, ExploredLoop
+from holdfast.testing.explorer.isolation_guard import collect_some_garbage, garbage_left, real_world_closed
+from holdfast.testing.explorer.patching import swapped_in
+from holdfast.testing.explorer.replay import Replay
+from holdfast.testing.explorer.schedule import NOT_REPEATED, Outcome, run_one
+from holdfast.testing.explorer.shrinker import shrink as shrunk_choices
+from holdfast.testing.explorer.strategies import (
+    ExhaustiveChooser,
+    NearChooser,
+    PctChooser,
+    RandomChooser,
+    ReplayChooser,
+)
+from holdfast.testing.explorer.virtual_loop import VirtualLoop
+
+__all__ = ["Report", "explore", "run_virtual"]
+
+T = TypeVar("T")
+
+_CHOOSERS = ("random", "pct", "exhaustive")
+_TASKS = ("ordinary", "eager")
+_MAX_STEPS = 20_000
+_SHRINKING_RUNS = 300
+_SHRINKING_STEPS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Coverage of an exploration that found no failure.
+
+    A *state* is how many steps each task, and the callbacks of each task, have taken so far; two schedules that come to
+    it in different orders count it once. Equal states may still hold other values, so this is a lower bound.
+
+    Parameters:
+        schedules: how many were run.
+        distinct: how many of them differ.
+        exhausted: whether every possible schedule was run (only the exhaustive chooser can tell).
+        states: different states that were visited.
+        states_exact: whether ``states`` is exact; above about 260,000 it is an estimate.
+        steps: steps taken in all.
+        choices: steps that were chosen from two or more.
+        longest: the most choices in one schedule.
+        elapsed_s: real time, in seconds.
+    """
+
+    schedules: int
+    distinct: int
+    exhausted: bool
+    states: int
+    states_exact: bool
+    steps: int
+    choices: int
+    longest: int
+    elapsed_s: float
+
+    @property
+    def schedules_per_s(self) -> float:
+        """Speed, in schedules per second of real time."""
+        return self.schedules / self.elapsed_s if self.elapsed_s else 0.0
+
+    def __str__(self) -> str:
+        end = "all there are" if self.exhausted else f"{self.distinct:,} different"
+        about = "" if self.states_exact else "about "
+        return (
+            f"{self.schedules:,} schedules ({end}), {about}{self.states:,} states, {self.choices:,} choices, "
+            f"{self.schedules_per_s:,.0f} schedules/s"
+        )
+
+
+def explore(
+    test: Callable[[], Coroutine[Any, Any, object]],
+    *,
+    schedules: int = 300,
+    chooser: Literal["random", "pct", "exhaustive"] = "random",
+    seed: int = 0,
+    depth: int = 3,
+    replay: Sequence[int] | Replay | None = None,
+    max_steps: int = _MAX_STEPS,
+    late_s: float = 0.0,
+    tasks: Literal["ordinary", "eager"] = "ordinary",
+    shrink: bool = True,
+) -> Report:
+    """Run ``test()`` on a fresh loop for each schedule, and fail with the first schedule that fails, made short.
+
+    A schedule fails when the test raises, a callback raises, nothing can run any more, it does not end, tasks are left
+    over, or a task failed and its result was never retrieved. Time is virtual. Each failure is repeated once to see
+    that the test is deterministic, and so is the 1st, 2nd, 4th, 8th … schedule that passes. Call it outside of any
+    running loop.
+
+    Parameters:
+        test: makes the coroutine; called anew for each schedule, inside the running loop.
+        schedules: maximum number to run. With ``exhaustive``, see ``Report.exhausted`` for whether those were all.
+        chooser: ``random``, ``pct`` (for orders that random choice rarely finds) or ``exhaustive`` (small models that
+            do not wait in a loop).
+        seed: for ``random`` and ``pct``; the same seed gives the same schedules.
+        depth: for ``pct``: how many orderings the bug needs.
+        replay: the numbers of a `ScheduleFailure`, or its ``recorded``; runs this one schedule only. A `Replay` brings
+            its own ``max_steps``, ``late_s`` and ``tasks``.
+        max_steps: a longer schedule fails as a livelock.
+        late_s: how late a step may be, in virtual seconds after it could run. With 0, time passes only when nothing
+            can run; with more, deadlines within that time may overtake work that could still be done.
+        tasks: ``eager``: a new task takes its first step at once, as with `asyncio.eager_task_factory`; on each
+            version of Python.
+        shrink: run the test up to 300 times more (100,000 steps in all) to find a simpler schedule with the same
+            failure.
+
+    Raises:
+        ScheduleFailure: a schedule failed; its ``__cause__`` is the test's exception.
+        ValueError: ``schedules``, ``depth`` or ``max_steps`` is below 1, ``late_s`` is not a duration, a number of
+            ``replay`` is below 0, or ``chooser`` or ``tasks`` is unknown.
+        TypeError: ``test`` makes no coroutine, ``replay`` is not a list of numbers, or a number is not an integer.
+        BaseException: anything but an `Exception`, unchanged: a time limit of pytest ends the exploration and is not a
+            finding. What ``pytest.fail`` and ``pytest.raises`` raise in the test is one.
+    """
+    __tracebackhide__ = True
+    if not callable(test):
+        raise TypeError(
+            f"explore() takes an `async def` without calling it, as it is called for each schedule; got {test!r}"
+        )
+    for name, number in (("schedules", schedules), ("depth", depth), ("max_steps", max_steps)):
+        if not isinstance(number, int):
+            raise TypeError(f"{name} is {number!r}; it must be a whole number")
+        if number < 1:
+            raise ValueError(f"{name} is {number}; it must be at least 1")
+    if not is_seconds(late_s):
+        raise ValueError(f"late_s is {late_s!r}; it must be a number of seconds, 0 or more")
+    for name, value, known in (("chooser", chooser, _CHOOSERS), ("tasks", tasks, _TASKS)):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")
+    if isinstance(replay, Replay):
+        max_steps, late_s, tasks = replay.max_steps, replay.late_s, replay.tasks
+    elif replay is not None:
+        _check_numbers(replay)
+
+    def run(picker: Chooser) -> Outcome:
+        return run_one(ExploredLoop(picker, max_steps=max_steps, late_s=late_s, tasks=tasks), test, picker)
+
+    exhaustive: ExhaustiveChooser | None = None
+    picker: Chooser
+    if replay is not None:
+        schedules = 1
+        picker = ReplayChooser(list(replay.choices if isinstance(replay, Replay) else replay))
+        label = "replay"
+    elif chooser == "exhaustive":
+        picker = exhaustive = ExhaustiveChooser()
+        label = "exhaustive"
+    elif chooser == "pct":
+        picker = PctChooser(depth, seed)
+        label = f"pct, depth {depth}, seed {seed}"
+    else:
+        picker = RandomChooser(seed)
+        label = f"random, seed {seed}"
+
+    began = time.perf_counter()
+    count = steps = choices = longest = 0
+    seen: set[int] = set()
+    states = States()
+    with real_world_closed(), swapped_in(), garbage_left():
+        while count < schedules and picker.begin():
+            collect_some_garbage()
+            outcome = run(picker)
+            count += 1
+            steps += outcome.steps
+            choices += len(outcome.choices)
+            longest = max(longest, len(outcome.choices))
+            states.note(outcome.states)
+            if exhaustive is None:
+                seen.add(hash(tuple(outcome.choices)))
+            if outcome.foreign:
+                assert outcome.error is not None
+                raise outcome.error
+            is_sample = count & (count - 1) == 0 and replay is None
+            if (outcome.failed or is_sample) and outcome.kind not in NOT_REPEATED:
+                outcome = outcome.compared_with(run(ReplayChooser(outcome.choices)))
+            if outcome.failed:
+                shrunk = ""
+                if shrink and replay is None and outcome.kind not in NOT_REPEATED:
+                    outcome, shrunk = _made_short(outcome, run)
+                again_with = "".join(
+                    f"{name}={value!r}, "
+                    for name, value, usual in (
+                        ("late_s", late_s, 0.0),
+                        ("tasks", tasks, "ordinary"),
+                        ("max_steps", max_steps, _MAX_STEPS),
+                    )
+                    if value != usual
+                )
+                recorded = Replay(
+                    test=_name_of(test),
+                    choices=tuple(outcome.choices),
+                    late_s=late_s,
+                    tasks=tasks,
+                    max_steps=max_steps,
+                    kind=outcome.kind,
+                    text=outcome.text,
+                )
+                if isinstance(replay, Replay) and outcome.kind == "nondeterminism" and (new := replay.changed_since()):
+                    outcome.text += f". The replay is of other versions: {new}"
+                raise outcome.failure(
+                    schedules=count, label=label, again_with=again_with, shrunk=shrunk, recorded=recorded
+                ) from outcome.error
+    return Report(
+        schedules=count,
+        distinct=len(seen) if exhaustive is None else count,
+        exhausted=exhaustive is not None and exhaustive.exhausted,
+        states=len(states),
+        states_exact=states.exact,
+        steps=steps,
+        choices=choices,
+        longest=longest,
+        elapsed_s=time.perf_counter() - began,
+    )
+
+
+def _made_short(outcome: Outcome, run: Callable[[Chooser], Outcome]) -> tuple[Outcome, str]:
+    """Return the simplest outcome found that fails in the same way, and how it was found, for people."""
+    best, wanted, steps = outcome, outcome.signature, 0
+
+    def attempt(candidate: Sequence[int]) -> Sequence[int] | None:
+        nonlocal best, steps
+        if steps >= _SHRINKING_STEPS:
+            return None
+        found = run(NearChooser(candidate))
+        steps += found.steps
+        if found.signature != wanted:
+            return None
+        best = found
+        return found.choices
+
+    shrunk = shrunk_choices(outcome.choices, attempt, runs=_SHRINKING_RUNS)
+    if best is outcome:
+        return outcome, ""
+    # What was found last may be no simpler than what is kept.
+    best = run(ReplayChooser(shrunk.choices))
+    if best.signature != wanted:
+        return outcome, ""
+    return best, f"; {len(outcome.choices)} choices made {len(shrunk.choices)} by {shrunk.runs} more runs"
+
+
+def _check_numbers(replay: Sequence[int]) -> None:
+    if not all(type(choice) is int for choice in replay):
+        raise TypeError(
+            f"replay is {replay!r}; it must be the list of numbers that a failure prints, or Replay.load(path)"
+        )
+    if any(choice < 0 for choice in replay):
+        raise ValueError(f"replay is {replay!r}; its numbers must be 0 or more")
+
+
+def _name_of(test: Callable[..., object]) -> str:
+    return f"{getattr(test, '__module__', '?')}:{getattr(test, '__qualname__', repr(test))}"
+
+
+def run_virtual(coro: Coroutine[Any, Any, T], *, max_steps: int = 1_000_000) -> T:
+    """Run one coroutine in asyncio's own order on virtual time, and return its result.
+
+    ``asyncio.sleep(3600)`` takes no time; ``loop.time()`` moves by an hour. ``await asyncio.sleep(0.001)`` is
+    "until all others wait". Executor calls work, and time stands still meanwhile; sockets and processes do not.
+
+    Parameters:
+        coro: runs as the task ``main``.
+        max_steps: a longer run fails as a livelock.
+
+    Raises:
+        ScheduleFailure: deadlock, livelock, tasks left over, errors in callbacks or in tasks that were never awaited.
+        BaseException: whatever the coroutine raises, as it is.
+    """
+    outcome = run_one(VirtualLoop(max_steps=max_steps), lambda: coro, None)
+    if outcome.kind == "error":
+        assert outcome.error is not None
+        raise outcome.error
+    if outcome.failed:
+        raise outcome.failure() from outcome.error
+    result: T = outcome.result
+    return result

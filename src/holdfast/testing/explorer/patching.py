@@ -1,0 +1,301 @@
+"""Gives code that runs in threads the primitives of a schedule while it is explored.
+
+The runtime's own code gets those of `holdfast.testing.explorer.runtime_primitives`, all other code those of
+`holdfast.testing.explorer.thread_primitives`: in `threading` and `queue`, and wherever a module outside of the standard
+library imported them by name.
+
+Invariants
+
+- Only names of modules and `Event.is_set` are replaced, and each is put back when the exploration is over.
+- A replaced name looks at the thread that uses it: outside of a schedule it is what it was before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sys
+import threading
+import time
+from _thread import LockType
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Final, TypeVar
+
+from holdfast.errors import Interrupted
+from holdfast.runtime import adoption, interrupt, interrupt_dispatch, once, scope_state, threads
+from holdfast.storage import checkpoints, sqlite, writer
+from holdfast.testing.explorer.controlled_threads import Strand, Unwound, end_carriers, strands_here
+from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
+from holdfast.testing.explorer.thread_primitives import (
+    REAL_LOCK,
+    REAL_RLOCK,
+    REAL_SIMPLE_QUEUE,
+    OwnLock,
+    OwnRLock,
+    OwnSimpleQueue,
+    look,
+)
+
+__all__ = ["start_thread", "swapped_in"]
+
+T = TypeVar("T")
+
+_monotonic, _sleep = time.monotonic, time.sleep
+_is_set_plain = threading.Event.is_set
+_start_plain = threads._start_plain
+_shared_threads = threads.shared_threads
+
+
+def start_thread(fn: Callable[..., T], /, *values: Any, name: str | None = None) -> asyncio.Future[T]:
+    """Run ``fn(*values)`` as a thread of the explored schedule; await the result.
+
+    It is a real thread, and only it or the loop or another one of the schedule runs at a time. Others may go where it
+    uses a primitive of the runtime: an `Interrupt`'s blocking waits, a scope, a `BoundedQueue`, hand-overs to the loop;
+    where it uses a lock, condition, event, semaphore, barrier or queue of `threading` and `queue` that was made in the
+    test; and where it waits for one that was made before, or sleeps. The schedule fails when the test ends before it.
+
+    Parameters:
+        fn: a plain function.
+        values: its arguments.
+        name: for people; default: the function's.
+
+    Awaiting it raises what ``fn`` raised; for `StopIteration`, and for what is neither an `Exception` nor
+    `holdfast.errors.Interrupted`, a `RuntimeError` with it as its cause.
+
+    Raises:
+        RuntimeError: no schedule is explored here.
+    """
+    strands = strands_here()
+    if strands is None:
+        raise RuntimeError("start_thread starts a thread of an explored schedule: call it in a test under explore()")
+    loop = strands.loop
+    future: asyncio.Future[T] = loop.create_future()
+    label = name or str(getattr(fn, "__qualname__", type(fn).__name__))
+
+    def run() -> None:
+        try:
+            result = fn(*values)
+        except Unwound:
+            raise
+        except BaseException as error:
+            loop.call_soon_threadsafe(_fail, future, _carried(error, label))
+        else:
+            loop.call_soon_threadsafe(_succeed, future, result)
+
+    strands.start(Strand(strands, run, label, must_end=True, future=future))
+    return future
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _carried(error: BaseException, label: str) -> BaseException:
+    """Return the error as a future can carry it: a call for exit would end the loop that awaits it."""
+    if isinstance(error, (Exception, Interrupted)) and not isinstance(error, StopIteration):
+        return error
+    instead = RuntimeError(f"thread {label!r} raised {type(error).__name__}: {error}")
+    instead.__cause__ = error
+    return instead
+
+
+def _fail(future: asyncio.Future[Any], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+class _Threading:
+    """The module `threading`, for code of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name)
+
+    @staticmethod
+    def Lock() -> Any:
+        """Return a lock of the schedule, if one is explored here."""
+        strands = strands_here()
+        return REAL_LOCK() if strands is None else Lock(strands)
+
+    @staticmethod
+    def RLock() -> Any:
+        """Return a re-entrant lock of the schedule, if one is explored here."""
+        strands = strands_here()
+        return REAL_RLOCK() if strands is None else RLock(strands)
+
+    @staticmethod
+    def Thread(*, target: Callable[..., object], name: str, **options: Any) -> Any:
+        """Return a thread of the schedule, if one is explored here."""
+        strands = strands_here()
+        if strands is None:
+            return threading.Thread(target=target, name=name, **options)
+        return Thread(strands, target, name, **options)
+
+    @staticmethod
+    def current_thread() -> Any:
+        """Return the thread of the schedule that runs here, or the real one."""
+        strands = strands_here()
+        strand = None if strands is None else strands.running
+        return threading.current_thread() if strand is None or strand.thread is None else strand.thread
+
+
+class _Time:
+    """The module `time`, for code of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    @staticmethod
+    def monotonic() -> float:
+        """Return the schedule's time, if one is explored here."""
+        return _now()
+
+    @staticmethod
+    def sleep(delay_s: float) -> None:
+        """Let the schedule's time pass, if one is explored here."""
+        strands = strands_here()
+        if strands is None:
+            _sleep(delay_s)
+        else:
+            strands.sleep(delay_s)
+
+
+class _Queue:
+    """The module `queue`, for code of ours."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(queue, name)
+
+    @staticmethod
+    def SimpleQueue() -> Any:
+        """Return a queue of the schedule, if one is explored here."""
+        strands = strands_here()
+        return REAL_SIMPLE_QUEUE() if strands is None else SimpleQueue(strands)
+
+
+class _Dispatcher:
+    """The dispatcher thread of the schedule, if one is explored here, or the real one."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        strands = strands_here()
+        if strands is None or strands.over:
+            return getattr(self._real, name)
+        return getattr(strands.the_only("dispatcher", interrupt_dispatch._Dispatcher), name)
+
+
+def _now() -> float:
+    strands = strands_here()
+    return _monotonic() if strands is None else strands.loop.time()
+
+
+def _gate() -> Any:
+    strands = strands_here()
+    if strands is None:
+        return REAL_LOCK()
+    if strands.running is None:
+        strands.loop._refuse(
+            "Interrupt.wait_blocking and sleep_blocking stop the whole loop; use `await interrupt.wait()` and "
+            "`await interrupt.sleep(…)` on a loop, these are for threads (holdfast.testing.start_thread)"
+        )
+    return Lock(strands)
+
+
+def _gate_of_condition() -> LockType | Lock:
+    strands = strands_here()
+    return REAL_LOCK() if strands is None or strands.running is None else Lock(strands, quiet=True)
+
+
+def _is_set(event: threading.Event) -> bool:
+    look(event._cond)  # type: ignore[attr-defined]
+    return _is_set_plain(event)
+
+
+def _start(thread: Any) -> None:
+    if isinstance(thread, Thread):
+        thread.start()
+    else:
+        _start_plain(thread)
+
+
+def _threads_here() -> threads.ThreadPool:
+    strands = strands_here()
+    if strands is None:
+        return _shared_threads()
+    pool: threads.ThreadPool = strands.the_only("threads", lambda: threads.ThreadPool(name="holdfast-shared"))
+    return pool
+
+
+_threading, _time, _queue = _Threading(), _Time(), _Queue()
+_SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
+    (threads, "threading", _threading),
+    (threads, "_start_plain", _start),
+    (scope_state, "threading", _threading),
+    (scope_state, "shared_threads", _threads_here),
+    (adoption, "shared_threads", _threads_here),
+    (once, "threading", _threading),
+    (interrupt, "allocate_lock", _gate),
+    (interrupt_dispatch, "threading", _threading),
+    (interrupt_dispatch, "queue", _queue),
+    (interrupt_dispatch, "time", _time),
+    (checkpoints, "threading", _threading),
+    (checkpoints, "SimpleQueue", _queue.SimpleQueue),
+    (writer, "threading", _threading),
+    (writer, "time", _time),
+    (writer, "SimpleQueue", _queue.SimpleQueue),
+    (sqlite, "threading", _threading),
+    (sqlite, "SimpleQueue", _queue.SimpleQueue),
+    (sqlite, "system_clock", _time),
+    # What the interpreter's own conditions, events, queues and futures wait with.
+    (threading, "_allocate_lock", _gate_of_condition),
+    (threading, "_time", _now),
+    (queue, "time", _now),
+    # What code outside of the runtime makes.
+    (threading, "Lock", OwnLock),
+    (threading, "RLock", OwnRLock),
+    (threading.Event, "is_set", _is_set),
+    (queue, "SimpleQueue", OwnSimpleQueue),
+)
+
+
+def _imported_by_name() -> list[tuple[ModuleType, str, Any]]:
+    """Return the names outside of the standard library and the runtime that stand for what is replaced."""
+    instead = {
+        id(REAL_LOCK): OwnLock,
+        id(REAL_RLOCK): OwnRLock,
+        id(REAL_SIMPLE_QUEUE): OwnSimpleQueue,
+        id(_sleep): time.sleep,
+    }
+    modules: list[Any] = list(sys.modules.values())
+    return [
+        (module, name, instead[id(value)])
+        for module in modules
+        if isinstance(module, ModuleType) and not _is_left_alone(module.__name__)
+        for name, value in list(vars(module).items())
+        if id(value) in instead
+    ]
+
+
+def _is_left_alone(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top == "holdfast" or (top in sys.stdlib_module_names and top != "__main__")
+
+
+@contextmanager
+def swapped_in() -> Iterator[None]:
+    """Replace the names for an exploration."""
+    dispatcher = interrupt_dispatch.dispatcher
+    changes = (*_SWAPPED, (interrupt_dispatch, "dispatcher", _Dispatcher(dispatcher)), *_imported_by_name())
+    before = [getattr(module, name) for module, name, _ in changes]
+    for module, name, instead in changes:
+        setattr(module, name, instead)
+    try:
+        yield
+    finally:
+        for (module, name, _), old in zip(changes, before, strict=True):
+            setattr(module, name, old)
+        end_carriers()

@@ -1,0 +1,82 @@
+"""A failing schedule as a file: its choices, the test they belong to, and what it was recorded with."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+import holdfast
+
+__all__ = ["Replay"]
+
+_FORMAT = "holdfast-replay-1"
+
+
+def _versions() -> dict[str, str]:
+    return {"holdfast": holdfast.__version__, "python": platform.python_version()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """One schedule of one test, to be run again with ``explore(test, replay=…)`` or ``pytest --explore-replay FILE``.
+
+    Parameters:
+        test: which test: pytest's node id, or ``module:name``.
+        choices: which of the steps that could run was taken, wherever there were at least two.
+        late_s: as it was given to `explore`.
+        tasks: as it was given to `explore`.
+        max_steps: as it was given to `explore`.
+        kind: how the schedule failed; see `ScheduleFailure`.
+        text: the same, for people.
+        versions: of Holdfast and Python, when it was recorded.
+    """
+
+    test: str
+    choices: tuple[int, ...]
+    late_s: float = 0.0
+    tasks: Literal["ordinary", "eager"] = "ordinary"
+    max_steps: int = 20_000
+    kind: str = ""
+    text: str = ""
+    versions: dict[str, str] = field(default_factory=_versions)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as JSON, and return where."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"format": _FORMAT, **asdict(self)}, indent=1) + "\n", "utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Replay:
+        """Read what `save` wrote.
+
+        Raises:
+            ValueError: the file is not a replay, or its format is unknown to this version.
+            OSError: it cannot be read.
+        """
+        known = {one.name for one in fields(cls)}
+        try:
+            read = json.loads(Path(path).read_text("utf-8"))
+            if read.pop("format") != _FORMAT or set(read) != known:
+                raise ValueError("another format")
+            choices = tuple(read.pop("choices"))
+            if not all(type(choice) is int and choice >= 0 for choice in choices):
+                raise ValueError("choices are numbers from 0 on")
+            if read["tasks"] not in ("ordinary", "eager") or not isinstance(read["versions"], dict):
+                raise ValueError("tasks are ordinary or eager, versions a table")
+            return cls(choices=choices, **read)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is not a replay file of this version ({_FORMAT}): {error!r}; run the test again for a new one"
+            ) from error
+
+    def changed_since(self) -> str:
+        """Return the versions that changed since the recording, for people; empty when none did."""
+        now = _versions()
+        return ", ".join(
+            f"{name} was {then}, is {now[name]}" for name, then in self.versions.items() if now.get(name, then) != then
+        )

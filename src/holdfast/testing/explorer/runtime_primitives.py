@@ -1,0 +1,199 @@
+"""The primitives that the runtime's own code gets while it is explored: each use of one is a switch point."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.testing.explorer.controlled_threads import Strand, Strands, Unwound
+
+__all__ = ["Lock", "RLock", "SimpleQueue", "Thread"]
+
+
+class Lock:
+    """`threading.Lock` for the threads of a schedule.
+
+    Parameters:
+        strands: those of the schedule.
+        quiet: only waiting for it is a switch point, not taking and releasing it. Conditions wait with such locks.
+    """
+
+    __slots__ = ("_locked", "_owner", "_quiet", "_strands", "_waiting")
+
+    def __init__(self, strands: Strands, *, quiet: bool = False) -> None:
+        self._strands = strands
+        self._quiet = quiet
+        self._locked = False
+        self._owner: Strand | None = None
+        self._waiting: dict[Strand, None] = {}
+
+    def __str__(self) -> str:
+        if self._quiet:
+            return "a condition, an event, a queue or a future"
+        if not self._locked:
+            return "a lock that is free"
+        return "a lock that the loop has" if self._owner is None else f"a lock that thread {self._owner.name!r} has"
+
+    def _free(self) -> bool:
+        return not self._locked
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it; times in virtual seconds."""
+        strands = self._strands
+        if not self._quiet:
+            strands.pause()
+        if self._locked and self._quiet and strands.over:
+            raise Unwound  # a loop around a condition would never end
+        must_wait = self._locked and not strands.over
+        if must_wait and not (
+            blocking and strands.wait(self._free, self._waiting, self, None if timeout < 0 else timeout)
+        ):
+            return False
+        self._locked = True
+        self._owner = strands.running
+        return True
+
+    def release(self) -> None:
+        """Give it back, from any thread.
+
+        Raises:
+            RuntimeError: it is not held.
+        """
+        if not self._locked:
+            raise RuntimeError("release unlocked lock")
+        self._locked = False
+        self._strands.wake(self._waiting)
+        if not self._quiet:
+            self._strands.pause()
+
+    def locked(self) -> bool:
+        """Whether it is held."""
+        return self._locked
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RLock:
+    """`threading.RLock` for the threads of a schedule."""
+
+    __slots__ = ("_depth", "_lock")
+
+    def __init__(self, strands: Strands) -> None:
+        self._lock = Lock(strands)
+        self._depth = 0
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it once more."""
+        lock = self._lock
+        if not (lock._locked and lock._owner is lock._strands.running) and not lock.acquire(blocking, timeout):
+            return False
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        """Give it back once.
+
+        Raises:
+            RuntimeError: this thread does not have it.
+        """
+        if not self._depth or self._lock._owner is not self._lock._strands.running:
+            raise RuntimeError("cannot release un-acquired lock")
+        self._depth -= 1
+        if not self._depth:
+            self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class SimpleQueue:
+    """`queue.SimpleQueue` for the threads of a schedule."""
+
+    __slots__ = ("_items", "_strands", "_waiting")
+
+    def __init__(self, strands: Strands) -> None:
+        self._strands = strands
+        self._items: deque[Any] = deque()
+        self._waiting: dict[Strand, None] = {}
+
+    def __str__(self) -> str:
+        return "an empty queue"
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Hand an item over."""
+        self._items.append(item)
+        self._strands.wake(self._waiting)
+        self._strands.pause()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Take the first item.
+
+        Raises:
+            queue.Empty: the queue is empty, and no item came in time.
+        """
+        self._strands.pause()
+        if not self._items and block:
+            self._strands.wait(lambda: self._items, self._waiting, self, timeout)
+        if not self._items:
+            raise queue.Empty
+        return self._items.popleft()
+
+    def get_nowait(self) -> Any:
+        """Take the first item, if there is one."""
+        return self.get(block=False)
+
+    def empty(self) -> bool:
+        """Whether it is empty."""
+        return not self._items
+
+    def qsize(self) -> int:
+        """Return the number of items."""
+        return len(self._items)
+
+
+class Thread:
+    """`threading.Thread` for the threads of a schedule."""
+
+    def __init__(
+        self,
+        strands: Strands,
+        target: Callable[..., object],
+        name: str,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        daemon: bool | None = None,
+    ) -> None:
+        self.name = name
+        self.daemon = daemon
+        self._strands = strands
+        self._strand: Strand | None = None
+        self._target = lambda: target(*args, **(kwargs or {}))
+
+    @property
+    def ident(self) -> int | None:
+        """The identity of the real thread, while there is one."""
+        return None if self._strand is None else self._strand.ident
+
+    def start(self) -> None:
+        """Let it run from now on."""
+        self._strand = Strand(self._strands, self._target, self.name, must_end=False, thread=self)
+        self._strands.start(self._strand)
+
+    def is_alive(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self._strand is not None and not self._strand.ended
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end."""
+        strand = self._strand
+        assert strand is not None, "a thread that was not started"
+        self._strands.wait(lambda: strand.ended, strand.joining, f"the end of thread {self.name!r}", timeout)

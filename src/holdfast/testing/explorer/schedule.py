@@ -1,0 +1,310 @@
+"""One schedule: run it, judge how it ended, and see whether the same choices lead to the same end again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import traceback
+from asyncio import events
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from holdfast.errors import Interrupted
+from holdfast.testing.explorer.controlled_threads import strands_here
+from holdfast.testing.explorer.explored_loop import Actor, Chooser, ExploredLoop
+from holdfast.testing.explorer.failures import (
+    Deadlock,
+    Livelock,
+    NotExplorable,
+    ScheduleFailure,
+    show_replay,
+)
+from holdfast.testing.explorer.replay import Replay
+from holdfast.testing.explorer.shrinker import stripped
+from holdfast.testing.explorer.strategies import ReplayMismatch
+from holdfast.testing.explorer.virtual_loop import VirtualLoop
+
+__all__ = ["NOT_REPEATED", "Outcome", "run_one"]
+
+NOT_REPEATED = frozenset({"nondeterminism", "not_explorable"})
+"""Kinds of failure that are not run once more."""
+_SHOWN_STEPS = 40
+_ASYNCIO = os.path.dirname(asyncio.__file__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """One schedule's trace and end. ``kind`` is empty when it passed.
+
+    Parameters:
+        kind: see `ScheduleFailure`.
+        text: what happened, for people.
+        error: what the test raised, or a callback.
+        tasks: the unfinished ones and where they wait.
+        went: who took the last steps, oldest first.
+        result: what the test returned.
+        steps: how many were taken.
+        elapsed_s: how much virtual time passed, in seconds.
+        choices: the index that was picked, wherever there were two steps to choose from.
+        widths: how many there were to choose from, each time.
+        picked: the age of the actor that was picked, each time.
+        actors: all of them, by age.
+        states: after each step, a number for how many steps each actor has taken.
+    """
+
+    kind: Any = ""
+    text: str = ""
+    error: BaseException | None = None
+    tasks: tuple[str, ...] = ()
+    went: tuple[str, ...] = ()
+    result: Any = None
+    steps: int = 0
+    elapsed_s: float = 0.0
+    choices: list[int]
+    widths: list[int]
+    picked: list[int]
+    actors: list[Actor]
+    states: list[int]
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed."""
+        return bool(self.kind)
+
+    @property
+    def foreign(self) -> bool:
+        """Whether the exception is not the test's own: a time limit of pytest, a call for exit."""
+        if self.error is None:
+            return False
+        leaf = _first_leaf(self.error)
+        return not isinstance(leaf, (Exception, asyncio.CancelledError, Interrupted)) and not _is_pytests_failure(leaf)
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Key that equal failures share: the kind, and the type and place of the first error."""
+        leaf = None if self.error is None else _first_leaf(self.error)
+        place = leaf.__traceback__ if leaf is not None else None
+        while place is not None and place.tb_next is not None:
+            place = place.tb_next
+        where = (place.tb_frame.f_code.co_filename, place.tb_lineno) if place is not None else None
+        return self.kind, type(leaf), where
+
+    def failure(
+        self,
+        *,
+        schedules: int = 1,
+        label: str = "",
+        again_with: str = "",
+        shrunk: str = "",
+        recorded: Replay | None = None,
+    ) -> ScheduleFailure:
+        """Return the error that reports it.
+
+        Parameters:
+            schedules: number of schedules that were run, this one included.
+            label: the chooser that made it.
+            again_with: further arguments that `explore` needs for the replay.
+            shrunk: how it was made short, for people.
+            recorded: the replay.
+        """
+        replay = stripped(self.choices)
+        origin = ""
+        if label:
+            again = (
+                "no replay: the same choices need not lead there again"
+                if self.kind == "nondeterminism"
+                else f"to see it again: explore(..., {again_with}replay={show_replay(replay)})"
+            )
+            origin = f"{_told_steps(self.went)}  schedule {schedules} ({label}{shrunk}), {self.steps} steps; {again}"
+        return ScheduleFailure(
+            self.kind,
+            self.text,
+            replay=replay,
+            schedules=schedules,
+            tasks=self.tasks,
+            origin=origin,
+            recorded=recorded,
+        )
+
+    def compared_with(self, again: Outcome) -> Outcome:
+        """Return this outcome, or one that reports that the same choices led elsewhere."""
+        for at, (width, picked) in enumerate(zip(self.widths, self.picked, strict=True)):
+            if at >= len(again.widths):
+                return self._differs(f"the second time it ended before choice {at}")
+            if (width, picked) != (again.widths[at], again.picked[at]):
+                was, now = self.actors[picked].name, again.actors[again.picked[at]].name
+                return self._differs(
+                    f"at choice {at}, first {was} of {width} could run, then {now} of {again.widths[at]}"
+                )
+        if (self.kind, type(self.error)) != (again.kind, type(again.error)) or len(again.widths) != len(self.widths):
+            first, second = (one.text or "it passed" for one in (self, again))
+            return self._differs(f"first: {first}; then: {second}")
+        if self.states != again.states:
+            at = next(
+                (at for at, (was, now) in enumerate(zip(self.states, again.states, strict=False)) if was != now),
+                min(len(self.states), len(again.states)),
+            )
+            was, now = self._who_took(at), again._who_took(at)
+            return self._differs(f"step {at + 1} was taken by {was}, and the second time by {now}")
+        if self.elapsed_s != again.elapsed_s:
+            return self._differs(f"it took {self.elapsed_s!r} s of virtual time, the second time {again.elapsed_s!r} s")
+        return self
+
+    def _who_took(self, at: int) -> str:
+        """Return the name of the actor of a step, found by how the step changed the state."""
+        if at >= len(self.states):
+            return "no actor: it was over"
+        change = self.states[at] ^ (self.states[at - 1] if at else 0)
+        return next(
+            actor.name
+            for actor in self.actors
+            for steps in range(1, actor.steps + 1)
+            if hash((actor.number, steps)) == change
+        )
+
+    def _differs(self, text: str) -> Outcome:
+        return replace(
+            self,
+            kind="nondeterminism",
+            text=f"the test is not deterministic, the same choices led elsewhere: {text}. {_NONDETERMINISM_HINT}",
+            tasks=(),
+        )
+
+
+def _told_steps(went: Sequence[str]) -> str:
+    """Format who went as one line, with a count for repeats in a row."""
+    if not went:
+        return ""
+    runs = [(name, sum(1 for _ in group)) for name, group in groupby(went)]
+    shown = [name if count == 1 else f"{name} ×{count}" for name, count in runs[-_SHOWN_STEPS:]]
+    return f"  who went{' (at the end)' if len(runs) > len(shown) else ''}: {', '.join(shown)}\n"
+
+
+_NONDETERMINISM_HINT = (
+    "Look for state kept between runs, the real clock, randomness, or walking a set of objects; "
+    "make everything inside the test function, take time from the loop or a VirtualClock, and use lists or dicts"
+)
+
+
+def run_one(loop: VirtualLoop, test: Callable[[], Coroutine[Any, Any, Any]], picker: Chooser | None) -> Outcome:
+    """Run ``test()`` on the loop, which is closed afterwards.
+
+    Raises:
+        RuntimeError: a loop is running in this thread already.
+    """
+    if events._get_running_loop() is not None or strands_here() is not None:
+        loop.close()
+        raise RuntimeError("a loop is running already; call explore() and run_virtual() from a plain function")
+    explored = loop if isinstance(loop, ExploredLoop) else None
+    outcome = Outcome(
+        choices=explored.choices if explored else [],
+        widths=explored.widths if explored else [],
+        picked=explored.picked if explored else [],
+        actors=explored.actors if explored else [],
+        states=explored.states if explored else [],
+    )
+    began_at = loop.time()
+    try:
+        try:
+            main = loop.run_main(test)
+        except Deadlock:
+            outcome.kind = "deadlock"
+            outcome.text = "nothing can run and no timer is set, but these wait"
+        except Livelock:
+            outcome.kind = "livelock"
+            outcome.text = f"not over after {loop.max_steps} steps{_busiest(explored)}; these are unfinished"
+        except NotExplorable as error:
+            outcome.kind, outcome.text, outcome.error = "not_explorable", str(error), error
+        except ReplayMismatch as error:
+            outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
+        else:
+            _judge(loop, main, outcome)
+        outcome.steps, outcome.elapsed_s = loop.steps, loop.time() - began_at
+        if outcome.kind in ("deadlock", "livelock", "leak"):
+            outcome.tasks = tuple(loop.described())
+        if explored is not None:
+            outcome.choices, outcome.widths = list(explored.choices), list(explored.widths)
+            outcome.picked, outcome.states = list(explored.picked), list(explored.states)
+            if outcome.failed:
+                outcome.went = tuple(actor.name for actor in explored.recent)
+            if picker is not None and outcome.kind != "nondeterminism":
+                try:
+                    picker.end(explored)
+                except ReplayMismatch as error:
+                    outcome.kind, outcome.text = "nondeterminism", f"{error}. {_NONDETERMINISM_HINT}"
+        loop.unwind()
+    finally:
+        loop.close()
+    return outcome
+
+
+def _judge(loop: VirtualLoop, main: asyncio.Task[Any], outcome: Outcome) -> None:
+    """Fill in how a schedule ended whose main task is done."""
+    if main.cancelled():
+        outcome.kind, outcome.text = "error", "the test was cancelled"
+        outcome.error = asyncio.CancelledError()
+        return
+    error = main.exception()
+    if error is not None:
+        outcome.kind, outcome.error = "error", error
+        outcome.text = _told(error)
+        return
+    outcome.result = main.result()
+    left = loop.left_over()
+    if left:
+        outcome.kind, outcome.text = "leak", f"the test is over, but {left} are not"
+        return
+    troubles = loop.unretrieved()
+    if troubles:
+        first = troubles[0]
+        outcome.error = first.get("exception")
+        outcome.kind = "callback" if "handle" in first else "unretrieved"
+        outcome.text = str(first.get("message", "")) + (f": {outcome.error!r}" if outcome.error is not None else "")
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _is_pytests_failure(error: BaseException) -> bool:
+    """Whether ``pytest.fail`` or ``pytest.raises`` raised it; a time limit that raises the same does not count."""
+    failed = getattr(sys.modules.get("_pytest.outcomes"), "Failed", None)
+    return (
+        failed is not None
+        and isinstance(error, failed)
+        and all(
+            frame.f_globals.get("__name__") != "pytest_timeout" for frame, _ in traceback.walk_tb(error.__traceback__)
+        )
+    )
+
+
+def _told(error: BaseException) -> str:
+    """Format the error in one line; of a group, its first leaf as well."""
+    leaf = _first_leaf(error)
+    return _in_words(error) if leaf is error else f"{_in_words(error)}, first {_in_words(leaf)}"
+
+
+def _in_words(error: BaseException) -> str:
+    """Format its type and text; an error without text (a bare assert, a time-out) gets its place."""
+    name, text = type(error).__name__, str(error)
+    if text:
+        return f"{name}: {text}"
+    shown = [
+        f" in {frame.f_code.co_name} ({os.path.basename(frame.f_code.co_filename)}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if os.path.dirname(frame.f_code.co_filename) != _ASYNCIO
+    ]
+    return name + (shown[-1] if shown else "")
+
+
+def _busiest(loop: ExploredLoop | None) -> str:
+    if loop is None or not loop.recent:
+        return ""
+    names = [actor.name for actor in loop.recent]
+    ranked = sorted(dict.fromkeys(names), key=names.count, reverse=True)[:5]
+    return f" (the last {len(names)} were taken by {', '.join(ranked)})"

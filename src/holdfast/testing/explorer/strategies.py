@@ -1,0 +1,186 @@
+"""Strategies for the next step: random, by priorities that change a few times (PCT), or every possibility in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.testing.explorer.explored_loop import Actor, ExploredLoop, Step
+
+__all__ = ["ExhaustiveChooser", "NearChooser", "PctChooser", "RandomChooser", "ReplayChooser", "ReplayMismatch"]
+
+# Busy waiting is not a livelock: an actor preferred this often in a row is put last, and a step that was runnable for
+# this many steps goes next.
+_IN_A_ROW = 100
+_OVERDUE_STEPS = 1000
+
+
+class ReplayMismatch(Exception):  # noqa: N818
+    """A replayed choice is not on offer: the test behaves differently than when the choices were recorded."""
+
+
+class RandomChooser:
+    """Picks any runnable step, with equal chances.
+
+    Parameters:
+        seed: the same seed gives the same schedules.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def begin(self) -> bool:
+        """Accept one more schedule; there is always another."""
+        return True
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """Pick any step."""
+        return int(self._random() * len(runnable))
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Do nothing: this chooser learns nothing from a schedule."""
+
+
+class PctChooser:
+    """Probabilistic concurrency testing: random priorities, lowered at ``depth - 1`` random moments.
+
+    The actor with the highest priority always goes, so it runs far ahead of the others: that finds orders which a fair
+    choice rarely reaches. The clock (see ``late_s``) gets a new priority each time it was preferred.
+
+    Parameters:
+        depth: how many orderings the bug needs, at most; 3 finds most.
+        seed: the same seed gives the same schedules.
+    """
+
+    def __init__(self, depth: int, seed: int) -> None:
+        self._depth = depth
+        self._random = random.Random(seed)
+        self._length = 20
+        self._priorities: dict[Actor, float] = {}
+        self._changes: set[int] = set()
+        self._made = 0
+        self._lowest = 0.0
+        self._last: Actor | None = None
+        self._in_a_row = 0
+
+    def begin(self) -> bool:
+        """Draw new priorities and new moments of change; there is always another schedule."""
+        self._priorities = {}
+        self._changes = {self._random.randrange(self._length) for _ in range(self._depth - 1)}
+        self._made = 0
+        self._lowest = 0.0
+        self._last = None
+        return True
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """Pick the step with the highest priority; at a moment of change, put that one last."""
+        oldest = runnable[0]
+        if oldest.overdue(_OVERDUE_STEPS):
+            return 0
+        priorities = self._priorities
+        best, best_priority = 0, -1e9
+        for at, step in enumerate(runnable):
+            actor = step.actor
+            priority = priorities.get(actor)
+            if priority is None:
+                priority = priorities[actor] = self._random.random()
+            if priority > best_priority:
+                best, best_priority = at, priority
+        chosen = runnable[best].actor
+        self._in_a_row = self._in_a_row + 1 if chosen is self._last else 1
+        self._last = chosen
+        if self._made in self._changes or self._in_a_row > _IN_A_ROW:
+            self._lowest -= 1.0
+            priorities[chosen] = self._lowest
+            self._in_a_row = 0
+        elif chosen.is_clock:
+            priorities[chosen] = self._random.random()
+        self._made += 1
+        return best
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Learn how long schedules are, to spread the moments of change."""
+        self._length = max(1, len(loop.choices)) if self._length == 20 else max(self._length, len(loop.choices))
+
+
+class ReplayChooser:
+    """Repeats recorded choices, then always takes the first one on offer.
+
+    Parameters:
+        choices: the recorded numbers.
+    """
+
+    def __init__(self, choices: Sequence[int]) -> None:
+        self._choices = choices
+        self._made = 0
+
+    def begin(self) -> bool:
+        """Start again at the first number."""
+        self._made = 0
+        return True
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """Return the recorded number.
+
+        Raises:
+            ReplayMismatch: fewer steps are on offer.
+        """
+        made = self._made
+        self._made = made + 1
+        if made >= len(self._choices):
+            return 0
+        choice = self._choices[made]
+        if choice >= len(runnable):
+            names = ", ".join(step.actor.name for step in runnable)
+            raise ReplayMismatch(f"choice {made} of the replay is {choice}, but only {len(runnable)} can run: {names}")
+        return choice
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Do nothing: this chooser learns nothing from a schedule."""
+
+
+class NearChooser(ReplayChooser):
+    """Repeats choices that may not fit: one that is not on offer becomes the last that is."""
+
+    def pick(self, runnable: Sequence[Step]) -> int:
+        """Return the recorded number, or the nearest one on offer."""
+        made = self._made
+        self._made = made + 1
+        return min(self._choices[made], len(runnable) - 1) if made < len(self._choices) else 0
+
+
+class ExhaustiveChooser(ReplayChooser):
+    """Runs every schedule once, depth first: repeats a prefix, then always takes the first on offer."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self._widths: list[int] = []
+        self._picked: list[int] = []
+        self.exhausted = False
+
+    def begin(self) -> bool:
+        """Take the next prefix; False when every schedule was run."""
+        super().begin()
+        return not self.exhausted
+
+    def end(self, loop: ExploredLoop) -> None:
+        """Find the last choice that has an alternative left.
+
+        Raises:
+            ReplayMismatch: the repeated prefix did not offer what it offered before.
+        """
+        if loop.widths[: len(self._widths)] != self._widths or loop.picked[: len(self._picked)] != self._picked:
+            raise ReplayMismatch("repeating the first choices of an earlier schedule offered other steps than before")
+        choices = list(loop.choices)
+        widths = loop.widths
+        at = len(choices) - 1
+        while at >= 0 and choices[at] + 1 >= widths[at]:
+            at -= 1
+        if at < 0:
+            self.exhausted = True
+            return
+        self._choices = [*choices[:at], choices[at] + 1]
+        self._widths = widths[: at + 1]
+        self._picked = loop.picked[:at]

@@ -1,0 +1,326 @@
+"""The locks and queues that an explored test makes from `threading` and `queue`: each use of one is a switch point.
+
+While an exploration is on, these classes stand where `threading.Lock`, `threading.RLock` and `queue.SimpleQueue` stood
+(see `holdfast.testing.explorer.patching`). `Condition`, `Event`, `Semaphore`, `Barrier`, `Queue` and their relatives
+are written in Python on top of locks, so they follow.
+
+Invariants
+
+- Made outside of a schedule, the interpreter's own object comes out.
+- An object that outlives its schedule (a module's lock made on first use) is free in the next one and belongs to it;
+  used by a thread outside of any schedule, it is the interpreter's own.
+- A lock that a test made itself is held at one switch point at least, so that another thread can find it taken. The
+  mutex inside of a condition or a queue is not: its state is never queried.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from _thread import LockType
+from types import GenericAlias
+from typing import Any, Final
+
+from holdfast.testing.explorer.controlled_threads import Strands, strands_here
+from holdfast.testing.explorer.runtime_primitives import Lock, SimpleQueue
+
+__all__ = ["OwnLock", "OwnRLock", "OwnSimpleQueue", "look"]
+
+REAL_LOCK: Final = threading.Lock
+REAL_RLOCK: Final = threading.RLock
+REAL_SIMPLE_QUEUE: Final = queue.SimpleQueue
+_REAL_TYPES: Final[dict[str, type]] = {
+    "OwnLock": type(threading.Lock()),
+    "OwnRLock": type(threading.RLock()),
+    "OwnSimpleQueue": queue.SimpleQueue,
+}
+_INNER: Final = frozenset({"queue", "threading"})
+_making: Final = threading.Lock()
+
+
+class _StandIn(type):
+    """The type of a class that stands in for one of the interpreter's: instances of that count as its own."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        real = _REAL_TYPES.get(cls.__name__)
+        return super().__instancecheck__(instance) or (real is not None and isinstance(instance, real))
+
+
+def _schedule_here() -> Strands | None:
+    """Return the strands to make an object for, if any."""
+    strands = strands_here()
+    return None if strands is None or strands.over else strands
+
+
+def _moves_to(strands: Strands, here: Strands | None) -> bool:
+    """Whether an object of these strands is used in a later schedule."""
+    return here is not None and strands.over and not here.over
+
+
+class OwnLock(Lock, metaclass=_StandIn):
+    """`threading.Lock` as an explored test gets it."""
+
+    __slots__ = ("__weakref__", "_found_held", "_real_one")
+
+    def __new__(cls, *, found_held: bool | None = None) -> Any:
+        """Return one of the schedule, or the interpreter's own outside of one."""
+        return REAL_LOCK() if _schedule_here() is None else object.__new__(cls)
+
+    def __init__(self, *, found_held: bool | None = None) -> None:
+        strands = strands_here()
+        assert strands is not None
+        super().__init__(strands)
+        self._found_held = sys._getframe(1).f_globals["__name__"] not in _INNER if found_held is None else found_held
+        self._real_one: LockType | None = None
+
+    def __str__(self) -> str:
+        owner = self._owner
+        if self._locked and owner is not None and owner.ended:
+            return f"a lock that thread {owner.name!r} took and did not release before it ended"
+        return super().__str__()
+
+    def _in_schedule(self) -> bool:
+        """Whether a thread of the schedule uses it; moves it to a later schedule."""
+        here = strands_here()
+        if here is self._strands:
+            return True
+        if not _moves_to(self._strands, here):
+            return False
+        assert here is not None
+        self._strands, self._locked, self._owner, self._waiting = here, False, None, {}
+        return True
+
+    def _real(self) -> LockType:
+        with _making:
+            if self._real_one is None:
+                self._real_one = REAL_LOCK()
+            return self._real_one
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it; times in virtual seconds.
+
+        Raises:
+            ValueError: a negative timeout, or one without blocking.
+        """
+        if not self._in_schedule():
+            return self._real().acquire(blocking, timeout)
+        if timeout != -1 and not blocking:
+            raise ValueError("can't specify a timeout for a non-blocking call")
+        if timeout < 0 and timeout != -1:
+            raise ValueError("timeout value must be a non-negative number")
+        return super().acquire(blocking, timeout)
+
+    def release(self) -> None:
+        """Give it back, from any thread.
+
+        Raises:
+            RuntimeError: it is not locked.
+        """
+        strands = self._strands
+        if not self._in_schedule():
+            if self._locked and not self._real().locked():
+                self._locked = False  # taken in a schedule that is over
+            else:
+                self._real().release()
+        elif strands.over:
+            self._locked = False  # any thread that took it meanwhile is ended, too
+        else:
+            if self._found_held and self._locked:
+                strands.pause()
+            super().release()
+
+    def locked(self) -> bool:
+        """Whether it is held."""
+        if not self._in_schedule():
+            return self._real().locked()
+        self._strands.pause()
+        return self._locked
+
+    def _is_owned(self) -> bool:
+        # What a condition asks before it wakes or waits: not a switch point.
+        return self._locked if self._in_schedule() else self._real().locked()
+
+    def _at_fork_reinit(self) -> None:
+        self._locked, self._owner, self._real_one = False, None, None
+
+    def __repr__(self) -> str:
+        return f"<explored {'locked' if self._locked else 'unlocked'} threading.Lock>"
+
+
+class OwnRLock(metaclass=_StandIn):
+    """`threading.RLock` as an explored test gets it."""
+
+    __slots__ = ("__weakref__", "_depth", "_lock", "_real_one")
+
+    def __new__(cls) -> Any:
+        """Return one of the schedule, or the interpreter's own outside of one."""
+        return REAL_RLOCK() if _schedule_here() is None else object.__new__(cls)
+
+    def __init__(self) -> None:
+        self._lock: OwnLock = OwnLock(found_held=sys._getframe(1).f_globals["__name__"] not in _INNER)
+        self._depth = 0
+        self._real_one: Any = None
+
+    def _in_schedule(self) -> bool:
+        strands = self._lock._strands
+        inside = self._lock._in_schedule()
+        if self._lock._strands is not strands:
+            self._depth = 0
+        return inside
+
+    def _real(self) -> Any:
+        with _making:
+            if self._real_one is None:
+                self._real_one = REAL_RLOCK()
+            return self._real_one
+
+    def _mine(self) -> bool:
+        lock = self._lock
+        return lock._locked and lock._owner is lock._strands.running
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take it once more; times in virtual seconds."""
+        if not self._in_schedule():
+            return bool(self._real().acquire(blocking, timeout))
+        if self._mine():
+            self._pause()
+        else:
+            if not self._lock.acquire(blocking, timeout):
+                return False
+            self._depth = 0
+        self._depth += 1
+        return True
+
+    def release(self) -> None:
+        """Give it back once.
+
+        Raises:
+            RuntimeError: this thread does not hold it.
+        """
+        if not self._in_schedule():
+            self._real().release()
+            return
+        if not self._mine():
+            if self._lock._strands.over:
+                return  # another thread that is being ended took it
+            raise RuntimeError("cannot release un-acquired lock")
+        self._depth -= 1
+        if self._depth:
+            self._pause()
+        else:
+            self._lock.release()
+
+    def _pause(self) -> None:
+        # Taking it once more is invisible, but not what the thread did before and does then.
+        if self._lock._found_held:
+            self._lock._strands.pause()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = "locked" if self._lock._locked else "unlocked"
+        return f"<explored {state} threading.RLock, taken {self._depth} times>"
+
+    # what a condition does with it
+
+    def _is_owned(self) -> bool:
+        return self._mine() if self._in_schedule() else bool(self._real()._is_owned())
+
+    def _release_save(self) -> Any:
+        if not self._in_schedule():
+            return self._real()._release_save()
+        if not self._mine():
+            raise RuntimeError("cannot release un-acquired lock")
+        depth, self._depth = self._depth, 0
+        self._lock.release()
+        return depth
+
+    def _acquire_restore(self, saved: Any) -> None:
+        if not self._in_schedule():
+            self._real()._acquire_restore(saved)
+            return
+        self._lock.acquire()
+        self._depth = saved
+
+    def _at_fork_reinit(self) -> None:
+        self._depth, self._real_one = 0, None
+        self._lock._at_fork_reinit()
+
+
+class OwnSimpleQueue(SimpleQueue, metaclass=_StandIn):
+    """`queue.SimpleQueue` as an explored test gets it."""
+
+    __slots__ = ("__dict__", "__weakref__", "_real_one")
+    __class_getitem__: Any = classmethod(GenericAlias)
+
+    def __new__(cls) -> Any:
+        """Return one of the schedule, or the interpreter's own outside of one; of a subclass always one of it."""
+        is_plain = cls is OwnSimpleQueue
+        return REAL_SIMPLE_QUEUE() if is_plain and _schedule_here() is None else object.__new__(cls)
+
+    def __init__(self) -> None:
+        strands = strands_here()
+        super().__init__(strands)  # type: ignore[arg-type]
+        self._real_one: queue.SimpleQueue[Any] = REAL_SIMPLE_QUEUE()
+
+    def _in_schedule(self) -> bool:
+        here = strands_here()
+        strands: Strands | None = self._strands
+        if here is strands:
+            return here is not None
+        if here is None or not (strands is None or _moves_to(strands, here)):
+            return False
+        self._strands, self._waiting = here, {}
+        while not self._real_one.empty():
+            self._items.append(self._real_one.get_nowait())
+        return True
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Hand an item over."""
+        if not self._in_schedule():
+            self._real_one.put(item)
+            return
+        self._strands.pause()
+        super().put(item)
+
+    def put_nowait(self, item: Any) -> None:
+        """Hand an item over."""
+        self.put(item)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Take the first item; times in virtual seconds.
+
+        Raises:
+            queue.Empty: the queue is empty, and no item came in time.
+            ValueError: the timeout is negative.
+        """
+        if block and timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        if self._in_schedule():
+            return super().get(block, timeout)
+        if self._items:
+            return self._items.popleft()  # from a schedule that is over
+        return self._real_one.get(block, timeout)
+
+    def empty(self) -> bool:
+        """Whether it is empty."""
+        return not self.qsize()
+
+    def qsize(self) -> int:
+        """Return the number of items."""
+        if not self._in_schedule():
+            return len(self._items) + self._real_one.qsize()
+        self._strands.pause()
+        return len(self._items)
+
+
+def look(condition: threading.Condition) -> None:
+    """Let others go before a thread looks at what this condition guards without taking its lock."""
+    lock = getattr(condition, "_lock", None)
+    if type(lock) is OwnLock and lock._in_schedule():
+        lock._strands.pause()

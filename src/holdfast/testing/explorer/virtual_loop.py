@@ -1,0 +1,324 @@
+"""An event loop without I/O on virtual time, in asyncio's own order.
+
+Invariants:
+
+- A loop runs one handle per iteration. Time passes only when nothing can run: it jumps to the next timer.
+- `VirtualLoop` runs handles strictly in asyncio's order. Foreign threads may call `call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import heapq
+import sys
+import threading
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple
+
+from holdfast.testing.explorer.failures import Deadlock, Livelock, NotExplorable, describe_task
+
+__all__ = ["VirtualLoop"]
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
+
+_START_S = 1_000.0
+_SAME_INSTANT_S = 1e-9
+# How long, in real time, a stuck loop waits for a thread to wake it: one that began after the loop did or runs an
+# executor call; one that was there before, and may have nothing to do with it.
+_PATIENCE_S = 10.0
+_PATIENCE_WITH_OLD_THREADS_S = 1.0
+_MANY_CANCELLED = 100
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An asyncio loop in asyncio's own order, without I/O, on virtual time.
+
+    ``time()`` stands still while anything can run and jumps to the next timer otherwise. Executor calls run in real
+    threads; time does not jump while one is on.
+
+    Parameters:
+        max_steps: `Livelock` is raised when more handles than this have run.
+    """
+
+    virtual = True
+    """Tells the runtime not to watch this loop by the real clock, and not to look for programs that it starts."""
+
+    if TYPE_CHECKING:  # missing from the type stubs of asyncio's base class
+        _asyncgens: set[object]
+        _check_closed: Callable[[], None]
+        _closed: bool
+        _asyncgen_firstiter_hook: Callable[..., Any]
+        _asyncgen_finalizer_hook: Callable[..., Any]
+        _thread_id: int | None
+
+    def __init__(self, *, max_steps: int = 1_000_000) -> None:
+        super().__init__()
+        self.steps = 0
+        self.max_steps = max_steps
+        self.errors: list[dict[str, Any]] = []
+        self._home = threading.get_ident()
+        self._now = _START_S
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers_made = 0
+        self._timers_cancelled = 0
+        self._threads_busy = 0
+        self._inbox: deque[asyncio.Handle] = deque()
+        self._bell = threading.Event()
+        self._old_threads: frozenset[threading.Thread] = frozenset()
+        self._fifo: deque[asyncio.Handle] = deque()
+
+    # time
+
+    def time(self) -> float:
+        """Return virtual seconds; starts at 1000."""
+        return self._now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Like asyncio's; timers of one instant fire in the order in which they were set."""
+        timer = self._make_timer(when, callback, args, context)
+        self._set_timer(timer)
+        return timer
+
+    def _set_timer(self, timer: asyncio.TimerHandle) -> None:
+        self._timers_made += 1
+        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._timers, (timer.when(), self._timers_made, timer))
+
+    def _make_timer(
+        self, when: float, callback: Callable[..., object], args: Sequence[Any], context: Context | None
+    ) -> asyncio.TimerHandle:
+        return asyncio.TimerHandle(when, callback, args, self, context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._timers_cancelled += 1
+        if self._timers_cancelled > _MANY_CANCELLED and self._timers_cancelled * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def _next_timer(self) -> float | None:
+        timers = self._timers
+        while timers and timers[0][2].cancelled():
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        return timers[0][0] if timers else None
+
+    def _pass_time(self) -> bool:
+        """Jump to the next timer and make all timers of that instant runnable; False without a timer."""
+        when = self._next_timer()
+        if when is None:
+            return False
+        self._now = max(self._now, when)
+        last = self._now + _SAME_INSTANT_S
+        timers = self._timers
+        while timers and timers[0][0] <= last:
+            timer = heapq.heappop(timers)[2]
+            if timer.cancelled():
+                self._timers_cancelled -= 1
+            else:
+                timer._scheduled = False  # type: ignore[attr-defined]
+                self._make_runnable(timer)
+        return True
+
+    # handles
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Like asyncio's, but refuses other threads, also outside of debug mode."""
+        self._check_closed()
+        if threading.get_ident() != self._home:
+            self._refuse("call_soon was called from another thread; use call_soon_threadsafe")
+        handle = asyncio.Handle(callback, args, self, context)
+        self._fifo.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        """Like asyncio's."""
+        if threading.get_ident() == self._home:
+            return self.call_soon(callback, *args, context=context)
+        self._check_closed()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._inbox.append(handle)
+        self._bell.set()
+        return handle
+
+    def _make_runnable(self, handle: asyncio.Handle) -> None:
+        self._fifo.append(handle)
+
+    def _run_once(self) -> None:
+        self._count_step()
+        while self._inbox:
+            self._fifo.append(self._inbox.popleft())
+        if not self._fifo:
+            if self._threads_busy or self._next_timer() is None:
+                # Only another thread can continue; give it real time.
+                if not self._bell.wait(self._patience_s()):
+                    raise Deadlock
+                self._bell.clear()
+                return
+            self._pass_time()
+        handle = self._fifo.popleft()
+        if not handle.cancelled():
+            handle._run()
+
+    def _patience_s(self) -> float:
+        if self._threads_busy or not self._old_threads.issuperset(threading.enumerate()):
+            return _PATIENCE_S
+        return _PATIENCE_WITH_OLD_THREADS_S if len(self._old_threads) > 1 else 0.0
+
+    def _count_step(self) -> None:
+        self.steps += 1
+        if self.steps > self.max_steps:
+            raise Livelock
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
+        """Like asyncio's; time stands still until the call is over."""
+        future = super().run_in_executor(executor, func, *args)
+        self._threads_busy += 1
+        future.add_done_callback(self._thread_done)
+        return future
+
+    def _thread_done(self, _: object) -> None:
+        self._threads_busy -= 1
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep what asyncio would only log, so that the run fails."""
+        self.errors.append(context)
+
+    # running
+
+    def run_main(self, test: Callable[[], Coroutine[Any, Any, Any]]) -> asyncio.Task[Any]:
+        """Run ``test()`` as the task ``main`` until it is done, then what can still run at that instant.
+
+        Returns the main task.
+
+        Raises:
+            Deadlock: nothing can run and no timer is set.
+            Livelock: ``max_steps`` were taken.
+            NotExplorable: a real thread, process or socket was used.
+            TypeError: ``test()`` does not make a coroutine.
+        """
+        main: list[asyncio.Task[Any]] = []
+
+        def begin() -> None:
+            coro = test()
+            if not asyncio.iscoroutine(coro):
+                raise TypeError(f"a coroutine was expected, as an `async def` makes it; the test made {coro!r}")
+            main.append(self.create_task(coro, name="main"))
+
+        self._note_threads()
+        self._inside(lambda: copy_context().run(begin), lambda: main[0].done())
+        self._settle()
+        return main[0]
+
+    def _note_threads(self) -> None:
+        self._old_threads = frozenset(threading.enumerate())
+
+    def _settle(self) -> None:
+        """Let what can still run at this instant end, in asyncio's order; no time passes."""
+        if self._can_run():
+            self._inside(lambda: None, lambda: not self._can_run())
+
+    def _can_run(self) -> bool:
+        return bool(self._fifo or self._inbox)
+
+    def unwind(self, steps: int = 10_000) -> None:
+        """Cancel what is left and let it end, so that nothing is destroyed while it is pending."""
+        self.max_steps = self.steps + steps
+        left = self.unfinished()
+
+        def begin() -> None:
+            for task in left:
+                task.cancel()
+            if self._asyncgens:
+                left.append(self.create_task(self.shutdown_asyncgens(), name="close generators"))
+
+        if not left and not self._asyncgens:
+            return
+        try:
+            self._inside(begin, lambda: all(task.done() for task in left))
+        except (Deadlock, Livelock, NotExplorable):
+            pass  # the failure that led here is reported; what resists is dropped silently
+        for task in left:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def unfinished(self) -> list[asyncio.Task[Any]]:
+        """Return the tasks of this loop that are not done."""
+        return list(asyncio.all_tasks(self))
+
+    def left_over(self) -> str:
+        """Describe what the test left over and should not have, for people."""
+        left = len(self.unfinished())
+        return f"{left} of its tasks" if left else ""
+
+    def described(self) -> list[str]:
+        """Describe the unfinished tasks and where each waits."""
+        return [describe_task(task) for task in self.unfinished()]
+
+    def unretrieved(self) -> list[dict[str, Any]]:
+        """Return errors from callbacks, and from finished tasks whose result was never retrieved."""
+        gc.collect()
+        return self.errors
+
+    def _inside(self, begin: Callable[[], None], finished: Callable[[], bool]) -> None:
+        self._check_closed()
+        hooks = sys.get_asyncgen_hooks()
+        self._thread_id = self._home
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(
+            firstiter=self._asyncgen_firstiter_hook,
+            finalizer=self._asyncgen_finalizer_hook,
+        )
+        run_once = self._run_once
+        try:
+            begin()
+            while not finished():
+                run_once()
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(None)
+            self._thread_id = None
+
+    # what this loop does not have
+
+    def _process_events(self, event_list: object) -> None:
+        """Do nothing: this loop has no selector."""
+
+    def _write_to_self(self) -> None:
+        self._bell.set()
+
+    def _refuse(self, text: str) -> NoReturn:
+        raise NotExplorable(text)
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refused(self: VirtualLoop, *args: Any, **kwargs: Any) -> Any:
+        self._refuse(
+            f"loop.{name} needs real input and output, which a virtual loop does not have; "
+            "hand the code under test an in-memory double (a queue, a StreamReader fed by the test, store memory://), "
+            "or run this test with asyncio.run"
+        )
+
+    refused.__name__ = name
+    return refused
+
+
+for _name in (
+    "add_reader", "remove_reader", "add_writer", "remove_writer", "add_signal_handler",
+    "sock_recv", "sock_recv_into", "sock_recvfrom", "sock_sendall", "sock_sendto", "sock_connect", "sock_accept",
+    "create_connection", "create_server", "create_unix_connection", "create_unix_server", "create_datagram_endpoint",
+    "connect_accepted_socket", "start_tls", "sendfile", "sock_sendfile", "connect_read_pipe", "connect_write_pipe",
+    "subprocess_exec", "subprocess_shell", "getaddrinfo", "getnameinfo",
+):  # fmt: skip
+    setattr(VirtualLoop, _name, _refusing(_name))

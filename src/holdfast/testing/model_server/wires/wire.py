@@ -1,0 +1,102 @@
+"""Interface of a wire protocol, and the functions that all of them share."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.protocol.messages import Attachment
+from holdfast.protocol.model import CallPart, ModelRequest, Part
+
+__all__ = ["NAME", "Wire", "arguments_text", "attachment_of", "data_line", "event_lines", "first_objection", "text_of"]
+
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What a tool may be called."""
+
+
+class Wire(Protocol):
+    """One answer in one protocol, made for each request.
+
+    Parameters:
+        body: the request's JSON object.
+        number: makes the ids of the answer differ from those of others.
+    """
+
+    def __init__(self, body: dict[str, Any], number: int) -> None: ...
+
+    def objection(self) -> str | None:
+        """Return why the provider would refuse the request with status 400, or None."""
+        ...
+
+    def request(self) -> ModelRequest:
+        """Return the request in our own types."""
+        ...
+
+    def start(self) -> bytes:
+        """Return the bytes before the first part."""
+        ...
+
+    def part(self, part: Part) -> bytes:
+        """Return the bytes of a part; of an `EndPart`, all that ends the answer in order."""
+        ...
+
+    def broken(self, message: str) -> bytes:
+        """Return an error inside a stream that had begun well."""
+        ...
+
+    @staticmethod
+    def key_of(headers: Mapping[str, str]) -> str | None:
+        """Return the key that came with the request."""
+        ...
+
+    @staticmethod
+    def error(status: int, message: str) -> bytes:
+        """Return the body of an answer with an error status."""
+        ...
+
+
+def first_objection(body: dict[str, Any], objections: Callable[[dict[str, Any]], Iterator[str]]) -> str | None:
+    """Return the provider's first objection to a request, or None; an error while reading it counts too."""
+    if body.get("stream") is not True:
+        return "this server answers in streams only: send 'stream': true"
+    try:
+        return next(objections(body), None)
+    except (AttributeError, KeyError, TypeError) as error:
+        return f"a message does not have the form of the API: {error!r}"
+
+
+def text_of(content: Any) -> str:
+    """Return the text of a message's content, which is a text or a list of blocks."""
+    if isinstance(content, list):
+        return "".join(block["text"] for block in content if block["type"] == "text")
+    return content or ""
+
+
+def attachment_of(media_type: str, data: str) -> Attachment:
+    """Return the attachment whose bytes a request carries in base64."""
+    try:
+        content = base64.b64decode(data, validate=True)
+    except binascii.Error:
+        content = data.encode()
+    return Attachment(digest=hashlib.sha256(content).hexdigest(), media_type=media_type, size_bytes=len(content))
+
+
+def arguments_text(part: CallPart) -> str:
+    """Return the arguments of a call as JSON, or as the text that they are."""
+    return part.arguments if isinstance(part.arguments, str) else msgspec.json.encode(part.arguments).decode()
+
+
+def data_line(value: dict[str, Any]) -> bytes:
+    """Return an SSE frame without an event name."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+
+
+def event_lines(kind: str, value: dict[str, Any]) -> bytes:
+    """Return an SSE frame whose event name is its ``type`` too."""
+    return f"event: {kind}\n".encode() + data_line({"type": kind, **value})

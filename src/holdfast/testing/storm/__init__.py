@@ -1,1 +1,0 @@
-"""The storm: a load that double-texts, interrupts, disconnects and kills, and records what everybody saw."""

@@ -1,0 +1,1 @@
+"""Conformance suites for what plugs into Holdfast: stores, models, agents and channels."""

@@ -1,0 +1,383 @@
+"""Conformance suite for the channels' port (`holdfast.channels.port`): run it on your own channel.
+
+With pytest::
+
+    @pytest.mark.parametrize("check", CHANNEL_CHECKS, ids=lambda check: check.__name__)
+    def test_my_channel_conforms(check, tmp_path):
+        run_channel_check(check, lambda: MyNetwork(tmp_path))
+
+A subject makes a `Network`: a small network of the channel's kind, in which the suite plays the people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import structs
+
+from holdfast.channels.port import Channel, Delivery, Incoming
+from holdfast.errors import DeliveryFailed
+from holdfast.testing.detectors.leaks import Inventory
+from holdfast.testing.suites.check_runner import run_check
+
+__all__ = ["CHANNEL_CHECKS", "ChannelCheck", "ChannelSubject", "Copy", "Network", "run_channel_check"]
+
+_PATIENCE_S = 5.0
+_QUIET_S = 0.1
+"""How long to wait for what must not come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A delivery as people see it: its text without the mark, and whether it is marked as a possible repeat."""
+
+    content: str
+    repeat: bool = False
+
+
+class Network(Protocol):
+    """A network of the kind that the channel speaks to, from the side of its people."""
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Two addresses that exist."""
+        ...
+
+    def channel(self) -> Channel:
+        """Return a new channel to this network, for the same account each time, as after a restart."""
+        ...
+
+    async def write(self, address: str, content: str) -> str:
+        """Write as a person, and return the ``incoming_id`` that the network assigned."""
+        ...
+
+    async def copies(self, address: str) -> Sequence[Copy]:
+        """Return what the channel showed the people at that address, oldest first."""
+        ...
+
+    def outage(self) -> AbstractAsyncContextManager[None]:
+        """Take the network down within the block."""
+        ...
+
+
+ChannelSubject = Callable[[], AbstractAsyncContextManager[Network]]
+"""Context manager that starts a network for the block."""
+ChannelCheck = Callable[[ChannelSubject], Awaitable[None]]
+"""A rule for channels. Raises `AssertionError` with the problem."""
+
+_CHECKS: list[ChannelCheck] = []
+
+
+def run_channel_check(check: ChannelCheck, subject: ChannelSubject) -> None:
+    """Run one check on an event loop of its own, for 30 seconds at most.
+
+    Raises:
+        AssertionError: the channel breaks the port's rules; a note names the rule.
+        TimeoutError: the check did not end.
+    """
+    run_check(check, subject, port="holdfast/channels/port.py")
+
+
+def _check(check: ChannelCheck) -> ChannelCheck:
+    _CHECKS.append(check)
+    return check
+
+
+class _Inbox:
+    """Inbox that takes messages as a host does."""
+
+    def __init__(self) -> None:
+        self.taken: list[Incoming] = []
+        self.refuses = 0
+        self.held = asyncio.Event()
+        self.held.set()
+        self.began = 0
+        self.overlapped = False
+        self._at_work: set[str] = set()
+
+    async def receive(self, incoming: Incoming) -> None:
+        """Take the message once permitted; raise if the check wants a refusal."""
+        address = incoming.address
+        self.overlapped = self.overlapped or address in self._at_work
+        self._at_work.add(address)
+        self.began += 1
+        try:
+            await self.held.wait()
+            if self.refuses:
+                self.refuses -= 1
+                raise ConnectionError("it was not taken")
+            self.taken.append(incoming)
+        finally:
+            self._at_work.discard(address)
+
+    def of(self, address: str) -> list[Incoming]:
+        """Return the messages from that address, each id once, in order of first arrival."""
+        return list({one.incoming_id: one for one in self.taken if one.address == address}.values())
+
+    async def until(self, seen: Callable[[], bool], what: str) -> None:
+        """Wait until `seen()` is true. Raises `AssertionError` with `what` otherwise."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S):
+                while not seen():  # noqa: ASYNC110 - the people's side has no events
+                    await asyncio.sleep(0.002)
+        assert seen(), f"{what}; timed out after {_PATIENCE_S:g} s; taken: {[one.content for one in self.taken]}"
+
+
+@contextlib.asynccontextmanager
+async def _open(network: Network, inbox: _Inbox) -> AsyncIterator[Channel]:
+    channel = network.channel()
+    async with channel.open(inbox.receive):
+        yield channel
+
+
+async def _deliver(channel: Channel, delivery: Delivery) -> None:
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await channel.deliver(delivery)
+    except DeliveryFailed as error:
+        raise AssertionError(f"a delivery failed on a working network: {error}") from error
+    except TimeoutError:
+        raise AssertionError(f"a delivery on a working network took longer than {_PATIENCE_S:g} s") from None
+
+
+# ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_check
+async def what_people_write_comes_in_with_its_address_and_id(subject: ChannelSubject) -> None:
+    """Text arrives unchanged, whatever its letters and lines, also if written while the channel was down."""
+    texts = ("before", "grüße\nin two lines 👋", "x" * 2000)
+    async with subject() as network:
+        inbox = _Inbox()
+        here, there = network.addresses[:2]
+        ids = [await network.write(here, texts[0])]
+        async with _open(network, inbox) as channel:
+            assert isinstance(channel, Channel), "a channel has a name, open and deliver"
+            ids += [await network.write(here, text) for text in texts[1:]]
+            other = await network.write(there, "elsewhere")
+            await inbox.until(lambda: len(inbox.of(here)) == 3 and bool(inbox.of(there)), "four messages should come")
+        assert [one.content for one in inbox.of(here)] == list(texts), (
+            f"came in: {[one.content for one in inbox.of(here)]}"
+        )
+        assert [one.incoming_id for one in inbox.of(here)] == ids, "the ids are not the network's"
+        assert [one.incoming_id for one in inbox.of(there)] == [other], "a message came in under another address"
+
+
+@_check
+async def messages_of_one_address_come_in_order_and_one_by_one(subject: ChannelSubject) -> None:
+    """While a message is being taken, the next one of its address waits and does not overtake it."""
+    async with subject() as network:
+        inbox = _Inbox()
+        here = network.addresses[0]
+        inbox.held.clear()
+        async with _open(network, inbox):
+            written = [f"number {n}" for n in range(10)]
+            for text in written:
+                await network.write(here, text)
+            await inbox.until(lambda: inbox.began > 0, "the first message should come")
+            await asyncio.sleep(_QUIET_S)
+            assert not inbox.overlapped, f"{inbox.began} messages of one address are being taken at the same time"
+            inbox.held.set()
+            await inbox.until(lambda: len(inbox.of(here)) == 10, "all messages should come")
+        assert [one.content for one in inbox.of(here)] == written
+
+
+@_check
+async def what_was_not_taken_comes_again_under_its_id(subject: ChannelSubject) -> None:
+    """A message whose `receive` raised is not acknowledged: it comes again, in its place, and none is lost."""
+    async with subject() as network:
+        inbox = _Inbox()
+        here = network.addresses[0]
+        inbox.refuses = 2
+        async with _open(network, inbox):
+            ids = [await network.write(here, f"number {n}") for n in range(3)]
+            await inbox.until(lambda: len(inbox.of(here)) == 3, "what was refused should come again")
+        assert [one.incoming_id for one in inbox.of(here)] == ids, "the order changed, or the ids did"
+
+
+@_check
+async def what_was_being_taken_when_the_channel_ended_comes_again(subject: ChannelSubject) -> None:
+    """A message is acknowledged after `receive` has returned: a stop in between loses nothing."""
+    async with subject() as network:
+        inbox = _Inbox()
+        here = network.addresses[0]
+        inbox.held.clear()
+        async with _open(network, inbox):
+            written = await network.write(here, "hello")
+            await inbox.until(lambda: inbox.began == 1, "the message should come")
+        assert not inbox.taken
+        inbox.held.set()
+        async with _open(network, inbox):
+            await inbox.until(lambda: bool(inbox.taken), "the message should come again after the restart")
+        assert inbox.taken[0].incoming_id == written, "it came again under another id: it would be answered twice"
+
+
+@_check
+async def what_was_taken_comes_again_under_its_id_or_not_at_all(subject: ChannelSubject) -> None:
+    """After a restart, an old message is distinguishable from a new one."""
+    async with subject() as network:
+        inbox = _Inbox()
+        here = network.addresses[0]
+        async with _open(network, inbox):
+            first = await network.write(here, "first")
+            await inbox.until(lambda: bool(inbox.taken), "the message should come")
+        async with _open(network, inbox):
+            second = await network.write(here, "second")
+            await inbox.until(lambda: inbox.taken[-1].content == "second", "the newer message should come")
+        assert [one.incoming_id for one in inbox.of(here)] == [first, second]
+
+
+# ── out ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_check
+async def deliveries_arrive_whole_and_in_order(subject: ChannelSubject) -> None:
+    """Text arrives at its address unchanged, whatever its letters and lines, in the order of the calls."""
+    texts = ["one", "grüße\nin two lines 👋", "x" * 2000]
+    async with subject() as network, _open(network, _Inbox()) as channel:
+        here, there = network.addresses[:2]
+        for n, text in enumerate(texts):
+            await _deliver(channel, Delivery(delivery_id=f"d{n}", address=here, content=text))
+        found = [copy.content for copy in await network.copies(here)]
+        assert found == texts, f"delivered {texts}, but people see {found}"
+        assert not await network.copies(there), "something arrived at another address"
+
+
+@_check
+async def a_repeated_delivery_is_shown_once_or_marked(subject: ChannelSubject) -> None:
+    """An attempt above 1 leads to one copy, or to a second one that people can recognise as a repeat."""
+    async with subject() as network:
+        here = network.addresses[0]
+        async with _open(network, _Inbox()) as channel:
+            await _deliver(channel, Delivery(delivery_id="d1", address=here, content="hello"))
+            await _deliver(channel, Delivery(delivery_id="d1", address=here, content="hello", attempt=2))
+        async with _open(network, _Inbox()) as channel:
+            await _deliver(channel, Delivery(delivery_id="d1", address=here, content="hello", attempt=3))
+        copies = await network.copies(here)
+        assert copies and not copies[0].repeat, f"the first attempt is missing, or marked: {copies}"
+        assert all(copy.repeat for copy in copies[1:]), f"repeats are not marked: {copies}"
+        assert {copy.content for copy in copies} == {"hello"}, f"the text is changed: {copies}"
+
+
+@_check
+async def a_first_attempt_that_only_looks_like_a_repeat_is_shown(subject: ChannelSubject) -> None:
+    """The same text under another id is another message."""
+    async with subject() as network, _open(network, _Inbox()) as channel:
+        here = network.addresses[0]
+        for n in range(2):
+            await _deliver(channel, Delivery(delivery_id=f"d{n}", address=here, content="hello"))
+        copies = await network.copies(here)
+        assert copies == [Copy(content="hello")] * 2, f"two messages with the same text are shown as {copies}"
+
+
+@_check
+async def a_failed_delivery_says_whether_to_try_again(subject: ChannelSubject) -> None:
+    """An outage is a `DeliveryFailed` with a time; once it is over, the next attempt arrives. An unknown address is one
+    without a time."""
+    async with subject() as network, _open(network, _Inbox()) as channel:
+        here = network.addresses[0]
+        async with network.outage():
+            error = await _failure(channel, Delivery(delivery_id="d1", address=here, content="hello"))
+            assert error.retry_after_s is not None, f"retry_after_s is None, but a retry helps: {error}"
+        await _deliver(channel, Delivery(delivery_id="d1", address=here, content="hello", attempt=2))
+        copies = await network.copies(here)
+        assert [copy.content for copy in copies][:1] == ["hello"] and all(copy.repeat for copy in copies[1:])
+        error = await _failure(channel, Delivery(delivery_id="d2", address="unknown address", content="hello"))
+        assert error.retry_after_s is None, f"no attempt can reach this address, but retry_after_s is set: {error}"
+
+
+async def _failure(channel: Channel, delivery: Delivery) -> DeliveryFailed:
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await channel.deliver(delivery)
+    except DeliveryFailed as error:
+        return error
+    except TimeoutError:
+        raise AssertionError("a delivery that cannot succeed does not end; do not retry in the channel") from None
+    except Exception as error:
+        raise AssertionError(f"it raised {type(error).__name__} instead of DeliveryFailed") from error
+    raise AssertionError("a delivery that cannot arrive was reported as delivered, so it would be forgotten")
+
+
+@_check
+async def a_cancelled_delivery_may_be_made_again(subject: ChannelSubject) -> None:
+    """A cancel at any turn of the loop ends the attempt; after a retry the message is there once, or marked."""
+    async with subject() as network, _open(network, _Inbox()) as channel:
+        here = network.addresses[0]
+        for turns in range(20):
+            delivery = Delivery(delivery_id=f"d{turns}", address=here, content=f"number {turns}")
+            task = asyncio.create_task(channel.deliver(delivery))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            done, _ = await asyncio.wait({task}, timeout=_PATIENCE_S)
+            assert done, f"cancelled after {turns} turns, it keeps running"
+            if task.cancelled():
+                await _deliver(channel, structs.replace(delivery, attempt=2))
+            copies = [copy for copy in await network.copies(here) if copy.content == delivery.content]
+            assert copies, f"cancelled after {turns} turns and retried, the message is missing"
+            unmarked = [copy for copy in copies if not copy.repeat]
+            assert len(unmarked) <= 1, f"cancelled after {turns} turns and retried, it is there twice without a mark"
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@_check
+async def what_it_delivers_does_not_come_in(subject: ChannelSubject) -> None:
+    """A channel does not take its own messages for a person's, or an agent would answer itself for ever."""
+    async with subject() as network:
+        inbox = _Inbox()
+        here = network.addresses[0]
+        async with _open(network, inbox) as channel:
+            for n in range(3):
+                await _deliver(channel, Delivery(delivery_id=f"d{n}", address=here, content=f"answer {n}"))
+            await network.write(here, "a person")
+            await inbox.until(lambda: bool(inbox.taken), "the person's message should come")
+            await asyncio.sleep(_QUIET_S)
+        found = [one.content for one in inbox.taken]
+        assert found == ["a person"], f"came in: {found}"
+
+
+@_check
+async def an_outage_ends_by_itself(subject: ChannelSubject) -> None:
+    """Messages written after an outage arrive without a restart of the channel."""
+    async with subject() as network:
+        inbox = _Inbox()
+        here = network.addresses[0]
+        async with _open(network, inbox):
+            await network.write(here, "before")
+            await inbox.until(lambda: len(inbox.of(here)) == 1, "the first message should come")
+            async with network.outage():
+                await asyncio.sleep(_QUIET_S)
+            await network.write(here, "after")
+            await inbox.until(lambda: len(inbox.of(here)) == 2, "the message after the outage should come")
+
+
+@_check
+async def a_closed_channel_leaves_nothing_behind(subject: ChannelSubject) -> None:
+    """Closing leaves no task, thread or descriptor behind, whatever the channel was doing."""
+
+    async def use() -> None:
+        async with subject() as network:
+            inbox = _Inbox()
+            inbox.held.clear()
+            async with _open(network, inbox) as channel:
+                await network.write(network.addresses[0], "is being taken")
+                await inbox.until(lambda: inbox.began == 1, "the message should come")
+                await _deliver(channel, Delivery(delivery_id="d1", address=network.addresses[0], content="hello"))
+
+    await use()  # warm-up: makes what exists once per process
+    await asyncio.to_thread(int)
+    before = Inventory(("tasks", "threads", "fds"))
+    await use()
+    left = await asyncio.to_thread(before.left_since)
+    assert not left, "left behind: " + "; ".join(left)
+
+
+CHANNEL_CHECKS: Sequence[ChannelCheck] = tuple(_CHECKS)

@@ -1,0 +1,106 @@
+"""The far side of a model, for the checks of models (`holdfast.testing.suites.model`): it answers by a script."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from holdfast.agents.model import Model
+from holdfast.testing.model_server import ModelServer, Reply
+from holdfast.testing.suites.check_runner import not_offered
+
+__all__ = ["ModelSubject", "Provider", "served_model", "unscripted_model"]
+
+
+class Provider(Protocol):
+    """A model, and what its provider saw of it."""
+
+    @property
+    def model(self) -> Model:
+        """The model that is checked."""
+        ...
+
+    @property
+    def scripted(self) -> bool:
+        """Whether the answers come from the script."""
+        ...
+
+    @property
+    def requests(self) -> int:
+        """Number of requests, refused ones included."""
+        ...
+
+    async def begun(self, pieces: int) -> None:
+        """Wait until the first request is there, and `pieces` pieces of its answer went out."""
+        ...
+
+    async def quiet(self) -> None:
+        """Wait until no answer is in progress: each was sent whole, failed as scripted, or was closed by its client."""
+        ...
+
+
+ModelSubject = Callable[[Sequence[Reply]], AbstractAsyncContextManager[Provider]]
+"""Makes a provider that gives these replies in order, and a model that asks it."""
+
+
+def served_model(make: Callable[[ModelServer], Model]) -> ModelSubject:
+    """Return the subject for models that speak one of the protocols of the `ModelServer`.
+
+    Parameters:
+        make: returns a model that asks the server at ``server.url``; ``server.environment`` has the variables.
+    """
+
+    @contextlib.asynccontextmanager
+    async def subject(script: Sequence[Reply]) -> AsyncIterator[Provider]:
+        async with ModelServer(script) as server:
+            yield _Served(server, make(server))
+
+    return subject
+
+
+class _Served:
+    def __init__(self, server: ModelServer, model: Model) -> None:
+        self._server = server
+        self.model = model
+        self.scripted = True
+
+    @property
+    def requests(self) -> int:
+        return len(self._server.exchanges)
+
+    async def begun(self, pieces: int) -> None:
+        await (await self._server.requests(1)).until(pieces=pieces)
+
+    async def quiet(self) -> None:
+        for exchange in self._server.exchanges:
+            await exchange.until(ended=True)
+
+
+def unscripted_model(model: Model) -> ModelSubject:
+    """Return the subject for a model without a script, such as a real provider's. Only checks that fit are made."""
+
+    @contextlib.asynccontextmanager
+    async def subject(script: Sequence[Reply]) -> AsyncIterator[Provider]:
+        if any(reply != Reply(text=reply.text, pace_s=reply.pace_s) for reply in script):
+            raise not_offered("answers by a script")
+        yield _Unscripted(model)
+
+    return subject
+
+
+class _Unscripted:
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.scripted = False
+
+    @property
+    def requests(self) -> int:
+        raise not_offered("what its provider saw")
+
+    async def begun(self, pieces: int) -> None:
+        raise not_offered("what its provider saw")
+
+    async def quiet(self) -> None:
+        """Do nothing: the provider cannot be observed."""
