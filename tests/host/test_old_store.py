@@ -1,7 +1,9 @@
-"""A store and an export that commit 07d6fa0 wrote: every session opens, resumes, replays and exports.
+"""Stores and an export that commit 07d6fa0 wrote: every session opens, resumes, replays and exports.
 
 ``written_by_07d6fa0.sql`` is a dump of what its host left when it was killed: runs that wait for people, one in the
 middle of its work, a mailbox, schedules, a fork, a compacted, an undone and a deleted session, a graph's state.
+``rolled_back_by_07d6fa0.sql`` has a run that was rolled back, and one that was killed during its rollback. The folder's
+README tells how they were made.
 """
 
 from __future__ import annotations
@@ -25,8 +27,11 @@ from holdfast.protocol.messages import SessionExport
 from holdfast.protocol.model import CallPart
 from holdfast.testing.clock import ManualClock
 
-HERE = Path(__file__).parent
+FIXTURES = Path(__file__).parents[1] / "storage" / "fixtures"
 WRITTEN_AT = 1795384170.0
+ROLLED_BACK_AT = 1795439150.0
+SCHEMA_OF_07D6FA0 = 4
+"""It refuses a store with a higher version, with the line that is in the README."""
 
 TO_PAY = (("Ann", 20), ("Bob", 2000))
 weighed: list[str] = []
@@ -82,19 +87,33 @@ def agents() -> list[holdfast.Agent]:
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncIterator[Host]:
+async def opened(path: Path, *, at: float = WRITTEN_AT) -> AsyncIterator[Host]:
     weighed.clear()
-    clock = ManualClock(WRITTEN_AT)
+    clock = ManualClock(at)
     async with asyncio.timeout(30), Host(agents=agents(), store=f"sqlite:///{path}", clock=clock) as host:
         yield host
 
 
+def restore(dump: str, path: Path) -> Path:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((FIXTURES / dump).read_text("utf-8"))
+    return path
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / "old.db"
+    return restore("written_by_07d6fa0.sql", tmp_path / "old.db")
+
+
+@pytest.fixture
+def rolled_back(tmp_path: Path) -> Path:
+    return restore("rolled_back_by_07d6fa0.sql", tmp_path / "rolled_back.db")
+
+
+def contents(path: Path) -> tuple[int, list[str]]:
+    """The version of a store's schema, and all of its data."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript((HERE / "written_by_07d6fa0.sql").read_text("utf-8"))
-    return path
+        return connection.execute("PRAGMA user_version").fetchone()[0], list(connection.iterdump())
 
 
 async def answered(host: Host, key: str, text: str, principal: str = "local") -> str:
@@ -191,7 +210,7 @@ def test_schedules_are_due_when_they_were_and_fire(path: Path) -> None:
 
 
 def test_an_old_export_begins_a_session_and_a_new_one_has_all_of_it(path: Path) -> None:
-    old = msgspec.json.decode((HERE / "export_of_07d6fa0.json").read_bytes(), type=SessionExport)
+    old = msgspec.json.decode((FIXTURES / "export_of_07d6fa0.json").read_bytes(), type=SessionExport)
 
     async def main() -> None:
         async with opened(path) as host:
@@ -205,3 +224,38 @@ def test_an_old_export_begins_a_session_and_a_new_one_has_all_of_it(path: Path) 
             assert (await session.attachment(picture.digest))[1] == b"\x89PNG a map"
 
     asyncio.run(main())
+
+
+def test_a_run_that_was_killed_during_its_rollback_ends_rolled_back(rolled_back: Path) -> None:
+    async def main() -> None:
+        async with opened(rolled_back, at=ROLLED_BACK_AT) as host:
+            stopping = host.session("stopping")
+            newer = await stopping.send("instead", policy="rollback", idempotency_key="again")
+            assert newer.disposition == "duplicate"
+            assert (await stopping.wait(newer.message_id)).text == "done: instead"
+            for session in (host.session("ended"), stopping):
+                asked = [entry.content for entry in await session.transcript() if entry.role == "user"]
+                assert asked == ["first", "instead"]
+                found = await host.store.find_session("local", session.key)
+                assert found is not None
+                log = await host.store.read_events(found[0], after=0, limit=1000)
+                assert [event.kind for event in log].count("run.rolled_back") == 1
+                export = await session.export()
+                assert [entry.content for entry in export.entries if entry.role == "user"] == asked
+
+    asyncio.run(main())
+
+
+def test_the_old_store_is_copied_aside_and_the_migrated_one_has_a_version_that_old_code_refuses(
+    path: Path, rolled_back: Path
+) -> None:
+    async def main(store: Path) -> None:
+        async with opened(store, at=ROLLED_BACK_AT):
+            pass
+
+    for store in (path, rolled_back):
+        before = contents(store)
+        assert before[0] == SCHEMA_OF_07D6FA0
+        asyncio.run(main(store))
+        assert contents(store)[0] > SCHEMA_OF_07D6FA0
+        assert contents(store.with_name(f"{store.name}.version-{SCHEMA_OF_07D6FA0}")) == before
