@@ -62,7 +62,7 @@ MUTANTS = (
         breaks="the finished answers of the other branches are lost",
         file="agents/compose/parallel.py",
         old="""
-        if text and not self._run._closed:
+        if text and not self._context.closed:
             _ = self._run.emit(text)
 """,
         new="",
@@ -74,7 +74,7 @@ MUTANTS = (
         breaks="a branch that had ended makes its effects a second time",
         file="agents/compose/parallel.py",
         old="""
-            past = past_end(self._run, self._tasks[number])
+            past = past_end(self._context, self._tasks[number])
 """,
         new="            past = None",
         tests=("tests/compose/test_shapes_crashed.py",),

@@ -1,4 +1,4 @@
-"""The line of execution that started others and waits for them: it is busy only when there is something to do."""
+"""A task that starts others and waits for them; while it only waits, the run may be quiescent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Lookout"]
 
 
 class Lookout:
-    """Counts the lines that one line starts, so that the run is at rest when all of them are. On the run's loop only.
+    """Counts the tasks that one task starts, so that the run is quiescent when all of them are. On the loop only.
 
     Parameters:
-        lines: the run's.
+        lines: the run's activity.
     """
 
     __slots__ = ("_idle", "_lines", "_waiter", "busy")
@@ -27,15 +27,15 @@ class Lookout:
         self._idle = False
         self._waiter: asyncio.Future[None] | None = None
         self.busy = 0
-        """Lines that were started and have not ended."""
+        """Tasks that were started and have not ended."""
 
     def began(self) -> None:
-        """Another line is started. To be called before it begins."""
+        """Count another task, before it begins."""
         self.busy += 1
         self._lines.add()
 
     def ended(self) -> None:
-        """A line has ended; its place is this one's, if it waits."""
+        """Count off a task that has ended; the waiting one is active in its place."""
         if not self.busy:
             return  # it was given up
         self.busy -= 1
@@ -47,7 +47,7 @@ class Lookout:
             release(self._waiter)
 
     async def wait(self, until: float | None = None) -> None:
-        """Wait for the next end of a line, or until that time of the loop. Look before: what was is not told again."""
+        """Wait until the next task ends, or until that time of the loop. Earlier ends are not reported again."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if until is None else loop.call_at(until, release, waiter)
@@ -65,7 +65,7 @@ class Lookout:
                 self._lines.add()
 
     def give_up(self) -> None:
-        """Lines that have not ended by now are survivors, and do not count."""
+        """Stop counting the tasks that have not ended by now: they are abandoned."""
         left, self.busy = self.busy, 0
         if left:
             self._lines.remove(left)

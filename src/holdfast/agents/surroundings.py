@@ -1,4 +1,4 @@
-"""What a host lends to a run, and the bounds that it sets."""
+"""The port of a run to its host, the host's limits, and the count of what is active in a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Lines", "RunLimits", "Surroundings"]
 
 
 class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of a run.
+    """The host's limits of a run.
 
     Parameters:
-        call_s: deadline of a call that names none, in seconds.
+        call_s: deadline of a call without one of its own, in seconds.
         step_s: deadline of a step of an agent with a model, in seconds.
         answer_limit_bytes: characters of text that a run may emit in all.
-        result_limit_bytes: size of the JSON of one call's arguments or result.
+        result_limit_bytes: maximum size of the JSON of one call's arguments or result.
         depth: how deep `delegate` may nest.
     """
 
@@ -35,24 +35,24 @@ class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surroundings(Protocol):
-    """What the host lends to a run. Used on the run's event loop only."""
+    """The host, as a run sees it. Used on the run's event loop only."""
 
     clock: Clock
 
     async def history(self) -> Sequence[Entry]:
-        """The session's transcript before this run."""
+        """Return the session's transcript before this run."""
         ...
 
     async def kept(self, n: int) -> str:
-        """What an agent kept with the transcript's entry `n` (`KeptState.n`); empty if that cannot be found."""
+        """Return the state that an agent kept with the transcript's entry `n` (`KeptState.n`); empty if not found."""
         ...
 
     def find_agent(self, name: str) -> Agent:
-        """The host's agent of that name. Raises `UnknownAgent`."""
+        """Return the host's agent of that name. Raises `UnknownAgent`."""
         ...
 
     def background(self, work: Callable[[], Awaitable[Any]], *, name: str) -> None:
-        """Start work that outlives the run and belongs to the session's activation."""
+        """Start work that outlives the run and belongs to the live session."""
         ...
 
     @property
@@ -61,11 +61,11 @@ class Surroundings(Protocol):
         ...
 
     async def steer(self, step: int) -> Sequence[Message]:
-        """Take what was steered to the run, before the step of that number. Durable when it returns."""
+        """Take the messages steered to the run, before the step with that number. Durable when it returns."""
         ...
 
     async def suspend(self, question: Question) -> None:
-        """Ask a person: the question is open, durably, when this returns. A known id has no effect."""
+        """Ask a person: when this returns, the question is durably open. A known id has no effect."""
         ...
 
     async def answered(self, question_id: str) -> Answer:
@@ -73,36 +73,37 @@ class Surroundings(Protocol):
         ...
 
     def at_rest(self, resting: bool) -> None:
-        """Tell that all lines of the run and its children wait for people only, or do so no more."""
+        """Report that the run and its children only wait for people, or no longer do."""
         ...
 
     async def attachment(self, digest: str) -> bytes:
-        """The bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
+        """Return the bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
         ...
 
 
 class Lines:
-    """Counts the lines of execution of a run, and of its children, that do something: a run whose lines all wait for
-    people is at rest. A line that waits for other lines of the run is counted through them. On the run's loop only.
+    """Counts the tasks and threads of a run and its children that are active: a run is quiescent while all wait for
+    people. One that waits for others of the run is counted through them. On the run's loop only.
 
     Parameters:
-        tell: gets True when nothing is busy any more, and False when something is again.
+        on_change: called with True when nothing is active any more, and with False when something is again.
     """
 
-    __slots__ = ("_busy", "_tell")
+    __slots__ = ("_on_change", "busy")
 
-    def __init__(self, tell: Callable[[bool], None]) -> None:
-        self._busy = 1
-        self._tell = tell
+    def __init__(self, on_change: Callable[[bool], None]) -> None:
+        self.busy = 1
+        """How many are active."""
+        self._on_change = on_change
 
-    def add(self, lines: int = 1) -> None:
-        """So many more are busy."""
-        self._busy += lines
-        if lines and self._busy == lines:
-            self._tell(False)
+    def add(self, number: int = 1) -> None:
+        """Count that many more as active."""
+        self.busy += number
+        if number and self.busy == number:
+            self._on_change(False)
 
-    def remove(self, lines: int = 1) -> None:
-        """So many are busy no more."""
-        self._busy -= lines
-        if lines and not self._busy:
-            self._tell(True)
+    def remove(self, number: int = 1) -> None:
+        """Count that many fewer as active."""
+        self.busy -= number
+        if number and not self.busy:
+            self._on_change(True)

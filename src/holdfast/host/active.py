@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from holdfast.agents.context import RunContext
 from holdfast.agents.journal import Branch, Journal
-from holdfast.agents.run import Run
+from holdfast.agents.perform import perform
 from holdfast.errors import (
     HoldfastError,
     IllegalTransition,
@@ -162,7 +163,7 @@ class ActiveRun:
             sharer=claim.lease.run_id,
         )
         self.surroundings = RunSurroundings(host, self, steering=steering)
-        self.run = Run(
+        self.run = RunContext(
             run_id=claim.lease.run_id,
             root_id=claim.lease.run_id,
             agent=agent,
@@ -174,9 +175,10 @@ class ActiveRun:
             scope=self.scope,
             recorder=self,
             journal=journal,
-            surroundings=self.surroundings,
+            host=self.surroundings,
             limits=host.run_limits,
-            branch=Branch(claim.lease.run_id),
+            call_path=Branch(claim.lease.run_id),
+            perform=perform,
         )
         self._handle: Handle[None] | None = None
         self._trigger: Registration | None = None
@@ -207,7 +209,7 @@ class ActiveRun:
         """Start the agent, in the host's context so that it inherits nothing from a caller."""
         try:
             self.scope.open()
-            self._handle = self.scope.spawn(self.run.work(), name=self._agent.name)
+            self._handle = self.scope.spawn(perform(self.run), name=self._agent.name)
         except (Interrupted, ScopeClosed) as refusal:  # the host is shutting down
             cause = refusal.cause if isinstance(refusal, Interrupted) else Cause(kind="shutdown", at=self._host.now())
             self._commit("interrupted", cause=cause)
@@ -590,11 +592,13 @@ class ActiveRun:
 
     def _submit_once_released(self) -> None:
         """Commit; an abandoned exclusive call keeps the slot until it has really ended."""
-        if not self.run.held_by:
+        if not self.run.exclusive_calls.names:
             self._submit()
             return
         self._answer()
-        self.run.released(functools.partial(self._host.loop.call_soon, self._released, context=self._host.context))
+        self.run.exclusive_calls.when_ended(
+            functools.partial(self._host.loop.call_soon, self._released, context=self._host.context)
+        )
 
     def _released(self) -> None:
         if not self._ended:

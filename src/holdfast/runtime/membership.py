@@ -479,6 +479,11 @@ class Membership:
         fn(*values)
 
     @property
+    def max_threads(self) -> int:
+        """The maximum number of concurrent calls in the scope's threads; further ones wait."""
+        return self._threads.max_threads
+
+    @property
     def _threads(self) -> ThreadPool:
         if self._pool is None:
             self._pool = shared_threads()

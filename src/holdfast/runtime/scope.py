@@ -305,7 +305,7 @@ class Scope(Membership):
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self._loop)
         grace = self.grace_s if grace_s is None else grace_s
         kill_after = self.kill_after_s if kill_after_s is None else kill_after_s
-        if self._is_around_caller():
+        if self.is_around_caller():
             self._on_loop(self._stop_here, grace, kill_after)
             self.interrupt.check()
         self._on_loop(self._stop_here, grace, kill_after)
@@ -352,7 +352,8 @@ class Scope(Membership):
         grace = self.grace_s if grace_s is None else grace_s
         self._on_loop(self._stop_here, grace, self.kill_after_s if kill_after_s is None else kill_after_s)
 
-    def _is_around_caller(self) -> bool:
+    def is_around_caller(self) -> bool:
+        """Return whether the calling code runs in this scope, or in one inside it."""
         scope: Scope | None = current_scope()
         while scope is not None and scope is not self:
             scope = scope.parent

@@ -428,7 +428,7 @@ def _changed(watchers: list[asyncio.Future[None]]) -> None:
 
 
 async def _main(model_name: str, port: int) -> None:
-    from holdfast.agents.model import find_model
+    from holdfast.agents.model_lookup import find_model
 
     async with ModelServer(find_model(model_name), port=port) as server:
         lines = [f"{name}={value}" for name, value in server.environment.items()]
