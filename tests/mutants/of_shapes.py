@@ -132,7 +132,7 @@ MUTANTS = (
         of="P9",
         breaks="ten thousand items open ten thousand connections",
         file="agents/lanes.py",
-        old="            if self._over or self._lookout.busy >= self._room or isinstance(self._items, AsyncIterable):",
+        old="            if self._over or self._waiter.busy >= self._room or isinstance(self._items, AsyncIterable):",
         new="            if self._over or isinstance(self._items, AsyncIterable):",
         tests=(
             "tests/compose/test_map.py::test_results_come_in_the_order_of_the_items_and_no_more_than_so_many_are_at_work",

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from holdfast.agents.children import Child, ChildTask, check_chain
-from holdfast.agents.lookout import Lookout
+from holdfast.agents.quiescence import ChildWaiter
 
 if TYPE_CHECKING:
     from holdfast.agents.context import RunContext
@@ -40,7 +40,7 @@ class Branches(Generic[K]):
         on_closed: called before that, when the child's scope has closed: for a task that waits for something else.
     """
 
-    __slots__ = ("_begun", "_ended", "_lookout", "_on_closed", "_on_end", "_open", "parent", "scope")
+    __slots__ = ("_begun", "_ended", "_on_closed", "_on_end", "_open", "_waiter", "parent", "scope")
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Branches(Generic[K]):
         self._on_closed = on_closed
         self._open: dict[Child, K] = {}
         self._ended: list[Child] = []
-        self._lookout = Lookout(parent.activity)
+        self._waiter = ChildWaiter(parent.activity)
         self._begun = 0
 
     @property
@@ -72,7 +72,7 @@ class Branches(Generic[K]):
             async with self.scope:
                 return await drive()
         finally:
-            self._lookout.give_up()
+            self._waiter.give_up()
             self._ended = list(self._open)
             self.report_ends()
 
@@ -89,7 +89,7 @@ class Branches(Generic[K]):
         if self._begun % _BEGIN_AT_ONCE == 0:
             await asyncio.sleep(0)
         child = Child(self.parent, task, self.scope)
-        self._lookout.began()
+        self._waiter.began()
         self._open[child] = key
         child.start(functools.partial(self._post, child))
         return child
@@ -100,7 +100,7 @@ class Branches(Generic[K]):
         Without a time, a child must be open.
         """
         if not self._ended:
-            await self._lookout.wait(until)
+            await self._waiter.wait(until)
         self.report_ends()
 
     def stop(self, child: Child, cause: Cause) -> None:
@@ -116,7 +116,7 @@ class Branches(Generic[K]):
     def _post(self, child: Child) -> None:
         if child in self._open:
             self._ended.append(child)
-            self._lookout.ended()
+            self._waiter.ended()
             if self._on_closed is not None:
                 self._on_closed(child)
 

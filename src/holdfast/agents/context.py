@@ -20,9 +20,9 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.exclusive_calls import ExclusiveCalls
-from holdfast.agents.journal import Branch, Journal, Recorder, current_branch
+from holdfast.agents.journal import Branch, Journal, current_branch
 from holdfast.agents.output import Emission, require_text
-from holdfast.agents.surroundings import Lines, RunLimits, Surroundings
+from holdfast.agents.quiescence import ActivityCounter
 from holdfast.errors import LimitExceeded, RunClosed, ToolFailed
 from holdfast.logs import log_failure
 from holdfast.protocol.events import (
@@ -43,6 +43,8 @@ from holdfast.runtime import current_scope
 
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
+    from holdfast.agents.limits import RunLimits
+    from holdfast.agents.ports import Recorder, RunHost
     from holdfast.runtime import Handle, Interrupt, Scope
 
 __all__ = ["RunContext", "RunEvent"]
@@ -139,7 +141,7 @@ class RunContext:
         scope: Scope,
         recorder: Recorder,
         journal: Journal,
-        host: Surroundings,
+        host: RunHost,
         limits: RunLimits,
         call_path: Branch,
         perform: Callable[[RunContext], Coroutine[Any, Any, None]],
@@ -191,7 +193,7 @@ class RunContext:
         if parent is None:
             self.depth_left = depth
             """How deep children may still nest."""
-            self.activity = Lines(host.at_rest)
+            self.activity = ActivityCounter(host.at_rest)
             """What of the run and its children does something, rather than to wait for people."""
             self.exclusive_calls = ExclusiveCalls()
         else:

@@ -10,7 +10,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Protocol
 
 from holdfast.errors import NotDeterministic
 from holdfast.protocol.events import (
@@ -26,32 +25,7 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages import Answer, Usage
 
-__all__ = ["Branch", "Journal", "Recorder", "current_branch"]
-
-
-class Recorder(Protocol):
-    """The sink of a run's events, implemented by the host. Used on the run's event loop only."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether too many events wait to be stored. May be read from any thread."""
-        ...
-
-    def write(self, event: Event) -> None:
-        """Accept an event; it is stored within milliseconds."""
-        ...
-
-    async def written(self) -> None:
-        """Wait until all accepted events are stored, which proves that the run still held its session."""
-        ...
-
-    async def room(self) -> None:
-        """Wait while `behind`."""
-        ...
-
-    def late(self) -> None:
-        """Count output that came too late, from a run or call that has ended."""
-        ...
+__all__ = ["Branch", "Journal", "current_branch"]
 
 
 class Branch:

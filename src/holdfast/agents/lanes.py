@@ -24,8 +24,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, G
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import Branch, current_branch
-from holdfast.agents.lookout import Lookout
 from holdfast.agents.placing import no_exit
+from holdfast.agents.quiescence import ChildWaiter
 from holdfast.agents.results import told_briefly
 from holdfast.errors import Interrupted
 
@@ -76,7 +76,6 @@ class Lanes:
         "_begin",
         "_items",
         "_label",
-        "_lookout",
         "_over",
         "_place",
         "_plain",
@@ -84,6 +83,7 @@ class Lanes:
         "_room",
         "_run",
         "_scope",
+        "_waiter",
     )
 
     def __init__(
@@ -105,7 +105,7 @@ class Lanes:
         self._begin = begin
         self._place = place
         self._room = room
-        self._lookout = Lookout(run.activity)
+        self._waiter = ChildWaiter(run.activity)
         self._results: list[Any] = []
         self._over = False  # no more are taken: the source has ended, or one has raised
 
@@ -128,10 +128,10 @@ class Lanes:
                 await self._feed(aiter(self._items))
             else:
                 self._start(self._one_after_another)
-            while self._lookout.busy:
-                await self._lookout.wait()
+            while self._waiter.busy:
+                await self._waiter.wait()
         finally:
-            self._lookout.give_up()
+            self._waiter.give_up()
         return self._results
 
     def _first_error(self) -> BaseException:
@@ -143,10 +143,10 @@ class Lanes:
         return first
 
     async def _feed(self, source: AsyncIterator[Any]) -> None:
-        lookout, recorder = self._lookout, self._run.recorder
+        waiter, recorder = self._waiter, self._run.recorder
         while True:
-            while lookout.busy >= self._room:
-                await lookout.wait()
+            while waiter.busy >= self._room:
+                await waiter.wait()
             if recorder.behind:
                 await recorder.room()
             item = await anext(source, _END) if self._has_more() else _END
@@ -163,7 +163,7 @@ class Lanes:
         return len(self._results) - 1
 
     def _start(self, work: Callable[[_Lane], Coroutine[Any, Any, object]]) -> None:
-        self._lookout.began()
+        self._waiter.began()
         lane = _Lane()
         lane.handle = self._scope.spawn(self._run_lane(work, lane), name=self._scope.name)
         task = lane.handle.task
@@ -173,7 +173,7 @@ class Lanes:
     def _grow(self) -> None:
         """Start lanes for the rest, because one that has begun waits."""
         for _ in range(_GROWTH):
-            if self._over or self._lookout.busy >= self._room or isinstance(self._items, AsyncIterable):
+            if self._over or self._waiter.busy >= self._room or isinstance(self._items, AsyncIterable):
                 return
             self._start(self._one_after_another)
 
@@ -187,13 +187,13 @@ class Lanes:
             self._cancelled(lane, "was cancelled")
             raise
         finally:
-            self._lookout.ended()
+            self._waiter.ended()
 
     def _never_began(self, lane: _Lane, _: asyncio.Task[None]) -> None:
         """Count off a lane whose task was cancelled before its first step; nothing else reports it."""
         if not lane.begun:
             self._cancelled(lane, "was cancelled before it began")
-            self._lookout.ended()
+            self._waiter.ended()
 
     def _cancelled(self, lane: _Lane, what: str) -> None:
         self._over = True

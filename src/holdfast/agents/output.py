@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.protocol.messages import check_text
 
 if TYPE_CHECKING:
-    from holdfast.agents.journal import Recorder
+    from holdfast.agents.ports import Recorder
 
 __all__ = ["Emission", "require_text"]
 

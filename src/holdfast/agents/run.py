@@ -19,7 +19,6 @@ from holdfast.agents.output import Emission, require_text
 from holdfast.agents.placing import Placement, name_of
 from holdfast.agents.questions import ask_user, require_approval
 from holdfast.agents.subtasks import spawn_subtask
-from holdfast.agents.surroundings import RunLimits
 from holdfast.protocol.events import StepStarted
 from holdfast.protocol.messages import Usage
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.transcript import RunTranscript
     from holdfast.runtime import Handle, Interrupt, Process, Scope
 
-__all__ = ["Call", "Run", "RunLimits"]
+__all__ = ["Call", "Run"]
 
 _ONE_STEP = Usage(steps=1)
 

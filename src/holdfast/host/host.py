@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from holdfast import ids
 from holdfast.agents.agent import Agent, AgentLike, as_agent
-from holdfast.agents.surroundings import RunLimits
+from holdfast.agents.limits import RunLimits
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError, Draining, HoldfastError, LimitExceeded, StorageError, UnknownAgent
 from holdfast.host.active import ActiveRun, nothing_to_stop

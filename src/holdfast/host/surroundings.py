@@ -41,7 +41,7 @@ _OF_STEERING = ("message.accepted", "message.steered")
 
 
 class RunSurroundings:
-    """`holdfast.agents.run.Surroundings` of one run. On the host's loop only.
+    """`holdfast.agents.ports.RunHost` of one run. On the host's loop only.
 
     Parameters:
         steering: whether a ``steer`` message may wait for the run.

@@ -1,40 +1,45 @@
-"""The port of a run to its host, the host's limits, and the count of what is active in a run."""
+"""The ports of a run: its host, and the recorder of its events. The host implements both."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from holdfast.protocol.messages import Answer, Entry, Message, Question
-
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.clock import Clock
+    from holdfast.protocol.events import Event
+    from holdfast.protocol.messages import Answer, Entry, Message, Question
 
-__all__ = ["Lines", "RunLimits", "Surroundings"]
-
-
-class RunLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The host's limits of a run.
-
-    Parameters:
-        call_s: deadline of a call without one of its own, in seconds.
-        step_s: deadline of a step of an agent with a model, in seconds.
-        answer_limit_bytes: characters of text that a run may emit in all.
-        result_limit_bytes: maximum size of the JSON of one call's arguments or result.
-        depth: how deep `delegate` may nest.
-    """
-
-    call_s: float = 60.0
-    step_s: float = 120.0
-    answer_limit_bytes: int = 16_000_000
-    result_limit_bytes: int = 1_000_000
-    depth: int = 8
+__all__ = ["Recorder", "RunHost"]
 
 
-class Surroundings(Protocol):
+class Recorder(Protocol):
+    """The sink of a run's events, implemented by the host. Used on the run's event loop only."""
+
+    @property
+    def behind(self) -> bool:
+        """Whether too many events wait to be stored. May be read from any thread."""
+        ...
+
+    def write(self, event: Event) -> None:
+        """Accept an event; it is stored within milliseconds."""
+        ...
+
+    async def written(self) -> None:
+        """Wait until all accepted events are stored, which proves that the run still held its session."""
+        ...
+
+    async def room(self) -> None:
+        """Wait while `behind`."""
+        ...
+
+    def late(self) -> None:
+        """Count output that came too late, from a run or call that has ended."""
+        ...
+
+
+class RunHost(Protocol):
     """The host, as a run sees it. Used on the run's event loop only."""
 
     clock: Clock
@@ -79,31 +84,3 @@ class Surroundings(Protocol):
     async def attachment(self, digest: str) -> bytes:
         """Return the bytes of an attachment of the run's principal. Raises `UnknownAttachment`."""
         ...
-
-
-class Lines:
-    """Counts the tasks and threads of a run and its children that are active: a run is quiescent while all wait for
-    people. One that waits for others of the run is counted through them. On the run's loop only.
-
-    Parameters:
-        on_change: called with True when nothing is active any more, and with False when something is again.
-    """
-
-    __slots__ = ("_on_change", "busy")
-
-    def __init__(self, on_change: Callable[[bool], None]) -> None:
-        self.busy = 1
-        """How many are active."""
-        self._on_change = on_change
-
-    def add(self, number: int = 1) -> None:
-        """Count that many more as active."""
-        self.busy += number
-        if number and self.busy == number:
-            self._on_change(False)
-
-    def remove(self, number: int = 1) -> None:
-        """Count that many fewer as active."""
-        self.busy -= number
-        if number and not self.busy:
-            self._on_change(True)
