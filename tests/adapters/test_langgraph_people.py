@@ -428,7 +428,7 @@ def test_a_breakpoint_of_the_graph_asks_for_leave_to_go_on(decision: str) -> Non
             session = host.session("s")
             receipt = await session.send("a story")
             (question,) = await asked(session)
-            assert (question.kind, question.text) == ("approval", "router stopped before story. May it go on?")
+            assert (question.kind, question.text) == ("approval", "router stopped before story. Continue?")
             if decision == "approve":
                 await session.approve(question)
                 assert (await session.wait(receipt.message_id)).text == "a story for: a story"
@@ -437,7 +437,7 @@ def test_a_breakpoint_of_the_graph_asks_for_leave_to_go_on(decision: str) -> Non
                 settled = await session.wait(receipt.message_id)
                 assert settled.state == "interrupted"
                 assert settled.cause is not None
-                assert settled.cause.reason == "a person did not let the graph go on: no stories"
+                assert settled.cause.reason == "a person stopped the graph: no stories"
 
     run(test())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast import tool
-from holdfast.agents.calls import approved
+from holdfast.agents.questions import require_approval
 from holdfast.errors import ToolFailed
 from holdfast.protocol.call_hash import hash_call
 from holdfast.protocol.messages import Answer, Question
@@ -30,9 +30,9 @@ def question(name: str) -> Question:
 def test_an_answer_in_the_journal_counts_for_the_call_that_was_shown_alone(seen: str, made: bool) -> None:
     """After a restart the agent may ask for something else under the same id."""
     answer = Answer(question_id="c1", decision="approved", call_hash=hash_call(question(seen)))
-    run: Any = SimpleNamespace(_journal=SimpleNamespace(answer=lambda call_id: answer))
+    context: Any = SimpleNamespace(journal=SimpleNamespace(answer=lambda call_id: answer))
     if made:
-        asyncio.run(approved(run, "c1", erase, {"name": "a"}))
+        asyncio.run(require_approval(context, "c1", erase, {"name": "a"}))
     else:
         with pytest.raises(ToolFailed, match="for a different call; this call was not made"):
-            asyncio.run(approved(run, "c1", erase, {"name": "a"}))
+            asyncio.run(require_approval(context, "c1", erase, {"name": "a"}))

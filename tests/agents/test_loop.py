@@ -240,7 +240,7 @@ def test_two_tools_of_one_name_fail_the_run_and_say_so() -> None:
             return [nap]
 
     async def scenario(host: Host) -> None:
-        with pytest.raises(RunFailed, match="two tools of the name 'nap'"):
+        with pytest.raises(RunFailed, match="two tools named 'nap'"):
             await host.session("s").ask("go")
 
     on_host(scenario, Agent(name="a", model=model(["x"]), tools=[nap, More()]))
@@ -249,11 +249,11 @@ def test_two_tools_of_one_name_fail_the_run_and_say_so() -> None:
 def test_an_agent_has_work_or_a_model() -> None:
     async def work(run: Run) -> None: ...
 
-    with pytest.raises(ConfigurationError, match="no work and no model"):
+    with pytest.raises(ConfigurationError, match="neither work nor a model"):
         Agent(name="a")
     with pytest.raises(ConfigurationError, match="work and a model"):
         Agent(name="a", work=work, model=model(["x"]))
-    with pytest.raises(ConfigurationError, match="names no model"):
+    with pytest.raises(ConfigurationError, match="invalid model name"):
         Agent(name="a", model="gpt")
     with pytest.raises(ConfigurationError, match="is not a tool"):
         Agent(name="a", model="scripted:hello", tools=[3])  # type: ignore[list-item]
@@ -478,7 +478,7 @@ def test_a_request_that_failed_before_it_said_anything_is_made_again_and_that_is
         assert await host.session("s").ask("go") == "At last."
         assert asyncio.get_running_loop().time() - began >= 6
         labels = [e.label for e in await log_of(host, "s") if isinstance(e, StepStarted)]
-        assert labels == ["", "again, because: 429: too many", "again, because: 429: too many"]
+        assert labels == ["", "retry after: 429: too many", "retry after: 429: too many"]
 
     on_host(scenario, Agent(name="a", model=model(script)))
 
@@ -845,7 +845,7 @@ def test_sync_tools_run_in_threads_and_see_the_stop() -> None:
 
 def test_a_history_that_is_too_long_is_summed_up_before_the_run() -> None:
     def script(request: Any) -> Any:
-        if "sum up" in request.instructions:
+        if "summarize" in request.instructions:
             return "They spoke of x."
         return "long " * 50
 
@@ -878,7 +878,7 @@ def test_what_a_long_run_did_is_summed_up_for_its_next_requests_and_its_entries_
 
     def script(request: Any) -> Any:
         nonlocal sums
-        if "sum up" in request.instructions:
+        if "summarize" in request.instructions:
             sums += 1
             return f"Read so far, {sums}."
         done = agent_calls(request)

@@ -99,7 +99,7 @@ def long_agent() -> Agent:
     """Sums up on its way, twice."""
 
     def script(request: Any) -> Any:
-        if "sum up" in request.instructions:
+        if "summarize" in request.instructions:
             return [Pause(0.001), "In short."]
         results = [message for message in request.messages if isinstance(message, ToolMessage)]
         part = int(results[-1].content.split(":")[0]) + 1 if results else 1

@@ -247,7 +247,7 @@ def test_a_summary_that_takes_too_long_interrupts_the_run_and_the_next_one_works
     async def scenario(host: Host) -> None:
         session = host.session("s")
         await session.ask("x" * 400)
-        with pytest.raises(RunInterrupted, match="summing up what was said before did not end within 5 s"):
+        with pytest.raises(RunInterrupted, match="summarizing the conversation did not end within 5 s"):
             await session.ask("and now?")
         cause = (await session.runs())[0].cause
         assert cause is not None

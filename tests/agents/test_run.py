@@ -348,7 +348,7 @@ def test_an_agent_that_says_too_much_is_told_so() -> None:
         sent = await session.send("x")
         settlement = await session.wait(sent.message_id)
         assert settlement.error is not None
-        assert "said more than 16,000,000 characters" in settlement.error
+        assert "emitted more than 16,000,000 characters" in settlement.error
 
     talk(endless, scenario=scenario)
 
@@ -374,7 +374,7 @@ def test_a_branch_that_is_cancelled_before_it_begins_keeps_its_run_busy_no_longe
         raise AssertionError("it began")
 
     async def lead(run: Run) -> str:
-        busy = [run._lines._busy]
+        busy = [run.context.activity.busy]
         branch = run.spawn(never)
         assert isinstance(branch, TaskHandle)
         assert branch.task is not None
@@ -382,11 +382,11 @@ def test_a_branch_that_is_cancelled_before_it_begins_keeps_its_run_busy_no_longe
         with pytest.raises(Interrupted):
             await branch
         await asyncio.sleep(0)
-        busy.append(run._lines._busy)
+        busy.append(run.context.activity.busy)
         await run.spawn(asyncio.sleep, 0)
         await run.spawn(lambda: None)
         await asyncio.sleep(0)
-        busy.append(run._lines._busy)
+        busy.append(run.context.activity.busy)
         return repr(busy)
 
     assert says(lead) == "[1, 1, 1]"

@@ -357,5 +357,5 @@ def test_a_function_that_only_makes_a_coroutine_is_an_error_and_not_left_undone(
         run.spawn(lambda: one(1))
         return told
 
-    with pytest.raises(RunFailed, match="<lambda> returned a coroutine that nobody awaits"):
+    with pytest.raises(RunFailed, match="<lambda> returned a coroutine, which is never awaited"):
         asyncio.run(asyncio.wait_for(play(work), 20))

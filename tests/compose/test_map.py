@@ -170,10 +170,10 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
             await run.map("nobody", ["a"])
         assert "--agent" not in str(unknown.value), "no message of a person names it"
         for no_function in (5, None, picky):
-            with pytest.raises(InvalidRequest, match=r"parallel\(\) calls functions, and .* is none") as refused:
+            with pytest.raises(InvalidRequest, match=r"parallel\(\) takes functions; .* is not callable") as refused:
                 await run.parallel(no_function)  # type: ignore[arg-type]
         assert "delegate()" in refused.value.hint
-        with pytest.raises(InvalidRequest, match=r"map\(\) calls a function with each item, and 5 is none"):
+        with pytest.raises(InvalidRequest, match=r"map\(\) takes functions; 5 is not callable"):
             await run.map(5, ["a"])  # type: ignore[arg-type]
         timeout_s: Any
         for timeout_s in (math.nan, "5"):
@@ -312,7 +312,7 @@ def test_while_the_log_is_behind_no_item_begins() -> None:
 
     async def work(run: Run) -> None:
         nonlocal most
-        recorder: Any = run._recorder
+        recorder: Any = run.context.recorder
 
         def items() -> Iterator[str]:
             nonlocal most

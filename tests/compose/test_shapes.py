@@ -127,7 +127,7 @@ def test_a_branch_that_fails_interrupts_the_others_with_a_cause_that_names_it() 
     ]
     assert error.results[0].text == "done(x)"
     assert error.results[1].text == "bad began"
-    assert error.message.startswith("1 of 3 branches completed, 3 have to: child bad failed: ValueError: bad broke; ")
+    assert error.message.startswith("1 of 3 branches completed, 3 must: child bad failed: ValueError: bad broke; ")
     assert isinstance(error.__cause__, ValueError)
     slow = next(e for e in log if isinstance(e, ChildFinished) and (e.error or "").startswith("child slow"))
     assert slow.cause is not None
@@ -290,7 +290,7 @@ def test_a_name_that_the_route_does_not_have_is_told_with_those_that_it_has() ->
     (error,) = caught
     assert isinstance(error, UnknownBranch)
     assert error.code == "unknown_branch"
-    assert "'choose' answered 'the Blog, I think', and 'desk' has no branch of that name" in error.message
+    assert "'choose' answered 'the Blog, I think', but 'desk' has no such branch" in error.message
     assert error.hint == "its branches are: billing, tech"
 
 
@@ -334,9 +334,7 @@ def test_those_behind_a_branch_are_started_again_with_it_and_those_before_are_no
     assert answer == "a after 1\n\nb after 2\n\nc after 2"
     (stopped,) = [event for event in log if isinstance(event, ChildFinished) and event.status == "interrupted"]
     assert stopped.cause is not None
-    assert "branch 'b' is started again, and this one with it: child b failed: ValueError: b, try 1" in str(
-        stopped.error
-    )
+    assert "branch 'b' is restarted, and this one with it: child b failed: ValueError: b, try 1" in str(stopped.error)
 
 
 def test_all_are_started_again_but_for_those_that_have_completed() -> None:

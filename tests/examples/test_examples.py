@@ -18,7 +18,7 @@ SHOWN = {
         "both: 'the library has two books on Lima\\n\\nthe archive has a map of Lima'",
         "quickest: 'the library has two",
         "patient: 'the library",
-        "strict: BranchesFailed: 0 of 3 branches completed, 3 have to: child broken failed: ConnectionError: no such",
+        "strict: BranchesFailed: 0 of 3 branches completed, 3 must: child broken failed: ConnectionError: no such",
         "interrupted as a result: library, stuck",
     ],
     "sequence.py": ["3: a draft with beginning, middle and end of a voyage, in three", "the answer came in 13 pieces"],

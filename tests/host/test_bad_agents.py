@@ -67,7 +67,7 @@ def test_an_agent_that_returns_nonsense_fails_with_a_text_that_says_so(nonsense:
     async def scenario(host: Host) -> None:
         settlement = await settled(host, "bad")
         assert settlement.state == "failed"
-        assert "an agent returns or yields text" in (settlement.error or "")
+        assert "it must be text (str) or None" in (settlement.error or "")
 
     hosted(scenario, bad)
 

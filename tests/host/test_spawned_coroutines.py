@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import Host, Run, RunFailed
 from holdfast.agents import Agent
-from holdfast.agents.model import find_model
+from holdfast.agents.model_lookup import find_model
 from holdfast.agents.scripted import ScriptedModel
 
 

@@ -386,7 +386,7 @@ def test_a_missing_key_names_its_variable(name: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("wrong", ["nobody:gpt", "openai:"])
 def test_a_provider_that_does_not_exist_is_named(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.agents.model import find_model
+    from holdfast.agents.model_lookup import find_model
 
     with pytest.raises(ConfigurationError, match=wrong):
         find_model(wrong)

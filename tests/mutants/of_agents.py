@@ -14,7 +14,7 @@ MUTANTS = (
         file="agents/calls.py",
         old="""
         return past.result
-    await run._recorder.written()
+    await context.recorder.written()
 """,
         new="        return past.result",
         tests=("tests/agents/test_run.py",),
@@ -26,7 +26,7 @@ MUTANTS = (
         file="agents/loop.py",
         old="""
         if fresh:
-            await run._recorder.written()
+            await context.recorder.written()
 """,
         new="",
         tests=("tests/agents/test_loop.py::test_a_step_and_its_calls_are_in_the_store_before_a_call_has_its_effect",),
@@ -80,22 +80,22 @@ MUTANTS = (
         breaks="an abandoned tool keeps writing to the log",
         file="agents/call.py",
         old='''
-        """From now on nothing that it says counts."""
-        self._over = True
+        """Reject further output. The run closes a call when it has ended."""
+        self.closed = True
 ''',
-        new='        """From now on nothing that it says counts."""',
+        new='        """Reject further output. The run closes a call when it has ended."""',
         tests=("tests/agents/test_loop.py::test_a_call_that_was_given_up_says_nothing_more_while_its_run_goes_on",),
     ),
     Mutant(
         name="an ended run can be used",
         of="P1",
         breaks="a task that was abandoned still speaks for a run that is over",
-        file="agents/run.py",
+        file="agents/context.py",
         old='''
-        """From now on nothing counts: every use raises `RunClosed`. From any thread."""
-        self._closed = True
+        """Reject all that comes from now on: every use raises `RunClosed`."""
+        self.closed = True
 ''',
-        new='        """From now on nothing counts: every use raises `RunClosed`. From any thread."""',
+        new='        """Reject all that comes from now on: every use raises `RunClosed`."""',
         tests=("tests/host/test_bad_agents.py", "tests/host/test_adversarial_agents.py"),
     ),
     Mutant(
@@ -114,8 +114,8 @@ MUTANTS = (
         name="children spend for free",
         of="P9",
         breaks="usage of child agents does not count towards the parent run's budget",
-        file="agents/run.py",
-        old="            above._used += used",
+        file="agents/context.py",
+        old="            above.usage += used",
         new="",
         tests=("tests/agents/test_loop.py::test_children_are_bounded_in_depth_and_number_and_share_the_budget",),
     ),
@@ -170,11 +170,11 @@ MUTANTS = (
         name="what was steered is forgotten at a restart",
         of="P5",
         breaks="a run that resumes after a crash acts as if it had not been steered",
-        file="agents/run.py",
+        file="agents/context.py",
         old="""
-        known = [self._steered_before.pop(i) for i in self._journal.steered(step) if i in self._steered_before]
+        taken = [self._steered_before.pop(i) for i in self.journal.steered(step) if i in self._steered_before]
 """,
-        new="        known: list[Message] = []",
+        new="        taken: list[Message] = []",
         tests=("tests/host/test_steering.py::test_a_steered_message_is_given_again_at_its_step_after_a_crash",),
     ),
     Mutant(
@@ -190,9 +190,9 @@ MUTANTS = (
         name="a coroutine cannot be spawned",
         of="F12",
         breaks="run.spawn(work()) fails with words about something else",
-        file="agents/run.py",
-        old="        if isinstance(work, CoroutineType):\n            return",
-        new="        if isinstance(work, CoroutineType) and not work:\n            return",
+        file="agents/subtasks.py",
+        old="    if isinstance(work, CoroutineType):\n        return",
+        new="    if isinstance(work, CoroutineType) and not work:\n        return",
         tests=("tests/host/test_spawned_coroutines.py",),
     ),
     Mutant(

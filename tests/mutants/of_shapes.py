@@ -62,7 +62,7 @@ MUTANTS = (
         breaks="the finished answers of the other branches are lost",
         file="agents/compose/parallel.py",
         old="""
-        if text and not self._run._closed:
+        if text and not self._context.closed:
             _ = self._run.emit(text)
 """,
         new="",
@@ -74,7 +74,7 @@ MUTANTS = (
         breaks="a branch that had ended makes its effects a second time",
         file="agents/compose/parallel.py",
         old="""
-            past = past_end(self._run, self._tasks[number])
+            past = past_end(self._context, self._tasks[number])
 """,
         new="            past = None",
         tests=("tests/compose/test_shapes_crashed.py",),
@@ -132,7 +132,7 @@ MUTANTS = (
         of="P9",
         breaks="ten thousand items open ten thousand connections",
         file="agents/lanes.py",
-        old="            if self._over or self._lookout.busy >= self._room or isinstance(self._items, AsyncIterable):",
+        old="            if self._over or self._waiter.busy >= self._room or isinstance(self._items, AsyncIterable):",
         new="            if self._over or isinstance(self._items, AsyncIterable):",
         tests=(
             "tests/compose/test_map.py::test_results_come_in_the_order_of_the_items_and_no_more_than_so_many_are_at_work",

@@ -122,7 +122,7 @@ MUTANTS = (
 """,
         new="""
                 through = True
-                self._outlet.end(error)
+                self.outlet.end(error)
                 self.stop_source()
 """,
         tests=(

@@ -178,7 +178,7 @@ def test_an_item_that_asks_a_person_lets_the_others_go_on() -> None:
                 return (await run.suspend("may I?")).text
             begun.append(word)
             await asyncio.sleep(0.3)
-            resting.append(run._lines._busy == 0)
+            resting.append(run.context.activity.busy == 0)
             return word
 
         async with ReactiveBridge(run, ordered=True) as bridge:

@@ -630,7 +630,7 @@ async def stop_from_inside() -> None:
 
 
 def waits_for_itself(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Scope, "_is_around_caller", lambda self: False)
+    patch.setattr(Scope, "is_around_caller", lambda self: False)
 
 
 ALL: list[tuple[Scenario, Fault | None]] = [

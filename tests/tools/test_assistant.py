@@ -258,5 +258,5 @@ def test_a_loop_of_calls_meets_the_budget(folder: Path) -> None:
 def test_a_wrong_setting_is_named(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="choose all, dangerous or none"):
         assistant("scripted:hello", workspace=folder, approve="some")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="names no model"):
+    with pytest.raises(ConfigurationError, match="invalid model name"):
         assistant("hello", workspace=folder)

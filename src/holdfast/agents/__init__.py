@@ -2,7 +2,8 @@
 
 from holdfast.agents.agent import Agent, AgentLike, agent, as_agent
 from holdfast.agents.compose import BranchResult, Part, branch, parallel, periodic, route, sequence, supervised
-from holdfast.agents.model import Model, find_model
+from holdfast.agents.model import Model
+from holdfast.agents.model_lookup import find_model
 from holdfast.agents.run import Call, Run
 from holdfast.agents.tool import Home, Tool, Toolset, tool
 

@@ -1,10 +1,10 @@
-"""Children of one run that are at work beside one another, and the one task that hears of their ends.
+"""Children of one run that are active at the same time, and the one task that handles their ends.
 
 Invariants
-- Each child has one scope and one task. It is told as ended once, when nothing of it is left or what is left does not
-  count; also when the whole is interrupted: then before `Branches.driven` raises.
-- A child that ended by itself before its interrupt reached it is told as completed, whatever interrupted the others.
-- Whoever begins many in a row waits while the log is behind, and lets the loop's other tasks go in between.
+- Each child has one scope and one task. Its end is reported once, when its scope has closed; also when the whole group
+  is interrupted: then before `Branches.driven` raises.
+- A child that ended by itself before its interrupt reached it is reported as completed, whatever stopped the others.
+- A task that begins many in a row waits while the log is behind, and yields to the loop's other tasks in between.
 """
 
 from __future__ import annotations
@@ -15,56 +15,56 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from holdfast.agents.children import Child, ChildTask, check_chain
-from holdfast.agents.lookout import Lookout
+from holdfast.agents.quiescence import ChildWaiter
 
 if TYPE_CHECKING:
-    from holdfast.agents.run import Run
+    from holdfast.agents.context import RunContext
     from holdfast.protocol.events import ChildFinished
     from holdfast.protocol.stopping import Cause
 
-__all__ = ["BEGIN_AT_ONCE", "Branches"]
+__all__ = ["Branches"]
 
 T = TypeVar("T")
 K = TypeVar("K")
 
-BEGIN_AT_ONCE = 32
-"""So many begin before the loop's other tasks have their turn."""
+_BEGIN_AT_ONCE = 32
+"""Children that begin before the loop's other tasks have their turn."""
 
 
 class Branches(Generic[K]):
     """See the module. On the run's loop, by one task.
 
     Parameters:
-        run: the children's parent.
-        on_end: is told of each child that has ended: its key, how it ended, and the error that it raised, if it did.
-        on_closed: called before that, when nothing of a child is left: for a task that waits for something else.
+        parent: the children's parent.
+        on_end: called for each child that has ended: with its key, its outcome, and the error that it raised, if any.
+        on_closed: called before that, when the child's scope has closed: for a task that waits for something else.
     """
 
-    __slots__ = ("_begun", "_ended", "_lookout", "_on_closed", "_on_end", "_open", "run", "scope")
+    __slots__ = ("_begun", "_ended", "_on_closed", "_on_end", "_open", "_waiter", "parent", "scope")
 
     def __init__(
         self,
-        run: Run,
+        parent: RunContext,
         on_end: Callable[[K, ChildFinished, BaseException | None], object],
         *,
         on_closed: Callable[[Child], object] | None = None,
     ) -> None:
-        self.run = run
-        self.scope = run._around().child("branches")
+        self.parent = parent
+        self.scope = parent.innermost_scope().child("branches")
         self._on_end = on_end
         self._on_closed = on_closed
         self._open: dict[Child, K] = {}
         self._ended: list[Child] = []
-        self._lookout = Lookout(run._lines)
+        self._waiter = ChildWaiter(parent.activity)
         self._begun = 0
 
     @property
     def busy(self) -> int:
-        """Children that have begun and were not told as ended."""
+        """Children that have begun and whose end was not reported."""
         return len(self._open)
 
     async def driven(self, drive: Callable[[], Awaitable[T]]) -> T:
-        """Do what begins the children and hears of them; when it ends, in whatever way, they are gone.
+        """Run `drive`, which begins the children and handles their ends; when it ends, however it does, they are gone.
 
         Raises what `drive` raises, or `Interrupted`.
         """
@@ -72,36 +72,36 @@ class Branches(Generic[K]):
             async with self.scope:
                 return await drive()
         finally:
-            self._lookout.give_up()
+            self._waiter.give_up()
             self._ended = list(self._open)
-            self.tell()
+            self.report_ends()
 
     async def begin(self, task: ChildTask, key: K) -> Child:
-        """Begin a child, known by a key. Inside of `driven` only.
+        """Begin a child with this key. Inside `driven` only.
 
         Raises:
-            AgentCycle, LimitExceeded: it may not be, see `Run.delegate`.
+            AgentCycle, LimitExceeded: the child is refused; see `Run.delegate`.
         """
-        check_chain(self.run, task)
-        if self.run._recorder.behind:
-            await self.run._recorder.room()
+        check_chain(self.parent, task)
+        if self.parent.recorder.behind:
+            await self.parent.recorder.room()
         self._begun += 1
-        if self._begun % BEGIN_AT_ONCE == 0:
+        if self._begun % _BEGIN_AT_ONCE == 0:
             await asyncio.sleep(0)
-        child = Child(self.run, task, self.scope)
-        self._lookout.began()
+        child = Child(self.parent, task, self.scope)
+        self._waiter.began()
         self._open[child] = key
         child.start(functools.partial(self._post, child))
         return child
 
     async def changed(self, until: float | None = None) -> None:
-        """Wait until a child has ended, and tell of all that have; or until that time of the loop.
+        """Wait until a child has ended, or until that time of the loop, and report all that have ended.
 
-        Without a time, something has to be busy.
+        Without a time, a child must be open.
         """
         if not self._ended:
-            await self._lookout.wait(until)
-        self.tell()
+            await self._waiter.wait(until)
+        self.report_ends()
 
     def stop(self, child: Child, cause: Cause) -> None:
         """Interrupt one child; it ends within its scope's time for a stop."""
@@ -116,12 +116,12 @@ class Branches(Generic[K]):
     def _post(self, child: Child) -> None:
         if child in self._open:
             self._ended.append(child)
-            self._lookout.ended()
+            self._waiter.ended()
             if self._on_closed is not None:
                 self._on_closed(child)
 
-    def tell(self) -> None:
-        """Tell of all that have ended by now."""
+    def report_ends(self) -> None:
+        """Report all children that have ended by now."""
         ended, self._ended = self._ended, []
         for child in ended:
             self._on_end(self._open.pop(child), *child.ended())

@@ -1,4 +1,4 @@
-"""A child: an agent that runs inside of another one's run, in its scope, its journal and its budget."""
+"""A child: an agent that runs inside another one's run, with its scope, its journal and its budget."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from holdfast.agents.context import RunContext
 from holdfast.agents.results import told_briefly
 from holdfast.errors import AgentCycle, Interrupted, LimitExceeded, RunFailed, RunInterrupted
 from holdfast.protocol.events import ChildFinished, ChildStarted
@@ -16,30 +17,29 @@ from holdfast.runtime.line import release
 if TYPE_CHECKING:
     from holdfast.agents.agent import Agent
     from holdfast.agents.journal import Branch
-    from holdfast.agents.run import Run
     from holdfast.protocol.stopping import Cause
     from holdfast.runtime import Handle, Scope
 
-__all__ = ["Child", "ChildTask", "check_chain", "leave_off", "past_end", "run_child"]
+__all__ = ["Child", "ChildTask", "check_chain", "delegate", "leave_off", "past_end"]
 
-_PARTLY_LIMIT = 2000
+_PARTIAL_ANSWER_LIMIT = 2000
 _LOGGED = 10
-"""Errors of one child that are logged, of those that its parts raised together."""
+"""The most errors of one child that are logged when several of its parts raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildTask:
-    """What a child is asked, and how it stands to its parent.
+    """A child's agent and request, and its relation to its parent.
 
     Parameters:
         agent: does it.
-        text: what it is asked.
-        branch: its place in the program; the path is its id.
-        name: what it is called in the tree and in causes; default: the agent's name.
-        deadline_s: it is interrupted after so many seconds.
-        attachments: what comes with the text.
-        inherits: it sees the session's history as its parent does.
-        aloud: what it says is said by its parent too, as it comes.
+        text: the request.
+        branch: its call path; the path is the child's id.
+        name: display name for the tree and for causes; default: the agent's name.
+        deadline_s: interrupt the child after this many seconds.
+        attachments: the attachments of the request.
+        inherits: the child sees the session's history as its parent does.
+        aloud: the child's text is also emitted by its parent, as it comes.
     """
 
     agent: Agent
@@ -53,38 +53,38 @@ class ChildTask:
 
     @property
     def label(self) -> str:
-        """What people call it."""
+        """The display name."""
         return self.name or self.agent.name
 
 
-def check_chain(parent: Run, task: ChildTask) -> None:
-    """Refuse what can have no end.
+def check_chain(parent: RunContext, task: ChildTask) -> None:
+    """Refuse delegation without an end.
 
     Raises:
-        AgentCycle: it is asked what it is being asked already, further up.
-        LimitExceeded: children nested too deep.
+        AgentCycle: a run above already asks this agent the same.
+        LimitExceeded: children are nested too deep.
     """
-    if parent._depth_left < 1:
+    if parent.depth_left < 1:
         raise LimitExceeded(
             f"agents are nested too deep: {_chain(parent, task)}",
-            hint="a child may not go on delegating for ever: do it here",
+            hint="let the agent do the task itself, or raise its depth limit",
         )
-    above: Run | None = parent
+    above: RunContext | None = parent
     while above is not None:
         if _same(above.agent, task.agent) and above.text == task.text:
             raise AgentCycle(
-                f"the agent {task.agent.name!r} is asked what it is being asked already: {_chain(parent, task)}"
+                f"delegation cycle: agent {task.agent.name!r} is already handling this request: {_chain(parent, task)}"
             )
-        above = above._parent
+        above = above.parent
 
 
-def _chain(parent: Run, task: ChildTask) -> str:
-    """Who asked whom, for people."""
+def _chain(parent: RunContext, task: ChildTask) -> str:
+    """The names of the agents from the top down to the task, for people."""
     names = [task.agent.name]
-    above: Run | None = parent
+    above: RunContext | None = parent
     while above is not None:
         names.append(above.agent.name)
-        above = above._parent
+        above = above.parent
     return " ▸ ".join(reversed(names))
 
 
@@ -92,59 +92,71 @@ def _same(one: Agent, other: Agent) -> bool:
     return one is other or (one.name == other.name and one.work is other.work and one.model is other.model)
 
 
-def past_end(parent: Run, task: ChildTask) -> ChildFinished | None:
-    """How the child ended in an earlier attempt, if that stands; it is not run again then."""
-    past = parent._journal.outcome(task.branch.path, task.agent.name)
+def past_end(parent: RunContext, task: ChildTask) -> ChildFinished | None:
+    """Return the child's recorded outcome if an earlier attempt has one that stands; it is not run again then."""
+    past = parent.journal.outcome(task.branch.path, task.agent.name)
     if past is not None:
-        parent._journal.replayed += 1
-        parent._charge(parent._journal.used_inside(task.branch.path))
+        parent.journal.replayed += 1
+        parent.charge(parent.journal.used_inside(task.branch.path))
     return past
 
 
-def leave_off(parent: Run, task: ChildTask, cause: Cause) -> ChildFinished | None:
-    """End a child that an earlier attempt began and that is not gone on with; None if there was none."""
-    if not parent._journal.left_open(task.branch.path):
+def leave_off(parent: RunContext, task: ChildTask, cause: Cause) -> ChildFinished | None:
+    """End a child that an earlier attempt left open and this one does not resume; return its outcome, or None."""
+    if not parent.journal.left_open(task.branch.path):
         return None
     finished = ChildFinished(
         run_id=parent.run_id,
         child_id=task.branch.path,
         status="interrupted",
-        error=_told(task, cause),
+        error=_interrupted(task, cause),
         cause=cause,
         at=parent.now(),
     )
-    parent._write(finished)
-    parent._journal.child_ended(finished)
+    parent.write(finished)
+    parent.journal.child_ended(finished)
     return finished
 
 
-def _told(task: ChildTask, cause: Cause) -> str:
+def _interrupted(task: ChildTask, cause: Cause) -> str:
     return f"child {task.label} was interrupted ({cause.kind}): {cause.reason}"
 
 
-async def run_child(parent: Run, task: ChildTask) -> str:
-    """Run a child once there is room for it, and return its answer. Raises as `Run.delegate` does."""
-    await _room(parent)
+async def delegate(parent: RunContext, task: ChildTask) -> str:
+    """Run a child, or take its recorded outcome, and return its answer. Raises as `Run.delegate` does."""
+    check_chain(parent, task)
+    past = past_end(parent, task)
+    if past is None:
+        return await _run_child(parent, task)
+    if past.status == "completed":
+        return past.text
+    ending = RunFailed if past.status == "failed" else RunInterrupted
+    raise ending(past.error or f"child {task.agent.name} {past.status}")
+
+
+async def _run_child(parent: RunContext, task: ChildTask) -> str:
+    """Run a child once fewer are active than the parent's limits allow, and return its answer."""
+    await _child_slot(parent)
     try:
         return await _run(parent, task)
     finally:
-        parent._children -= 1
-        waiting, parent._for_room = parent._for_room, []
+        parent.active_children -= 1
+        waiting, parent.child_waiters = parent.child_waiters, []
         for waiter in waiting:  # all of them: one that is being interrupted would not pass it on
             release(waiter)
 
 
-async def _room(parent: Run) -> None:
-    """Wait while as many children are at work as the parent's limits allow."""
-    while parent.agent.model is not None and parent._children >= parent.agent.limits.children:
+async def _child_slot(parent: RunContext) -> None:
+    """Wait while as many children are active as the parent's limits allow."""
+    while parent.agent.model is not None and parent.active_children >= parent.agent.limits.children:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        parent._for_room.append(waiter)
+        parent.child_waiters.append(waiter)
         await waiter
-    parent._children += 1
+    parent.active_children += 1
 
 
-async def _run(parent: Run, task: ChildTask) -> str:
-    child = Child(parent, task, parent._around())
+async def _run(parent: RunContext, task: ChildTask) -> str:
+    child = Child(parent, task, parent.innermost_scope())
     try:
         async with child.scope:
             await child.begin()
@@ -152,8 +164,8 @@ async def _run(parent: Run, task: ChildTask) -> str:
         finished, _ = child.ended()
         if finished.error is not None and isinstance(problem, (Interrupted, Exception)):
             if finished.status == "failed":
-                raise RunFailed(finished.error, hint=child.partly) from problem
-            raise RunInterrupted(finished.error, hint=child.partly) from None
+                raise RunFailed(finished.error, hint=child.partial_answer) from problem
+            raise RunInterrupted(finished.error, hint=child.partial_answer) from None
         if finished.status == "completed" and not child.around.interrupt.triggered:
             return finished.text  # its deadline came when it had ended
         raise
@@ -161,22 +173,22 @@ async def _run(parent: Run, task: ChildTask) -> str:
 
 
 class Child:
-    """A child at work. Its owner tells it once how it ended, when its scope has closed.
+    """An active child. Its owner calls `ended` once, when the child's scope has closed.
 
     Parameters:
         around: the scope that owns the child's.
     """
 
-    __slots__ = ("around", "handle", "parent", "run", "scope", "task")
+    __slots__ = ("around", "context", "handle", "parent", "scope", "task")
 
-    def __init__(self, parent: Run, task: ChildTask, around: Scope) -> None:
+    def __init__(self, parent: RunContext, task: ChildTask, around: Scope) -> None:
         self.parent = parent
         self.task = task
         self.around = around
         self.scope = around.child(task.label, deadline_s=task.deadline_s)
         path = task.branch.path
         self.handle: Handle[None] | None = None
-        self.run: Run = type(parent)(
+        self.context = RunContext(
             run_id=path,
             root_id=parent.root_id,
             agent=task.agent,
@@ -186,16 +198,17 @@ class Child:
             messages=(Message(message_id=path, seq=0, content=task.text, attachments=task.attachments),),
             attempt=parent.attempt,
             scope=self.scope,
-            recorder=parent._recorder,
-            journal=parent._journal,
-            surroundings=parent._surroundings,
-            limits=parent._limits,
-            branch=task.branch,
+            recorder=parent.recorder,
+            journal=parent.journal,
+            host=parent.host,
+            limits=parent.limits,
+            call_path=task.branch,
+            perform=parent.perform,
             parent=parent,
-            inherits=task.inherits,
-            aloud=task.aloud,
+            inherits_history=task.inherits,
+            streams_to_parent=task.aloud,
         )
-        parent._write(
+        parent.write(
             ChildStarted(
                 run_id=parent.run_id,
                 child_id=path,
@@ -207,12 +220,12 @@ class Child:
         )
 
     def begin(self) -> Handle[None]:
-        """Begin the work, in the open scope."""
-        self.handle = self.scope.spawn(self.run.work(), name=self.task.label)
+        """Start the agent, in the open scope."""
+        self.handle = self.scope.spawn(self.context.perform(self.context), name=self.task.label)
         return self.handle
 
     def start(self, on_closed: Callable[[], object]) -> None:
-        """Open the scope and begin; ``on_closed`` is called soon after nothing of it is left.
+        """Open the scope and start the agent; ``on_closed`` is called soon after the scope has closed.
 
         Raises:
             Interrupted, ScopeClosed: the scope around it is being stopped.
@@ -222,7 +235,7 @@ class Child:
         self.scope.close_when_done(on_closed)
 
     def ended(self) -> tuple[ChildFinished, BaseException | None]:
-        """Write down how it ended, now that its scope has closed; and the error that it raised, if it did."""
+        """Write the outcome, now that the scope has closed; return it with the error that the child raised, if any."""
         scope, handle = self.scope, self.handle
         if scope.ended_by == "failure":
             problem = scope.errors[0]
@@ -237,37 +250,37 @@ class Child:
             return self._finish("completed", None, None), None  # perhaps before its interrupt reached it
         cause = scope.interrupt.cause or (error.cause if isinstance(error, Interrupted) else None)
         if cause is None or self.around.interrupt.triggered:
-            return self._finish("interrupted", None, None), None  # in a later attempt it goes on
-        return self._finish("interrupted", _told(self.task, cause), cause), None
+            return self._finish("interrupted", None, None), None  # a later attempt resumes it
+        return self._finish("interrupted", _interrupted(self.task, cause), cause), None
 
     def _finish(
         self, status: Literal["completed", "failed", "interrupted"], error: str | None, cause: Cause | None
     ) -> ChildFinished:
         parent = self.parent
         self._log_failures()
-        self.run.close()
+        self.context.close()
         finished = ChildFinished(
             run_id=parent.run_id,
             child_id=self.task.branch.path,
             status=status,
-            text=self.run.transcript.text,
+            text=self.context.transcript.text,
             error=error,
             cause=cause,
             at=parent.now(),
         )
-        if not parent._closed:
-            parent._write(finished)
-            parent._journal.child_ended(finished)
+        if not parent.closed:
+            parent.write(finished)
+            parent.journal.child_ended(finished)
         return finished
 
     def _log_failures(self) -> None:
         handle = self.handle
         raised = handle.exception() if handle is not None and handle.done() else None
         for error in (*self.scope.errors[:_LOGGED], *(() if raised is None else (raised,))):
-            self.run._log_failure(f"child {self.task.label!r} failed", error)
+            self.context.log_failure(f"child {self.task.label!r} failed", error)
 
     @property
-    def partly(self) -> str:
-        """What it said before it ended early, for whoever asked it."""
-        text = self.run.transcript.text
-        return f"it had said: {text[-_PARTLY_LIMIT:]}" if text else ""
+    def partial_answer(self) -> str:
+        """The hint of an error: the end of the text that the child emitted before it failed."""
+        text = self.context.transcript.text
+        return f"its output so far: {text[-_PARTIAL_ANSWER_LIMIT:]}" if text else ""

@@ -1,7 +1,7 @@
-"""Sums up what was said before, with the agent's model, when it is too much for one request.
+"""Summarizes a conversation with the agent's model when it is too long for one request.
 
-What was before the run is summed up when the run begins, and stays so: the summary takes its place in the transcript.
-What the run itself says and does is summed up for its next requests only; its own entries are written as they are.
+The history before the run is summarized when the run begins, for good: the summary replaces it in the transcript. The
+run's own messages are summarized for its next requests only; its entries in the transcript stay as they are.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from holdfast.protocol.model import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.agents.agent import Agent
+    from holdfast.agents.model import Model
+    from holdfast.protocol.loop import AgentLimits
     from holdfast.protocol.messages import Entry
 
 __all__ = ["context_limit", "divided", "estimated_tokens", "split", "summary_of", "with_summary"]
 
 INSTRUCTIONS = """\
-You sum up a conversation between a person and an assistant, so that the assistant can go on with your summary in place
-of it. Keep what the person wants, what was decided and why, names, numbers, paths and addresses as they are, what was
-tried and came of it, and what is still to be done. Leave out greetings and repetition. Write plain text."""
+You summarize a conversation between a person and an assistant, so that the assistant can continue with your summary in
+its place. Keep what the person wants, what was decided and why, names, numbers, paths and addresses as they are, what
+was tried and its results, and what is still to be done. Leave out greetings and repetition. Write plain text."""
 WANTED = "What the person asked for last:\n\n"
 BYTES_PER_TOKEN = 4
 MESSAGE_TOKENS = 8
 LONGEST_RESULT_BYTES = 2000
 KEPT = 2
-"""Messages of a person, with what followed them, that stay as they are where there is room for them."""
+"""The last user messages that stay as they are, with all that follows them, if there is room."""
 
 
 def estimated_tokens(messages: Sequence[ModelMessage]) -> int:
-    """About how many tokens the messages take in a request."""
+    """Estimate the tokens that the messages take in a request."""
     return sum(MESSAGE_TOKENS + _size(message) // BYTES_PER_TOKEN for message in messages)
 
 
@@ -55,18 +56,15 @@ def _size(message: ModelMessage) -> int:
     return len(message.content)
 
 
-def context_limit(agent: Agent) -> int | None:
-    """From how many tokens on an agent with a model sums up; None: never."""
-    if agent.limits.context_tokens is not None:
-        return agent.limits.context_tokens
-    model = agent.model
-    assert model is not None
-    assert not isinstance(model, str)
+def context_limit(model: Model, limits: AgentLimits) -> int | None:
+    """Return the number of tokens above which an agent with this model and these limits summarizes; None: never."""
+    if limits.context_tokens is not None:
+        return limits.context_tokens
     return None if model.context_tokens is None else model.context_tokens * 3 // 4
 
 
 def split(entries: Sequence[Entry], *, keep: int = KEPT) -> tuple[Sequence[Entry], Sequence[Entry]]:
-    """What is summed up, and what stays: the last `keep` messages of a person and what followed them."""
+    """Split into the entries to summarize and those that stay: the last `keep` user messages and all that follows."""
     if keep < 1:
         return entries, ()
     heads = [at for at, entry in enumerate(entries) if entry.role == "user"]
@@ -75,7 +73,7 @@ def split(entries: Sequence[Entry], *, keep: int = KEPT) -> tuple[Sequence[Entry
 
 
 def divided(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], Sequence[ModelMessage]]:
-    """What a run's next requests can do without, and what they need as it is: the last answer and its results."""
+    """Split into the messages to summarize and those that the next request needs: the last answer and its results."""
     at = max((at for at, message in enumerate(messages) if isinstance(message, AssistantMessage)), default=0)
     return messages[:at], messages[at:]
 
@@ -83,7 +81,7 @@ def divided(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], S
 def with_summary(
     summary: str, old: Sequence[ModelMessage], rest: Sequence[ModelMessage], *, limit: int
 ) -> list[ModelMessage]:
-    """The messages of a run that goes on with a summary of the old ones; what the person wants stays as it was said."""
+    """Return the messages of a run whose old ones are summarized; the last user message stays verbatim."""
     asked = next((message for message in reversed(old) if isinstance(message, UserMessage)), UserMessage(content=""))
     wanted = cut(asked.content.rpartition(WANTED)[2], limit * BYTES_PER_TOKEN // 4)
     return [
@@ -93,7 +91,7 @@ def with_summary(
 
 
 def _cut_results(messages: Sequence[ModelMessage], room: int) -> list[ModelMessage]:
-    """The messages, with results that take no more than so many bytes in all."""
+    """Return the messages, with their results truncated to `room` bytes in all."""
     results = sum(isinstance(message, ToolMessage) for message in messages)
     each = room // max(1, results)
     return [
@@ -105,29 +103,29 @@ def _cut_results(messages: Sequence[ModelMessage], room: int) -> list[ModelMessa
 
 
 async def summary_of(
-    agent: Agent, messages: Sequence[ModelMessage], *, run_id: str = "", step: int = 0
+    model: Model, messages: Sequence[ModelMessage], *, limit: int | None, run_id: str = "", step: int = 0
 ) -> StepFinished:
-    """One request for a summary of the messages, as that step of the run. Raises `ModelFailed`."""
-    model = agent.model
-    assert model is not None
-    assert not isinstance(model, str)
-    told = "\n\n".join(map(_line, messages))
-    limit = context_limit(agent)
+    """Request a summary of the messages from the model, as that step of the run. Raises `ModelFailed`.
+
+    Parameters:
+        limit: the tokens that the request may take; None: any number.
+    """
+    text = "\n\n".join(map(_line, messages))
     if limit is not None:
-        told = cut(told, limit * BYTES_PER_TOKEN)
+        text = cut(text, limit * BYTES_PER_TOKEN)
     pieces: list[str] = []
     end: EndPart | None = None
-    async with opened(model, ModelRequest(messages=(UserMessage(content=told),), instructions=INSTRUCTIONS)) as parts:
+    async with opened(model, ModelRequest(messages=(UserMessage(content=text),), instructions=INSTRUCTIONS)) as parts:
         async for part in parts:
             if isinstance(part, TextPart):
                 pieces.append(part.text)
             elif isinstance(part, EndPart):
                 end = part
                 break
-    text = "".join(pieces).strip()
-    if end is None or not text:
-        raise ModelFailed("the model gave no summary of the conversation", retry_after_s=0.0)
-    return StepFinished(run_id=run_id, step=step, text=text, usage=end.usage, model=end.model)
+    summary = "".join(pieces).strip()
+    if end is None or not summary:
+        raise ModelFailed("the model returned no summary of the conversation", retry_after_s=0.0)
+    return StepFinished(run_id=run_id, step=step, text=summary, usage=end.usage, model=end.model)
 
 
 def _line(message: ModelMessage) -> str:

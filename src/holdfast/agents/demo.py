@@ -1,7 +1,7 @@
 """The demo agent: a scripted workbench that needs no key and does real work, to try stops and crashes on.
 
 It is replayable: everything it does goes through `Run.call` as an idempotent call, so a run that was killed in the
-middle goes on after the restart, and says so.
+middle resumes after the restart, and reports that.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ I am the demo agent. I need no key, and what I do is real work that you can stop
 
   count <text>    count the words of a text (any other request is counted too)
   steps <n>       n steps of half a second; kill -9 the server in the middle and start it again
-  stream <n>      say n words slowly
+  stream <n>      emit n words slowly
   parallel <n>    n branches at once: tasks, threads and process trees in turn
   tree            a tree of stubborn processes that ignore SIGTERM, until you stop me
   child <request> hand the request to a child agent
   resist <s>      ignore the interrupt for s seconds while I clean up
-  background <s>  go on for s seconds after this run, then report back as a message
+  background <s>  work for s seconds after this run, then report back as a message
   fail            raise an error
   help            this text
 """
@@ -47,7 +47,7 @@ time.sleep(float(sys.argv[1]))
 
 
 def count_words(text: str) -> int:
-    """How many words the text has."""
+    """Count the words of the text."""
     return len(text.split())
 
 
@@ -123,7 +123,7 @@ async def _tree(run: Run, text: str) -> None:
 
 async def _child(run: Run, text: str) -> None:
     answer = await run.delegate(agent, text or "count the words of this")
-    await run.emit(f"The child says: {answer}")
+    await run.emit(f"The child answered: {answer}")
 
 
 async def _resist(run: Run, text: str) -> None:
@@ -175,9 +175,9 @@ def _number(text: str, default: int) -> int:
 
 
 async def _work(run: Run) -> AsyncIterator[str]:
-    """A scripted workbench: say help to see what it can do."""
+    """Serve each message of the run: find its request and call it."""
     if run.attempt > 1:
-        yield f"(Going on after a restart: this is attempt {run.attempt} of the same run.)\n"
+        yield f"(Resumed after a restart: this is attempt {run.attempt} of the same run.)\n"
     for number, message in enumerate(run.messages):
         if number:
             yield "\n"
@@ -186,10 +186,10 @@ async def _work(run: Run) -> AsyncIterator[str]:
         if request is None:
             await _count(run, message.content)
             if number == len(run.messages) - 1:
-                yield " Say help to see what else I can do."
+                yield " Send help to see what else I can do."
         else:
             await request(run, rest.strip())
 
 
-agent = Agent(name="demo", work=_work, replayable=True, description="a scripted workbench; say help")
+agent = Agent(name="demo", work=_work, replayable=True, description="a scripted workbench; send help")
 """The agent that `holdfast serve` hosts when none is named."""

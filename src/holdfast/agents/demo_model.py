@@ -1,7 +1,7 @@
 """``scripted:demo``: a model of a few rules that does real work with the assistant's tools, without a key or network.
 
-It looks at the last request and at what the calls since then gave, and says what comes next. A tool that its agent does
-not have is done without.
+It looks at the last request and the results of the calls since then, and chooses the next answer. It does without tools
+that its agent does not have.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ I am the demo model: a few rules instead of a mind, but the tools are real. Ask 
   report             a report about the files here, with the terminal, Python and a child agent
   run <command>      a command in the terminal
   python <script>    a Python script
-  start <command>    a process that goes on in the background
+  start <command>    a process that continues in the background
   delegate <task>    hand the task to a child agent
   fetch <address>    read a web page
   ask <question>     ask you something and wait for the answer
@@ -50,7 +50,7 @@ _SHOWN = 1500
 
 
 def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
-    """A new demo model.
+    """Return a new demo model.
 
     Parameters:
         pace_s: time before each piece of an answer, in seconds.
@@ -59,7 +59,7 @@ def demo_model(*, pace_s: float = 0.02) -> ScriptedModel:
 
 
 class _Task:
-    """What the last request was, and what was done for it since then."""
+    """The last request, and the results of the calls since then."""
 
     def __init__(self, request: ModelRequest) -> None:
         messages = request.messages
@@ -70,7 +70,7 @@ class _Task:
         self.tools = {tool.name for tool in request.tools}
 
     def result(self, name: str) -> str | None:
-        """What the last call of that tool gave, shortened; None if there was none."""
+        """Return the shortened result of the last call of that tool, or None."""
         found = next((message for message in reversed(self.results) if message.name == name), None)
         if found is None:
             return None
@@ -90,7 +90,7 @@ def _answer(request: ModelRequest) -> ScriptedAnswer:
 
 
 def _one(tool: str, parameter: str, begin: str = "") -> Callable[[_Task, str], Iterator[Any]]:
-    """A rule that makes one call and tells its result."""
+    """Return a rule that makes one call and answers with its result."""
 
     def rule(task: _Task, rest: str) -> Iterator[Any]:
         if tool not in task.tools:
@@ -118,7 +118,7 @@ def _wait(task: _Task, rest: str) -> Iterator[Any]:
 
 
 def _report(task: _Task, rest: str) -> Iterator[Any]:
-    """Look with the terminal; count with Python while a child reads; write it down; say it."""
+    """Look with the terminal; count with Python while a child reads; write the report; answer with it."""
     listing, counted, read = (task.result(name) for name in ("terminal", "python", "delegate"))
     if "terminal" in task.tools and listing is None:
         yield "I look at what is here first."
@@ -149,7 +149,7 @@ def _report(task: _Task, rest: str) -> Iterator[Any]:
 
 def _text(listing: str | None, counted: str | None, read: str | None) -> str:
     parts = ["# The files here"]
-    for title, found in (("What is here", listing), ("By kind", counted), ("What the README says", read)):
+    for title, found in (("What is here", listing), ("By kind", counted), ("From the README", read)):
         if found:
             parts.append(f"## {title}\n\n```\n{found}\n```")
     return "\n\n".join(parts) + "\n"

@@ -1,8 +1,7 @@
-"""The journal of a run: each call's intent is durable before its effect, and a result that is in the log is replayed.
+"""The journal of a run: each call's intent is durable before its effect, and a recorded result is replayed.
 
-A call's id is its place in the program: the run's id, then the branch, then its number there. Branches (`Run.spawn`,
-`Run.parallel`, `Run.delegate`) count for themselves, so the ids are the same in every attempt, however the branches
-interleave.
+A call's id is its place in the program: the run's id, then the numbers on the way down to it. Subtasks, parallel
+functions and children number their own calls, so the ids are the same in every attempt, however these interleave.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Protocol
 
 from holdfast.errors import NotDeterministic
 from holdfast.protocol.events import (
@@ -27,36 +25,11 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages import Answer, Usage
 
-__all__ = ["Branch", "Journal", "Recorder", "current_branch"]
-
-
-class Recorder(Protocol):
-    """Where a run's events go. Given by the host; used on the run's event loop only."""
-
-    @property
-    def behind(self) -> bool:
-        """Whether too much is given and not yet stored. May be read from any thread."""
-        ...
-
-    def write(self, event: Event) -> None:
-        """Take an event; it is stored within milliseconds."""
-        ...
-
-    async def written(self) -> None:
-        """Wait until all that was given to `write` is stored: the run then still held its session."""
-        ...
-
-    async def room(self) -> None:
-        """Wait while `behind`."""
-        ...
-
-    def late(self) -> None:
-        """Count something that came too late: of a run or call that has ended, and that left a survivor behind."""
-        ...
+__all__ = ["Branch", "Journal", "current_branch"]
 
 
 class Branch:
-    """A line of execution that numbers its calls."""
+    """The path of a task or thread of the run in its call tree; it numbers the calls made there."""
 
     __slots__ = ("_numbers", "path")
 
@@ -65,7 +38,7 @@ class Branch:
         self._numbers = itertools.count(1)
 
     def next_id(self) -> str:
-        """The id of the next call or branch. From any thread."""
+        """Return the id of the next call, subtask or child. From any thread."""
         return f"{self.path}.{next(self._numbers)}"
 
 
@@ -75,7 +48,7 @@ current_branch: ContextVar[Branch | None] = ContextVar("holdfast_branch", defaul
 
 
 class Journal:
-    """What earlier attempts of a run did, and whether the run could be made once more.
+    """The recorded calls, steps, answers and children of a run, and whether the run can be replayed.
 
     Parameters:
         events: the stored events of the run, oldest first; empty in a first attempt.
@@ -109,12 +82,12 @@ class Journal:
         self._restarts = 0
         self._inside: dict[str, Usage] | None = None  # what was used, by the call or child around it
         self.replayed = 0
-        """Results that were taken from the log in this attempt."""
+        """Results that this attempt took from the log."""
         self.remembers = False
-        """Whether what came of this attempt's own calls and children counts too: code that is run again after an answer
-        does not repeat them. To be set before the first of them."""
+        """Whether to record this attempt's own calls and children too, so that code that runs again after an answer
+        does not repeat them. Set it before the first of them."""
         self.discard_from: int | None = None
-        """The seq from which on a new attempt says everything again; None: from the start."""
+        """The seq from which a new attempt repeats all output; None: from the start."""
         for event in events:
             self._take(event)
 
@@ -150,28 +123,28 @@ class Journal:
 
     @property
     def restarts_in_vain(self) -> int:
-        """Restarts since the last step, call or question that came to something: a run that gets on may go on."""
+        """Restarts since the last step, call or question that completed: a run that makes progress may be resumed."""
         return self._restarts
 
     @property
     def replayable(self) -> bool:
-        """Whether each call that was started, in this attempt too, has its result, or may be made again."""
+        """Whether each call that was started, in this attempt too, has its result or may be repeated."""
         return not self._open
 
     @property
     def begun_names(self) -> tuple[str, ...]:
-        """The names of all calls that were made, in this attempt too: their effects may be there."""
+        """The names of all calls that were started, in this attempt too: they may have had effects."""
         return tuple(self._names)
 
     @property
     def steered_ids(self) -> frozenset[str]:
-        """The messages that the run was given while it was on."""
+        """The ids of the messages that earlier attempts took by steering."""
         if not self._steered:
             return _NO_IDS
         return frozenset(message_id for ids in self._steered.values() for message_id in ids)
 
     def begun(self, call: ToolStarted) -> None:
-        """A call is made."""
+        """Record the start of a call."""
         self._names[call.name] = None
         if self.remembers:
             self._intents[call.call_id] = call
@@ -179,7 +152,7 @@ class Journal:
             self._open[call.call_id] = None
 
     def ended(self, call: ToolFinished) -> None:
-        """A call has ended; where it was interrupted, its effect may be there or not."""
+        """Record the end of a call; an interrupted one may have had its effect."""
         if call.status != "interrupted":
             if self.remembers:
                 self._results[call.call_id] = call
@@ -187,7 +160,7 @@ class Journal:
             self._close_inside(call.call_id)
 
     def child_ended(self, child: ChildFinished) -> None:
-        """A child has ended. Where its end stands (`outcome`), what it left open inside is not made again either."""
+        """Record the end of a child. If its end stands (`outcome`), its open calls are not repeated either."""
         if self.remembers:
             self._children[child.child_id] = child
         if stands(child):
@@ -199,7 +172,7 @@ class Journal:
                 del self._open[call_id]
 
     def past(self, call_id: str, name: str, arguments: object) -> ToolFinished | None:
-        """The result of the call in an earlier attempt. Raises `NotDeterministic` if that was another call."""
+        """Return the call's result from an earlier attempt. Raises `NotDeterministic` if that was another call."""
         intent = self._intents.get(call_id)
         if intent is None:
             return None
@@ -213,23 +186,23 @@ class Journal:
         return result
 
     def has_result(self, call_id: str) -> bool:
-        """Whether the call came to something in an earlier attempt: it is not made again."""
+        """Return whether the call has a recorded result, so that it is not repeated."""
         return call_id in self._results
 
     def step(self, run_id: str, step: int) -> StepFinished | None:
-        """What the model answered in that step of an earlier attempt."""
+        """Return the model's answer in that step of an earlier attempt."""
         return self._steps.get((run_id, step))
 
     def steered(self, step: int) -> Sequence[str]:
-        """The messages that were given to the run before that step in an earlier attempt."""
+        """Return the ids of the messages that an earlier attempt took before that step."""
         return self._steered.get(step, ())
 
     def answer(self, question_id: str) -> Answer | None:
-        """What a person decided in an earlier attempt."""
+        """Return a person's answer from an earlier attempt."""
         return self._answers.get(question_id)
 
     def outcome(self, child_id: str, agent: str) -> ChildFinished | None:
-        """How the child ended in an earlier attempt. Raises `NotDeterministic` if that was another one."""
+        """Return the child's end in an earlier attempt. Raises `NotDeterministic` if that was another child."""
         known = self._children.get(child_id)
         if known is None:
             return None
@@ -240,16 +213,16 @@ class Journal:
         return None
 
     def knows_child(self, child_id: str) -> bool:
-        """Whether the child was begun before the run left the memory."""
+        """Return whether an earlier attempt began the child."""
         return child_id in self._children
 
     def left_open(self, child_id: str) -> bool:
-        """Whether an earlier attempt began the child, and its end does not stand."""
+        """Return whether an earlier attempt began the child, and its end does not stand."""
         known = self._children.get(child_id)
         return known is not None and not (isinstance(known, ChildFinished) and stands(known))
 
     def used_inside(self, child_id: str) -> Usage:
-        """What the child or call, and the children below it, used in earlier attempts, by whole steps and calls."""
+        """Return the usage of the child or call, and of all below it, in earlier attempts: whole steps and calls."""
         if self._inside is None:
             self._inside = self._sum_up()
         return self._inside.get(child_id, Usage())
@@ -266,7 +239,7 @@ class Journal:
 
 
 def _around(inner: str) -> Iterator[str]:
-    """The ids that begin this one."""
+    """The ids of all calls and children around this one, the innermost first."""
     end = inner.rfind(".")
     while end > 0:
         yield inner[:end]
@@ -274,5 +247,5 @@ def _around(inner: str) -> Iterator[str]:
 
 
 def stands(child: ChildFinished) -> bool:
-    """Whether a new attempt takes the child's end as it is; else it ended with its parent, and goes on."""
+    """Return whether a new attempt accepts the child's end; otherwise it ended with its parent, and resumes."""
     return child.status != "interrupted" or child.error is not None

@@ -1,16 +1,16 @@
 """Many coroutines of one run, a bounded number at a time, with a task only for those that wait.
 
-A lane is a task that takes one coroutine after another, each in a context of its own, up to the first one that waits:
-that one is its last, and other lanes are started to go on with the rest. So what never waits costs no task, as with
-eager tasks, and what waits has one to itself: `asyncio.timeout`, task groups and scopes inside of it work as
-everywhere, and a cancellation that comes too late for it meets no other one.
+A lane is a task that runs one coroutine after another, each in a context of its own, up to the first one that waits:
+that one is its last, and other lanes start for the rest. So a coroutine that never waits costs no task, as with eager
+tasks, and one that waits has a task to itself: `asyncio.timeout`, task groups and scopes inside it work as everywhere,
+and a cancellation that comes too late for it reaches no other one.
 
 Invariants
 - Coroutines begin in the order of their source; the next one is taken when there is room for it, and not before.
-- At most ``room`` lanes have work, so at most so many coroutines have begun and not ended.
-- Each lane is counted off once, also one that is cancelled before it begins, and never runs at all.
-- A source that is to be awaited is awaited by one task, the one that made all this; each of its items has a lane.
-- Who takes many in a row waits while the log is behind, and lets the loop's other tasks go in between.
+- At most ``room`` lanes have work, so at most ``room`` coroutines have begun and not ended.
+- Each lane is counted off once, also one that is cancelled before it begins and never runs.
+- An async source is awaited by one task, the one that called `done`; each of its items has a lane.
+- A task that takes many in a row waits while the log is behind, and yields to the loop's other tasks in between.
 - The number of a coroutine is its place in the source, and in the journal.
 - Nothing passes from one coroutine of a lane to the next: no context variable, and no cancellation of the task.
 """
@@ -24,24 +24,24 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, G
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.journal import Branch, current_branch
-from holdfast.agents.lookout import Lookout
 from holdfast.agents.placing import no_exit
+from holdfast.agents.quiescence import ChildWaiter
 from holdfast.agents.results import told_briefly
 from holdfast.errors import Interrupted
 
 if TYPE_CHECKING:
-    from holdfast.agents.run import Run
+    from holdfast.agents.context import RunContext
     from holdfast.runtime import Handle, Scope
 
 __all__ = ["Lanes"]
 
 _END = object()
 _AT_ONCE = 32
-"""So many begin before the loop's other tasks have their turn."""
+"""Coroutines that begin before the loop's other tasks have their turn."""
 _GROWTH = 2
-"""So many lanes begin for one that has to wait, so that a thousand that wait have all begun after ten ticks."""
-_TOLD = 10
-"""So many errors that came after the first one are told."""
+"""Lanes that begin for each one that has to wait, so that a thousand that wait have all begun after ten ticks."""
+_NOTED_ERRORS = 10
+"""Errors after the first one that its notes describe."""
 
 
 class _Lane:
@@ -54,7 +54,7 @@ class _Lane:
         self.begun = False
 
     def take_name(self, name: str) -> None:
-        """It is called what the coroutine is that it has."""
+        """Take the name of the coroutine that the lane runs."""
         if self.handle is not None:
             self.handle.name = name
 
@@ -63,20 +63,19 @@ class Lanes:
     """See the module. Used once, by one task of the run's loop.
 
     Parameters:
-        run: whose lines and log these are.
+        run: the run that the coroutines belong to.
         scope: owns the lanes; not yet open.
-        label: what the coroutine with this number (from 0) is called.
-        items: what there is to do.
+        label: returns the display name of the coroutine with this number (from 0).
+        items: the source.
         begin: makes the coroutine for an item.
-        place: the branch with this number (from 0): where a coroutine counts its calls.
-        room: how many may be at work.
+        place: returns the call path of the coroutine with this number (from 0).
+        room: how many may be active.
     """
 
     __slots__ = (
         "_begin",
         "_items",
         "_label",
-        "_lookout",
         "_over",
         "_place",
         "_plain",
@@ -84,11 +83,12 @@ class Lanes:
         "_room",
         "_run",
         "_scope",
+        "_waiter",
     )
 
     def __init__(
         self,
-        run: Run,
+        run: RunContext,
         scope: Scope,
         *,
         label: Callable[[int], str],
@@ -105,21 +105,21 @@ class Lanes:
         self._begin = begin
         self._place = place
         self._room = room
-        self._lookout = Lookout(run._lines)
+        self._waiter = ChildWaiter(run.activity)
         self._results: list[Any] = []
-        self._over = False  # no more are taken: there are none, or one has raised
+        self._over = False  # no more are taken: the source has ended, or one has raised
 
     async def done(self) -> list[Any]:
-        """Do all of it; the results in the order of the items.
+        """Run all; return the results in the order of the items.
 
-        The first error interrupts the scope and is raised, with notes about those that came after it.
+        The first error interrupts the scope and is raised, with notes about later ones.
         """
         try:
             async with self._scope:
                 return await self._all()
         except BaseExceptionGroup:
             if len(self._scope.errors) < 2:
-                raise  # it is one of an item's own
+                raise  # an item raised the group itself
         raise self._first_error()
 
     async def _all(self) -> list[Any]:
@@ -128,42 +128,42 @@ class Lanes:
                 await self._feed(aiter(self._items))
             else:
                 self._start(self._one_after_another)
-            while self._lookout.busy:
-                await self._lookout.wait()
+            while self._waiter.busy:
+                await self._waiter.wait()
         finally:
-            self._lookout.give_up()
+            self._waiter.give_up()
         return self._results
 
     def _first_error(self) -> BaseException:
         first, *others = self._scope.errors
-        for other in others[:_TOLD]:
+        for other in others[:_NOTED_ERRORS]:
             first.add_note(f"then, {', '.join(getattr(other, '__notes__', ()))}: {told_briefly(other)}")
-        if len(others) > _TOLD:
-            first.add_note(f"and {len(others) - _TOLD:,} more")
+        if len(others) > _NOTED_ERRORS:
+            first.add_note(f"and {len(others) - _NOTED_ERRORS:,} more")
         return first
 
     async def _feed(self, source: AsyncIterator[Any]) -> None:
-        lookout, recorder = self._lookout, self._run._recorder
+        waiter, recorder = self._waiter, self._run.recorder
         while True:
-            while lookout.busy >= self._room:
-                await lookout.wait()
+            while waiter.busy >= self._room:
+                await waiter.wait()
             if recorder.behind:
                 await recorder.room()
-            item = await anext(source, _END) if self._goes_on() else _END
-            if item is _END or not self._goes_on():
+            item = await anext(source, _END) if self._has_more() else _END
+            if item is _END or not self._has_more():
                 return
             self._start(functools.partial(self._one, item, self._take()))
 
-    def _goes_on(self) -> bool:
+    def _has_more(self) -> bool:
         return not self._over
 
     def _take(self) -> int:
-        """The number of the item that was taken now."""
+        """Return the number of the item that was just taken."""
         self._results.append(None)
         return len(self._results) - 1
 
     def _start(self, work: Callable[[_Lane], Coroutine[Any, Any, object]]) -> None:
-        self._lookout.began()
+        self._waiter.began()
         lane = _Lane()
         lane.handle = self._scope.spawn(self._run_lane(work, lane), name=self._scope.name)
         task = lane.handle.task
@@ -171,9 +171,9 @@ class Lanes:
             task.add_done_callback(functools.partial(self._never_began, lane))
 
     def _grow(self) -> None:
-        """One that has begun waits: others go on with the rest."""
+        """Start lanes for the rest, because one that has begun waits."""
         for _ in range(_GROWTH):
-            if self._over or self._lookout.busy >= self._room or isinstance(self._items, AsyncIterable):
+            if self._over or self._waiter.busy >= self._room or isinstance(self._items, AsyncIterable):
                 return
             self._start(self._one_after_another)
 
@@ -181,19 +181,19 @@ class Lanes:
         lane.begun = True
         try:
             if lane.handle is None:
-                await asyncio.sleep(0)  # an eager task: what it begins would begin inside of what is beginning now
+                await asyncio.sleep(0)  # eager: it would begin inside the coroutine that begins now
             await work(lane)
         except asyncio.CancelledError:
             self._cancelled(lane, "was cancelled")
             raise
         finally:
-            self._lookout.ended()
+            self._waiter.ended()
 
     def _never_began(self, lane: _Lane, _: asyncio.Task[None]) -> None:
-        """A lane's task has ended; if it was cancelled before its first step, nothing else told of it."""
+        """Count off a lane whose task was cancelled before its first step; nothing else reports it."""
         if not lane.begun:
             self._cancelled(lane, "was cancelled before it began")
-            self._lookout.ended()
+            self._waiter.ended()
 
     def _cancelled(self, lane: _Lane, what: str) -> None:
         self._over = True
@@ -201,7 +201,7 @@ class Lanes:
         self._scope.interrupt.trigger(f"{name} {what}", kind="stop")
 
     async def _one_after_another(self, lane: _Lane) -> None:
-        recorder = self._run._recorder
+        recorder = self._run.recorder
         taken = 0
         while not self._over:
             if recorder.behind:
@@ -209,18 +209,18 @@ class Lanes:
             elif taken == _AT_ONCE:
                 taken = 0
                 await asyncio.sleep(0)
-            item = next(self._plain, _END) if self._goes_on() else _END
+            item = next(self._plain, _END) if self._has_more() else _END
             if item is _END:
                 self._over = True
                 return
             taken += 1
             if await self._one(item, self._take(), lane):
-                if self._goes_on() and not self._scope.interrupt.triggered:
+                if self._has_more() and not self._scope.interrupt.triggered:
                     self._start(self._one_after_another)
                 return
 
     async def _one(self, item: Any, number: int, lane: _Lane) -> bool:
-        """Do one of them; whether the task is its own: it has waited in it, or cancelled it."""
+        """Run one; return whether the task is its own: it has waited in it, or cancelled it."""
         coroutine = self._begin(item)
         context = contextvars.copy_context()
         try:
@@ -236,13 +236,13 @@ class Lanes:
         except BaseException as error:
             self._over = True
             lane.take_name(self._label(number))
-            self._tell(error, self._label(number))
+            self._annotate(error, self._label(number))
             raise
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
 
-    def _tell(self, error: BaseException, label: str) -> None:
-        """One has raised. What a scope takes for the end of a single member ends all of them here."""
+    def _annotate(self, error: BaseException, label: str) -> None:
+        """Name the item in its error. An interrupt or exit that a scope takes for one member's end ends all here."""
         match error:
             case Exception():
                 error.add_note(f"in {label}")
@@ -255,25 +255,25 @@ class Lanes:
 
 
 def _first_step(coroutine: Coroutine[Any, Any, Any], branch: Branch) -> Any:
-    """In the coroutine's own context."""
+    """Begin the coroutine, in its own context."""
     current_branch.set(branch)
     return coroutine.send(None)
 
 
 class _Rest:
-    """What is left of a coroutine that has begun to wait; awaited by its lane, it goes on in its own context."""
+    """The rest of a coroutine that has begun to wait; awaited by its lane, it continues in its own context."""
 
-    __slots__ = ("_context", "_told", "_waits", "gi_yieldfrom")
+    __slots__ = ("_context", "_reported", "_waits", "gi_yieldfrom")
 
     def __init__(self, context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], waits: Any) -> None:
         self._context = context
         self._waits = waits
-        self._told = False
+        self._reported = False
         self.gi_yieldfrom = coroutine
-        """Named as a generator has it, for whoever looks where a task is."""
+        """Named as in a generator, for tools that show where a task waits."""
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self  # type: ignore[return-value]  # it has all that is used of a generator
+        return self  # type: ignore[return-value]  # it has all methods of a generator that are used
 
     def __iter__(self) -> _Rest:
         return self
@@ -282,9 +282,9 @@ class _Rest:
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        """Go on; gives what the coroutine waits for, or raises `StopIteration` with its result."""
-        if not self._told:
-            self._told = True
+        """Continue; return the next thing that the coroutine waits for, or raise `StopIteration` with its result."""
+        if not self._reported:
+            self._reported = True
             waits, self._waits = self._waits, None
             return waits
         return self._context.run(self.gi_yieldfrom.send, value)

@@ -1,10 +1,10 @@
-"""Drives the agent loop of `holdfast.protocol.loop`: asks the model, calls the tools, writes down what comes of it.
+"""Drives the agent loop of `holdfast.protocol.loop`: requests answers from the model, calls tools, writes the results.
 
 Invariants
 - A step's answer and a call's intent are durable before the call has its effect, all after one wait for the log.
-- The request to the model has a scope of its own: whatever ends it, the connection is closed when the scope is.
-- Each call has a scope of its own in the step's, and is reported once that scope has closed: what is left of it then
-  does not count. The step ends after all its calls, also when it is interrupted; then each gets its last result.
+- Each request to the model has a scope of its own: whatever ends it, the connection is closed when the scope is.
+- Each call has a scope of its own in the step's, and is reported once that scope has closed: output after that does not
+  count. The step ends after all its calls, also when it is interrupted; then each gets its final result.
 - One task drives all of it. Calls and answers come in through `_post`, on the run's loop.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 import msgspec
 
-from holdfast.agents.call import Call, start_call
+from holdfast.agents.call import CallContext, start_call
 from holdfast.agents.calls import begin_call, end_call
 from holdfast.agents.compacting import context_limit, divided, estimated_tokens, split, summary_of, with_summary
 from holdfast.agents.model import opened
@@ -45,9 +45,12 @@ from holdfast.protocol.model import (
 from holdfast.protocol.transcript import STEP_BREAK, last_kept, result_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.agents.agent import Agent
+    from holdfast.agents.context import RunContext
     from holdfast.agents.model import Model
     from holdfast.agents.placing import Placement
-    from holdfast.agents.run import Run
     from holdfast.agents.tool import Tool
     from holdfast.runtime import Handle, Scope
 
@@ -56,82 +59,92 @@ __all__ = ["work_with_model"]
 Status = Literal["ok", "error", "interrupted"]
 
 
-async def work_with_model(run: Run) -> None:
-    """Do the work of an agent that has a model.
+async def work_with_model(context: RunContext, new_call: Callable[[str], CallContext]) -> None:
+    """Run an agent that has a model.
+
+    Parameters:
+        new_call: makes what a tool's function gets of its call, from the call's id.
 
     Raises:
-        ModelFailed: the model failed, and asking it again did not help.
+        ModelFailed: the model failed, and retries did not help.
         ConfigurationError: two tools have the same name.
-        Interrupted: the run was interrupted, by its budget or its deadline perhaps.
+        Interrupted: the run was interrupted, perhaps by its budget or its deadline.
     """
-    agent = run.agent
-    model = agent.model
-    assert model is not None
-    assert not isinstance(model, str)
+    agent = context.agent
+    model = _model_of(agent)
     tools = toolbox(agent)
-    messages = list(conversation(await _history(run)))
-    for message in run.messages:
+    messages = list(conversation(await _history(context)))
+    for message in context.messages:
         messages = with_user(messages, UserMessage(content=message.content, attachments=message.attachments))
     loop = Loop(
-        run_id=run.run_id,
+        run_id=context.run_id,
         messages=messages,
         instructions=agent.instructions,
         tools=tools,
         settings=agent.settings,
         limits=agent.limits,
     )
-    await _Driver(run, model, loop, tools).drive()
+    await _Driver(context, model, loop, tools, new_call).drive()
 
 
-async def _history(run: Run) -> Sequence[Entry]:
-    """What was before the run; summed up where it is too much for the model."""
-    history = await run.history()
-    limit = context_limit(run.agent)
-    past = run._journal.step(run.run_id, 0)
+def _model_of(agent: Agent) -> Model:
+    model = agent.model
+    assert model is not None
+    assert not isinstance(model, str)
+    return model
+
+
+async def _history(context: RunContext) -> Sequence[Entry]:
+    """Return the history before the run; summarized if it is too long for the model."""
+    history = await context.history()
+    limit = context_limit(_model_of(context.agent), context.agent.limits)
+    past = context.journal.step(context.run_id, 0)
     if past is None and (limit is None or estimated_tokens(conversation(history)) <= limit):
         return history
     old, recent = split(history)
     if not old or (limit is not None and estimated_tokens(conversation(recent)) > limit // 2):
         old, recent = history, ()
-    summary = await _summed_up(run, conversation(old), 0)
-    said = Entry(role="summary", content=summary, run_id=run.run_id, kept=last_kept(old))
-    run.replaced_history = (said, *recent)
-    return run.replaced_history
+    summary = await _summarize(context, conversation(old), 0)
+    entry = Entry(role="summary", content=summary, run_id=context.run_id, kept=last_kept(old))
+    context.replaced_history = (entry, *recent)
+    return context.replaced_history
 
 
-async def _summed_up(run: Run, messages: Sequence[ModelMessage], step: int) -> str:
-    """A summary of the messages, from the journal if it is there; written down as a step that is none, up to 0."""
-    past = run._journal.step(run.run_id, step)
+async def _summarize(context: RunContext, messages: Sequence[ModelMessage], step: int) -> str:
+    """Return a summary of the messages, from the journal if it has one; written as a step with a number up to 0."""
+    past = context.journal.step(context.run_id, step)
     if past is None:
-        label = "summing up what was said before"
-        run._write(StepStarted(run_id=run.run_id, step=step, label=label, at=run.now()))
-        step_s = _step_s(run)
+        label = "summarizing the conversation"
+        context.write(StepStarted(run_id=context.run_id, step=step, label=label, at=context.now()))
+        step_s = _step_s(context)
         try:
-            async with run.scope.child("summary", deadline_s=step_s):
-                past = await summary_of(run.agent, messages, run_id=run.run_id, step=step)
+            async with context.scope.child("summary", deadline_s=step_s):
+                model, limits = _model_of(context.agent), context.agent.limits
+                limit = context_limit(model, limits)
+                past = await summary_of(model, messages, limit=limit, run_id=context.run_id, step=step)
         except Interrupted as interrupted:
-            _end_with(run, interrupted, f"{label} did not end within {step_s:g} s")
+            _end_with(context, interrupted, f"{label} did not end within {step_s:g} s")
             raise
-        run._write(msgspec.structs.replace(past, at=run.now()))
-        await run._recorder.written()
-    run._charge(past.usage)
+        context.write(msgspec.structs.replace(past, at=context.now()))
+        await context.recorder.written()
+    context.charge(past.usage)
     return past.text
 
 
-def _end_with(run: Run, interrupted: Interrupted, text: str) -> None:
-    """The deadline of a part of the run ends the run: interrupt it, and raise that."""
-    if interrupted.cause.kind == "deadline" and not run.interrupt.triggered:
-        run.interrupt.trigger(text, kind="deadline")
-        run.interrupt.check()
+def _end_with(context: RunContext, interrupted: Interrupted, text: str) -> None:
+    """If a deadline ended a part of the run, end the run by it: interrupt it and raise the interrupt."""
+    if interrupted.cause.kind == "deadline" and not context.interrupt.triggered:
+        context.interrupt.trigger(text, kind="deadline")
+        context.interrupt.check()
 
 
-def _step_s(run: Run) -> float:
-    own = run.agent.limits.step_s
-    return run._limits.step_s if own is None else own
+def _step_s(context: RunContext) -> float:
+    own = context.agent.limits.step_s
+    return context.limits.step_s if own is None else own
 
 
 class _OpenCall:
-    """A call that was begun; ``scope`` and ``handle`` are there once it runs."""
+    """A call that has begun; ``scope`` and ``handle`` are set once it runs."""
 
     __slots__ = ("call_id", "deadline_s", "handle", "hold", "name", "problem", "scope", "view")
 
@@ -140,7 +153,7 @@ class _OpenCall:
         self.name = name
         self.scope: Scope | None = None
         self.handle: Handle[Any] | None = None
-        self.view: Call | None = None
+        self.view: CallContext | None = None
         self.deadline_s = math.inf
         self.hold: AbstractContextManager[None] | None = None
         self.problem: Exception | None = None
@@ -149,75 +162,83 @@ class _OpenCall:
 class _Driver:
     """See the module."""
 
-    def __init__(self, run: Run, model: Model, loop: Loop, tools: dict[str, Tool]) -> None:
-        self._run = run
+    def __init__(
+        self,
+        context: RunContext,
+        model: Model,
+        loop: Loop,
+        tools: dict[str, Tool],
+        new_call: Callable[[str], CallContext],
+    ) -> None:
+        self._context = context
         self._model = model
         self._loop = loop
         self._tools = tools
-        self._step_s = _step_s(run)
+        self._new_call = new_call
+        self._step_s = _step_s(context)
         self._open: dict[str, _OpenCall] = {}
         self._inbox: list[_OpenCall | Answer] = []
         self._waiter: asyncio.Future[None] | None = None
-        self._asking = 0  # questions that are not durable yet: the run does not rest before all that it asks are there
-        self._last_tokens = 0  # of the last request and its answer, as the model counted them
-        self._idle = False  # this line waits for others, and is not counted as busy
+        self._asking = 0  # questions that are not durable yet: until all are, the run is not quiescent
+        self._last_tokens = 0  # of the last request and its answer, as counted by the model
+        self._idle = False  # this task waits for others, and is not counted as active
 
     async def drive(self) -> None:
         """Take steps until the model has answered."""
-        run, loop = self._run, self._loop
+        context, loop = self._context, self._loop
         while not loop.over:
             await self._make_room()
-            past = run._journal.step(run.run_id, loop.step)
-            effect = loop.steered(await run._steered(loop.step, more=past is None))
+            past = context.journal.step(context.run_id, loop.step)
+            effect = loop.steered(await context.take_steering(loop.step, only_recorded=past is not None))
             if isinstance(effect, Exceeded):
                 self._exceed(effect)
             else:
                 await self._in_step(effect, past)
 
     async def _make_room(self) -> None:
-        """Sum up what the run itself said and did, where it is too much for the step's request."""
-        run, loop = self._run, self._loop
-        limit = context_limit(run.agent)
+        """Summarize the run's own messages if they are too long for the step's request."""
+        context, loop = self._context, self._loop
+        limit = context_limit(self._model, context.agent.limits)
         if limit is None or loop.step == 1:
             return
-        known = run._journal.step(run.run_id, -loop.step) is not None
+        known = context.journal.step(context.run_id, -loop.step) is not None
         if not known and max(estimated_tokens(loop.messages), self._last_tokens) <= limit:
             return
         old, rest = divided(loop.messages)
-        loop.replace(with_summary(await _summed_up(run, old, -loop.step), old, rest, limit=limit))
+        loop.replace(with_summary(await _summarize(context, old, -loop.step), old, rest, limit=limit))
 
     async def _in_step(self, request: Request, past: StepFinished | None) -> None:
-        run, step = self._run, request.step
-        scope = run.scope.child(f"step {step}", deadline_s=self._step_s)
+        context, step = self._context, request.step
+        scope = context.scope.child(f"step {step}", deadline_s=self._step_s)
         try:
             async with scope:
                 await self._step(scope, request, past)
         except Interrupted as interrupted:
-            _end_with(run, interrupted, f"step {step} did not end within {self._step_s:g} s")
+            _end_with(context, interrupted, f"step {step} did not end within {self._step_s:g} s")
             raise
         finally:
             for opened in self._open.values():
                 self._report(opened, scope)
             self._open.clear()
-            run._lines.remove(self._asking)  # of tasks that were stopped before they began
+            context.activity.remove(self._asking)  # of tasks that were stopped before they began
             self._asking = 0
 
     async def _step(self, scope: Scope, request: Request, past: StepFinished | None) -> None:
-        run = self._run
-        run._steps = request.step
+        context = self._context
+        context.step = request.step
         if past is None:
             finished = await self._ask_model(scope, request)
-            finished = msgspec.structs.replace(finished, at=run.now())
-            run._write(finished)  # stored with the intents of its calls: one wait for all of them
+            finished = msgspec.structs.replace(finished, at=context.now())
+            context.write(finished)  # stored with the intents of its calls: one wait for all of them
         else:
             finished = past
-            run._recall(past)
-        run._charge(finished.usage)
+            context.replay_step(past)
+        context.charge(finished.usage)
         self._last_tokens = finished.usage.input_tokens + finished.usage.output_tokens
-        journal = run._journal
+        journal = context.journal
         effects = self._loop.stored(
             finished,
-            run.usage,
+            context.usage,
             made={call.call_id for call in finished.calls if journal.has_result(call.call_id)},
             asked={call.call_id for call in finished.calls if journal.answer(call.call_id) is not None},
         )
@@ -226,10 +247,10 @@ class _Driver:
     # ── the model ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _ask_model(self, scope: Scope, asked: Request) -> StepFinished:
-        """The model's whole answer; a request that fails before it says anything is made again, a few times."""
-        run, label = self._run, ""
+        """Return the model's whole answer; retry a request that fails before its first output, a few times."""
+        context, label = self._context, ""
         while True:
-            run._write(StepStarted(run_id=run.run_id, step=asked.step, label=label, at=run.now()))
+            context.write(StepStarted(run_id=context.run_id, step=asked.step, label=label, at=context.now()))
             try:
                 async with scope.child("request"):
                     await self._read(asked.request)
@@ -239,22 +260,22 @@ class _Driver:
                 if again is None:
                     raise
                 delay_s, asked = again
-                label = plain(f"again, because: {error.message}")
+                label = plain(f"retry after: {error.message}")
             await scope.interrupt.sleep(delay_s)
 
     async def _read(self, request: ModelRequest) -> None:
-        run, loop = self._run, self._loop
-        lead = STEP_BREAK if run.transcript.size else ""
-        async with opened(self._model, request, attachment=run.attachment) as parts:
+        context, loop = self._context, self._loop
+        lead = STEP_BREAK if context.transcript.size else ""
+        async with opened(self._model, request, attachment=context.host.attachment) as parts:
             async for part in parts:
                 loop.part(part)
                 match part:
                     case TextPart(text=text):
                         if text:
-                            await run.emit(plain(lead + text))
+                            await context.emit(plain(lead + text))
                             lead = ""
                     case ReasoningPart(text=text):
-                        run._write(ReasoningDelta(run_id=run.run_id, text=plain(text), at=run.now()))
+                        context.write(ReasoningDelta(run_id=context.run_id, text=plain(text), at=context.now()))
                     case EndPart():
                         return
                     case _:
@@ -263,7 +284,7 @@ class _Driver:
     # ── calls ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _call(self, scope: Scope, effects: Sequence[Effect]) -> None:
-        """Make the step's calls, and ask what has to be asked, until all have their results."""
+        """Make the step's calls, after their approvals, until all have their results."""
         loop = self._loop
         pending = deque(effects)
         while True:
@@ -277,12 +298,12 @@ class _Driver:
                     case Refuse():
                         self._refuse(effect)
                     case Ask(question=question):
-                        answer = self._run._journal.answer(question.question_id)
+                        answer = self._context.journal.answer(question.question_id)
                         if answer is not None:
                             pending += loop.decided(answer)
                         else:
                             self._asking += 1
-                            self._run._lines.add()
+                            self._context.activity.add()
                             scope.spawn(self._ask(scope, question), name=f"approval of {question.tool}")
                     case Exceeded():
                         self._exceed(effect)
@@ -300,38 +321,38 @@ class _Driver:
                     pending += loop.decided(item) if isinstance(item, Answer) else self._take(item, scope)
 
     async def _start(self, scope: Scope, starts: Sequence[StartCall]) -> list[Effect]:
-        """Start calls, all after one wait for the log; what came of those whose results are in the journal."""
-        run, loop = self._run, self._loop
+        """Start calls, all after one wait for the log. Return the effects of those whose results are in the journal."""
+        context, loop = self._context, self._loop
         effects: list[Effect] = []
         fresh: list[tuple[StartCall, _OpenCall]] = []
         for start in starts:
             call = start.call
-            tool = self._tools.get(call.name)  # a call that has its result may be of a tool that is gone
+            tool = self._tools.get(call.name)  # a call with a recorded result may be of a removed tool
             idempotent = tool is not None and tool.idempotent
-            past = begin_call(run, call.call_id, call.name, call.arguments, idempotent=idempotent)
+            past = begin_call(context, call.call_id, call.name, call.arguments, idempotent=idempotent)
             if past is not None:
                 effects += loop.ended(call.call_id, past.status, result_text(past))
             else:
                 opened = self._open[call.call_id] = _OpenCall(call.call_id, call.name)
                 fresh.append((start, opened))
         if fresh:
-            await run._recorder.written()
+            await context.recorder.written()
         for start, opened in fresh:
             self._launch(scope, start, opened)
         return effects
 
     def _launch(self, scope: Scope, start: StartCall, opened: _OpenCall) -> None:
-        run, tool = self._run, self._tools[start.call.name]
+        context, tool = self._context, self._tools[start.call.name]
         where: Placement = placement_of(tool.work) if tool.isolation == "auto" else tool.isolation
-        opened.deadline_s = run._limits.call_s if tool.timeout_s is None else tool.timeout_s
+        opened.deadline_s = context.limits.call_s if tool.timeout_s is None else tool.timeout_s
         bounded = opened.deadline_s < math.inf
         opened.scope = own = scope.child(tool.name, deadline_s=opened.deadline_s if bounded else None)
-        opened.view = Call(run, opened.call_id)
+        opened.view = self._new_call(opened.call_id)
         own.open()
         if tool.timeout_s is not None and tool.timeout_s > self._step_s:
             opened.hold = scope.hold_deadline()
             opened.hold.__enter__()
-        run._lines.add()
+        context.activity.add()
         try:
             opened.handle = start_call(
                 opened.view,
@@ -343,45 +364,45 @@ class _Driver:
                 where=where,
                 exclusive=tool.exclusive,
             )
-        except Exception as error:  # no thread to be had, say
+        except Exception as error:  # no thread is free, for example
             opened.problem = error
         own.close_when_done(functools.partial(self._post, opened))
 
     def _refuse(self, refusal: Refuse) -> None:
-        run, call = self._run, refusal.call
+        context, call = self._context, refusal.call
         if refusal.problem is not None:
-            run._log_failure(f"the approval rule of tool {call.name!r} failed", refusal.problem)
-        if begin_call(run, call.call_id, call.name, call.arguments, idempotent=True) is None:
-            end_call(run, call.call_id, "error", None, plain(refusal.text))
+            context.log_failure(f"the approval rule of tool {call.name!r} failed", refusal.problem)
+        if begin_call(context, call.call_id, call.name, call.arguments, idempotent=True) is None:
+            end_call(context, call.call_id, "error", None, plain(refusal.text))
 
     async def _ask(self, scope: Scope, question: Question) -> None:
-        surroundings = self._run._surroundings
+        host = self._context.host
         with scope.hold_deadline():
             try:
-                await surroundings.suspend(question)
+                await host.suspend(question)
             finally:
                 self._asking -= 1
-                self._run._lines.remove()
-            self._post(await surroundings.answered(question.question_id))
+                self._context.activity.remove()
+            self._post(await host.answered(question.question_id))
 
     def _post(self, item: _OpenCall | Answer) -> None:
-        """A call has ended, or a person has answered. On the run's loop."""
+        """Take the end of a call or an answer. On the run's loop."""
         self._inbox.append(item)
-        lines = self._run._lines
+        activity = self._context.activity
         if isinstance(item, Answer):
             if self._idle:
-                lines.add()
+                activity.add()
         elif not self._idle:
-            lines.remove()  # else the driver is busy in its place
+            activity.remove()  # else the driver is active in its place
         self._idle = False
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def _next(self) -> list[_OpenCall | Answer]:
-        """Wait for calls that end and people who answer."""
+        """Wait for ends of calls and answers."""
         if not self._inbox:
             self._idle = True
-            self._run._lines.remove()
+            self._context.activity.remove()
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -389,7 +410,7 @@ class _Driver:
                 self._waiter = None
                 if self._idle:
                     self._idle = False
-                    self._run._lines.add()
+                    self._context.activity.add()
         taken, self._inbox = self._inbox, []
         return taken
 
@@ -399,16 +420,16 @@ class _Driver:
         return self._loop.ended(opened.call_id, finished.status, result_text(finished))
 
     def _report(self, opened: _OpenCall, scope: Scope) -> ToolFinished:
-        """Write down what a call came to."""
+        """Write the result of a call."""
         if opened.view is not None:
-            opened.view._end()
+            opened.view.close()
         if opened.hold is not None:
             opened.hold.__exit__(None, None, None)
         status, result, error = self._outcome(opened, scope)
-        return end_call(self._run, opened.call_id, status, result, error)
+        return end_call(self._context, opened.call_id, status, result, error)
 
     def _outcome(self, opened: _OpenCall, step: Scope) -> tuple[Status, Any, str | None]:
-        limit = self._run.agent.limits.result_bytes
+        limit = self._context.agent.limits.result_bytes
         scope, handle = opened.scope, opened.handle
         if scope is None:
             return "interrupted", None, None
@@ -427,14 +448,14 @@ class _Driver:
             if cause.kind == "deadline":
                 return "error", None, self._too_long(opened)
             return "error", None, f"{opened.name} was interrupted: {cause.reason or cause.kind}"
-        except BaseException as problem:  # of the tool, whatever it raised: nothing is awaited here
+        except BaseException as problem:  # any error of the tool: nothing is awaited here
             if step.interrupt.triggered:
-                if not isinstance(problem, HoldfastError):  # as the end of its process
-                    self._run._log_failure(f"tool {opened.name!r} failed while it was interrupted", problem)
+                if not isinstance(problem, HoldfastError):  # such as the end of its process
+                    self._context.log_failure(f"tool {opened.name!r} failed while it was interrupted", problem)
                 return "interrupted", None, redact(cut(told(problem), limit))
             if isinstance(problem, ToolFailed):
                 return "error", None, cut(str(problem), limit)
-            self._run._log_failure(f"tool {opened.name!r} failed", problem)
+            self._context.log_failure(f"tool {opened.name!r} failed", problem)
             return "error", None, redact(cut(told(problem), limit))
         ended_by = scope.interrupt.cause
         if ended_by is not None and ended_by.kind == "deadline" and not step.interrupt.triggered:
@@ -446,5 +467,5 @@ class _Driver:
         return f"{opened.name} did not end within {opened.deadline_s:g} s"
 
     def _exceed(self, exceeded: Exceeded) -> None:
-        self._run.interrupt.trigger(exceeded.text, kind="budget")
-        self._run.interrupt.check()
+        self._context.interrupt.trigger(exceeded.text, kind="budget")
+        self._context.interrupt.check()

@@ -1,4 +1,4 @@
-"""Where a function of a run is run, what it is called, and what it carries along there."""
+"""Placement of a run's functions: on the loop, in a thread or in a process, with their name and call path."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Placement = Literal["loop", "thread", "process"]
 
 
 def name_of(work: Callable[..., Any]) -> str:
-    """A function's name, for people."""
+    """Return a function's display name."""
     function = _function(work)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def placement_of(work: Callable[..., Any]) -> Placement:
-    """``loop`` for what is async, ``thread`` for what may block."""
+    """Return ``loop`` for an async function, ``thread`` for one that may block."""
     function = _function(work)
     if not inspect.isroutine(function):
         function = type(function).__call__
@@ -35,10 +35,10 @@ def placement_of(work: Callable[..., Any]) -> Placement:
 def placed(
     work: Callable[[], Any], branch: Branch, where: Placement, ended: Callable[[], object] | None = None
 ) -> Callable[[], Any]:
-    """`work` with its own numbering of calls; in another process it makes none.
+    """Return `work` with its own call path; in another process it makes no calls.
 
     Parameters:
-        ended: called where the work ran, when it has ended, however that was; never for a process.
+        ended: called where the work ran, when it has ended in any way; never for a process.
     """
     match where:
         case "process":
@@ -76,7 +76,7 @@ def placed(
 
 
 def importable(work: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as another process can import it: one that ``@tool`` made a tool of is found through that tool."""
+    """Return the function as another process can import it: if ``@tool`` replaced it, through that tool."""
     found: Any = sys.modules.get(getattr(work, "__module__", ""))
     for part in getattr(work, "__qualname__", "").split("."):
         found = getattr(found, part, None)
@@ -90,18 +90,18 @@ def _work_of_tool(module: str, path: str, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _no_coroutine(work: Callable[..., Any], result: Any) -> Any:
-    """The result of a sync function. A coroutine would be left undone, without a word."""
+    """Return the result of a sync function, unless it is a coroutine, which would silently never run."""
     if inspect.iscoroutine(result):
         result.close()
         raise TypeError(
-            f"{name_of(work)} returned a coroutine that nobody awaits: give an async function, "
+            f"{name_of(work)} returned a coroutine, which is never awaited: pass an async function, "
             "or functools.partial() of one"
         )
     return result
 
 
 def no_exit(name: str, left: SystemExit) -> RuntimeError:
-    """A function that wants to end the whole process ends itself."""
+    """Return the error for a function that called `sys.exit`: it must not end the whole process."""
     return RuntimeError(f"{name} called sys.exit({left.code!r})")
 
 

@@ -1,4 +1,4 @@
-"""What a model gets to see of what a tool returned: text of bounded size, whatever it was."""
+"""Results and errors of tools, as a model sees them: text of bounded size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ERROR_BYTES = 10_000
 
 
 def shown(result: Any, *, limit_bytes: int) -> Any:
-    """The result as it is written down and as the model sees it: at most so many bytes of text, or of JSON.
+    """Return the result as it is stored and as the model sees it, truncated to `limit_bytes` of text or JSON.
 
     Raises:
-        ToolFailed: binary data, or an object that JSON cannot hold.
+        ToolFailed: binary data, or an object that JSON cannot represent.
     """
     if result is None or isinstance(result, (bool, int, float)):
         return result
@@ -43,7 +43,7 @@ def shown(result: Any, *, limit_bytes: int) -> Any:
 
 
 def cut(text: str, limit_bytes: int) -> str:
-    """The text, or its beginning and end with a note between them of what was left out."""
+    """Return the text; if it is too long, its beginning and end, with a note in between."""
     if len(text) <= limit_bytes:
         text = plain(text)
         encoded = text.encode()

@@ -30,7 +30,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Signature:
-    """What a function takes, as a model sees it and as the function wants it.
+    """The parameters of a function, as a model sees them and as the function takes them.
 
     Parameters:
         shape: a Struct type with the function's parameters as fields.
@@ -44,7 +44,7 @@ class Signature:
         self.parameters = parameters
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The keyword arguments, converted to the types of the hints. Raises `InvalidArguments`."""
+        """Return the keyword arguments, converted to the types of the hints. Raises `InvalidArguments`."""
         try:
             fitted = msgspec.convert(dict(arguments), self._shape, strict=False)
         except msgspec.ValidationError as error:
@@ -54,7 +54,7 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any], *, skip: int) -> Signature:
-    """The signature of a function without its first `skip` parameters.
+    """Return the signature of a function without its first `skip` parameters.
 
     Raises `ConfigurationError` for one that a model cannot call.
     """
@@ -110,7 +110,7 @@ def _hint(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
 
 
 def _descriptions(doc: str) -> dict[str, str]:
-    """What the docstring's section on parameters says of each."""
+    """Return the descriptions of the parameters in the docstring, by name."""
     found: dict[str, str] = {}
     names: list[str] = []
     inside, indent = False, ""
@@ -128,9 +128,9 @@ def _descriptions(doc: str) -> dict[str, str]:
 
 
 def check_schema(value: Any, schema: Mapping[str, Any] | bool, where: str = "") -> None:
-    """Raise `InvalidArguments` where the value breaks the plain rules of a foreign schema.
+    """Raise `InvalidArguments` if the value breaks the basic rules of a schema from elsewhere.
 
-    It looks at types, required and unknown properties, enumerations and items; whoever owns the schema checks the rest.
+    It checks types, required and unknown properties, enumerations and items; the owner of the schema checks the rest.
     """
     at = f" at {where}" if where else ""
     if isinstance(schema, bool):  # a schema of its own kind: anything, or nothing
@@ -153,7 +153,7 @@ def check_schema(value: Any, schema: Mapping[str, Any] | bool, where: str = "") 
             if name in properties:
                 check_schema(item, properties[name], f"{where}.{name}" if where else str(name))
             elif schema.get("additionalProperties") is False:
-                raise InvalidArguments(f"there is no parameter {name!r}{at}")
+                raise InvalidArguments(f"unknown parameter {name!r}{at}")
     elif isinstance(value, list) and isinstance(schema.get("items"), (dict, bool)):
         for number, item in enumerate(value):
             check_schema(item, schema["items"], f"{where}[{number}]")

@@ -19,30 +19,30 @@ __all__ = ["Pause", "ScriptedModel"]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait so long, in seconds, before the next part; an interrupt ends it."""
+    """A wait before the next part, in seconds; an interrupt ends it."""
 
     seconds: float
 
 
 Piece: TypeAlias = "str | Part | Pause | BaseException"
-"""A text, a part, a pause, or an error to be raised at this place."""
+"""A text, a part, a pause, or an error to raise at this point."""
 ScriptedAnswer: TypeAlias = "Piece | Sequence[Piece]"
 Script: TypeAlias = "str | Sequence[ScriptedAnswer] | Callable[[ModelRequest], ScriptedAnswer]"
 
 
 KEPT_REQUESTS = 1000
-"""A test looks at what was asked; a model that is asked for weeks must not remember it all."""
+"""Tests read the requests; a model that serves for weeks must not keep them all."""
 
 
 class ScriptedModel:
-    """A model whose answers are written down.
+    """A model whose answers come from a script.
 
     Parameters:
         script: one text for every answer; or a sequence of answers, the nth of which is given where the request has n-1
             messages of the assistant; or a function of the request. An answer is a text, a call (`CallPart`), or a
             sequence of texts, parts, pauses and errors. An `EndPart` is added where the answer has none.
         name: for people.
-        chunk: texts come in pieces of so many characters.
+        chunk: characters in each piece of a text.
         delay_s: a pause before each piece, in seconds.
         context_tokens: as in `Model`.
         keep_requests: how many of the newest requests ``requests`` has; 0 for a model that serves people.
@@ -69,7 +69,7 @@ class ScriptedModel:
         """The newest requests that were made, the oldest of them first."""
         self._keep_requests = keep_requests
         self.open = 0
-        """Requests that are on."""
+        """Requests that are in progress."""
 
     def stream(
         self, request: ModelRequest, *, attachment: Callable[[str], Awaitable[bytes]] | None = None

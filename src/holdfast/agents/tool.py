@@ -41,19 +41,19 @@ class Tool:
         description: for the model.
         parameters: JSON Schema of an object; what `work` takes by keyword.
         work: sync or async. If its first parameter is named ``call`` it gets the `Call`, which the model does not see.
-            Raise `ToolFailed` to tell the model something plainly; any other error is told with its class.
+            Raise `ToolFailed` for a message that the model gets as it is; any other error is shown with its class.
         timeout_s: deadline of a call, in seconds; None takes the host's, infinity none (a tool that waits for a
-            person). The model gets an error then, and the call is stopped.
+            person). On expiry the call is stopped and the model gets an error.
         isolation: where it runs; ``auto`` runs sync functions in a thread. In a ``process`` it can be killed whatever
             it does; it is imported there, and `Call` has only ``call_id`` and ``output``.
         idempotent: it may be made again after a crash that left no result.
         exclusive: the run does not end before the call is really gone, however long that takes.
-        approval: a person must approve each call; or a predicate of its arguments that says so.
+        approval: whether a person must approve each call; or a predicate of its arguments.
         convert: makes keyword arguments of what the model gave; raises `InvalidArguments`. Default: they are held
             against `parameters` and passed as they are.
 
     Raises:
-        ConfigurationError: a name that no provider takes, or parameters that are no object's schema.
+        ConfigurationError: an invalid name, or parameters that are not the schema of an object.
     """
 
     name: str
@@ -72,23 +72,23 @@ class Tool:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ConfigurationError(
-                f"{self.name[:80]!r} is no name for a tool",
+                f"invalid tool name {self.name[:80]!r}",
                 hint="use 1 to 64 letters, digits, underscores and hyphens: tool(name=...)",
             )
         if self.parameters.get("type") != "object":
             raise ConfigurationError(
-                f"the parameters of the tool {self.name!r} are no schema of an object",
-                hint='give {"type": "object", "properties": {...}}',
+                f"the parameters of the tool {self.name!r} must be the JSON Schema of an object",
+                hint='pass {"type": "object", "properties": {...}}',
             )
         if self.timeout_s is not None and not is_seconds(self.timeout_s):
             raise ConfigurationError(
-                f"the deadline of the tool {self.name!r} is {self.timeout_s!r:.100}, which is no length of time",
-                hint="give timeout_s a number of seconds, 0 or more",
+                f"invalid timeout_s of the tool {self.name!r}: {self.timeout_s!r:.100}",
+                hint="pass a number of seconds, 0 or more",
             )
         if self.isolation not in get_args(Isolation):
             raise ConfigurationError(
-                f"the tool {self.name!r} shall run in {self.isolation!r:.100}, and there is no such place",
-                hint=f"use {', '.join(get_args(Isolation))}",
+                f"unknown isolation {self.isolation!r:.100} of the tool {self.name!r}",
+                hint=f"choose {', '.join(get_args(Isolation))}",
             )
         object.__setattr__(self, "takes_call", wants_call(self.work))
 
@@ -98,16 +98,16 @@ class Tool:
         return ToolSpec(name=self.name, description=self.description, parameters=self.parameters)
 
     def check(self, arguments: object) -> dict[str, Any]:
-        """The keyword arguments for `work`. Raises `InvalidArguments`, with a text that the model can use."""
+        """Return the keyword arguments for `work`. Raises `InvalidArguments`, with a message for the model."""
         if not isinstance(arguments, dict):
-            raise InvalidArguments("the arguments are no JSON object")
+            raise InvalidArguments("the arguments are not a JSON object")
         if self.convert is not None:
             return self.convert(arguments)
         check_schema(arguments, self.parameters)
         return arguments
 
     def needs_approval(self, arguments: dict[str, Any]) -> bool:
-        """Whether a person must approve a call with these arguments (as the model gave them)."""
+        """Return whether a person must approve a call with these arguments (as the model gave them)."""
         return bool(self.approval(arguments)) if callable(self.approval) else self.approval
 
 
@@ -138,7 +138,7 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a `Tool` of a function; usable with and without arguments.
 
-    The schema comes from the type hints; what the docstring says under ``Parameters:`` or ``Args:`` describes them.
+    The schema comes from the type hints, its descriptions from the docstring's ``Parameters:`` or ``Args:``.
 
     Parameters:
         work: the function.
@@ -170,7 +170,7 @@ def tool(
 
 
 def as_tool(thing: object) -> Tool:
-    """The tool that `thing` is: a `Tool` or a function. Raises `ConfigurationError` for what cannot be one."""
+    """Return the tool for a `Tool` or a function. Raises `ConfigurationError` for anything else."""
     if isinstance(thing, Tool):
         return thing
     if callable(thing) and not inspect.isclass(thing):
@@ -181,7 +181,7 @@ def as_tool(thing: object) -> Tool:
 
 
 def wants_call(work: Callable[..., Any]) -> bool:
-    """Whether the first parameter of the function is named ``call``."""
+    """Return whether the first parameter of the function is named ``call``."""
     function = work
     bound = 0
     while isinstance(function, functools.partial):
@@ -199,7 +199,7 @@ def _summary(doc: str) -> str:
 
 
 class Home(Protocol):
-    """What a host offers to a toolset for as long as it is up."""
+    """The host, as a toolset sees it while the host is up."""
 
     @property
     def clock(self) -> Clock:
@@ -208,7 +208,7 @@ class Home(Protocol):
 
     @property
     def data_dir(self) -> Path | None:
-        """Where small state may be kept over a restart; None: nowhere, as with the memory store."""
+        """The folder for small state that survives a restart; None with the memory store."""
         ...
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
@@ -219,16 +219,16 @@ class Home(Protocol):
 class Toolset:
     """A group of tools with a life of its own: derive from it, and put an object of it among an agent's tools.
 
-    ``executes`` says that it does on this machine what a model says: a server then demands a token, even on loopback.
-    ``unwalled`` says that programs of it run with the rights of the server's user, so that they could use any
-    credential in a file or an environment: a server then takes an approval from a person only.
+    With ``executes`` a model may execute commands on this machine: a server then demands a token, even on loopback.
+    With ``unwalled`` its programs run with the rights of the server's user, and could use any credential in a file or
+    an environment: a server then takes approvals from a person only.
     """
 
     executes: bool = False
     unwalled: bool = False
 
     def tools(self) -> Sequence[Tool]:
-        """The tools as they are now; asked at the start of each run."""
+        """Return the current tools. Called at the start of each run."""
         raise NotImplementedError
 
     def folders(self) -> Sequence[Path]:

@@ -1,4 +1,4 @@
-"""The tools of an agent as one run has them: by name, with its toolsets' tools and its children among them."""
+"""The tools of an agent in one run, by name: its functions, the tools of its toolsets, and its child agents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["delegate_tool", "toolbox"]
 
 
 def toolbox(agent: Agent) -> dict[str, Tool]:
-    """All tools of the agent by name. Raises `ConfigurationError` where two have the same one."""
+    """Return all tools of the agent by name. Raises `ConfigurationError` if two have the same name."""
     tools: dict[str, Tool] = {}
     for thing in agent.tools:
         if isinstance(thing, Agent):
@@ -27,31 +27,34 @@ def toolbox(agent: Agent) -> dict[str, Tool]:
         for tool in found:
             if tool.name in tools:
                 raise ConfigurationError(
-                    f"the agent {agent.name!r} has two tools of the name {tool.name!r}",
-                    hint="give one of them another name",
+                    f"the agent {agent.name!r} has two tools named {tool.name!r}",
+                    hint="rename one of them",
                 )
             tools[tool.name] = tool
     return tools
 
 
 def delegate_tool(agent: Agent) -> Tool:
-    """A tool that hands a task to a child agent and returns its answer."""
+    """Return a tool that delegates a task to a child agent and returns its answer."""
 
     async def delegate(call: Call, task: str) -> str:
         return await call.run.delegate(agent, task)
 
     return Tool(
         name=tool_name(agent.name),
-        description=agent.description or f"Hands a task to the agent {agent.name!r} and returns its answer.",
+        description=agent.description or f"Delegate a task to the agent {agent.name!r} and return its answer.",
         parameters={
             "type": "object",
             "properties": {
-                "task": {"type": "string", "description": "All it needs to know: it sees nothing else of this."}
+                "task": {
+                    "type": "string",
+                    "description": "Everything it needs to know: it sees nothing else.",
+                }
             },
             "required": ["task"],
             "additionalProperties": False,
         },
         work=delegate,
-        timeout_s=math.inf,  # the child has bounds of its own, and the run's deadline is around it
-        idempotent=agent.replayable,  # what it does is in the journal by itself
+        timeout_s=math.inf,  # the child has limits of its own, and the run's deadline applies
+        idempotent=agent.replayable,  # its own calls are in the journal
     )

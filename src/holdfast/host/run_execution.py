@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from holdfast.agents.context import RunContext
 from holdfast.agents.journal import Branch, Journal
-from holdfast.agents.run import Run
+from holdfast.agents.perform import perform
 from holdfast.errors import (
     HoldfastError,
     IllegalTransition,
@@ -143,7 +144,7 @@ class RunExecution:
             observer=parts.observer,
             steering=steering,
         )
-        self.run = Run(
+        self.run = RunContext(
             run_id=claim.lease.run_id,
             root_id=claim.lease.run_id,
             agent=agent,
@@ -155,9 +156,10 @@ class RunExecution:
             scope=self.scope,
             recorder=self._writer,
             journal=journal,
-            surroundings=self._adapter,
+            host=self._adapter,
             limits=parts.limits,
-            branch=Branch(claim.lease.run_id),
+            call_path=Branch(claim.lease.run_id),
+            perform=perform,
         )
         self._handle: Handle[None] | None = None
         self._trigger: Registration | None = None
@@ -201,7 +203,7 @@ class RunExecution:
         """Start the agent, in the host's context so that it inherits nothing from a caller."""
         try:
             self.scope.open()
-            self._handle = self.scope.spawn(self.run.work(), name=self._agent.name)
+            self._handle = self.scope.spawn(perform(self.run), name=self._agent.name)
         except (Interrupted, ScopeClosed) as refusal:  # the host is shutting down
             cause = (
                 refusal.cause if isinstance(refusal, Interrupted) else Cause(kind="shutdown", at=self._context.now())
@@ -479,11 +481,11 @@ class RunExecution:
 
     def _submit_once_released(self) -> None:
         """Commit; an abandoned exclusive call keeps the slot until it has really ended."""
-        if not self.run.held_by:
+        if not self.run.exclusive_calls.names:
             self._submit()
             return
         self._answer()
-        self.run.released(
+        self.run.exclusive_calls.when_ended(
             functools.partial(self._context.loop.call_soon, self._released, context=self._context.variables)
         )
 

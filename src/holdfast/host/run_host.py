@@ -64,7 +64,7 @@ class AdaptedRun(LiveRun, Protocol):
 
 
 class RunHostAdapter:
-    """`holdfast.agents.surroundings.Surroundings` of one run. On the host's loop only.
+    """`holdfast.agents.ports.RunHost` of one run. On the host's loop only.
 
     Parameters:
         steering: whether a ``steer`` message may wait for the run.

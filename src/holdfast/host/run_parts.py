@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.agents.run import RunLimits
+from holdfast.agents.limits import RunLimits
 
 if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry

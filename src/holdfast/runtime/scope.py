@@ -363,7 +363,7 @@ class Scope:
         self.interrupt.trigger(reason, kind=kind, cause=cause)
         core.listen()
         core.stop_in(times)
-        if self._is_around_caller():
+        if self.is_around_caller():
             self.interrupt.check()
         await core.wait_closed()
         return self._late_receipt(reason, kind, cause)
@@ -413,7 +413,13 @@ class Scope:
         self.interrupt.trigger(cause=cause)
         self.core.stop_in(times)
 
-    def _is_around_caller(self) -> bool:
+    @property
+    def max_threads(self) -> int:
+        """Maximum number of concurrent calls in the scope's threads; further ones wait."""
+        return self.core.threads.max_threads
+
+    def is_around_caller(self) -> bool:
+        """Return whether the calling code runs in this scope, or in one inside it."""
         scope: Scope | None = current_scope()
         while scope is not None and scope is not self:
             scope = scope.parent

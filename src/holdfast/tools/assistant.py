@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from holdfast.agents import Agent
-from holdfast.agents.model import Model, find_model
+from holdfast.agents.model import Model
+from holdfast.agents.model_lookup import find_model
 from holdfast.agents.tool import Approval, Home, Tool, Toolset, tool
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.protocol.loop import AgentLimits

@@ -70,7 +70,7 @@ async def keeps_threads_of_its_own(step: Any, run: Run) -> str:
 
 @found_by("the_log_says_what_the_answer_says")
 async def begins_calls_that_never_end(step: Any, run: Run) -> str:
-    run._write(ToolStarted(run_id=run.run_id, call_id=f"{run.run_id}.0", name="step"))
+    run.context.write(ToolStarted(run_id=run.run_id, call_id=f"{run.run_id}.0", name="step"))
     return str(await step(run.text))
 
 

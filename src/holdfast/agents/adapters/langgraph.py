@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agents.adapters.langgraph_agent import STATE_LIMIT_BYTES, GraphAgent
 from holdfast.agents.agent import Agent
 from holdfast.errors import ConfigurationError, MissingExtra, RunClosed
 
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from holdfast.agents.run import Run
     from holdfast.protocol.messages import Answer, Question
 
-__all__ = ["GraphAgent", "current_run", "graph_agent"]
-
-STATE_LIMIT_BYTES = 4_000_000
+__all__ = ["current_run", "graph_agent"]
 
 _current: ContextVar[Run | None] = ContextVar("holdfast_graph_run", default=None)
 
@@ -42,39 +41,18 @@ def current_run() -> Run:
     return run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GraphAgent:
-    """A hosted graph; calling it runs it once. Made by `graph_agent`, which documents the other fields.
+@dataclass(frozen=True, slots=True, eq=False)
+class _GraphWork:
+    """The work of the agent: runs the graph once."""
 
-    Parameters:
-        graph: the compiled graph. Each run works with a copy that has its own checkpointer.
-        takes_messages: whether its input is a list of messages under ``messages``.
-        breaks: whether it may stop at breakpoints.
-        inputs: the fields of its input, if it has fields.
-    """
-
-    name: str
-    graph: Any
-    takes_messages: bool
-    breaks: bool
-    inputs: frozenset[str] | None
-    input: str | Callable[[Run], Any] | None = None
-    answer: str | Callable[[Any], str] | None = None
-    speakers: Collection[str] | None = None
-    ask: Callable[[Any], str | Question] | None = None
-    resume: Callable[[Answer, Any], Any] | None = None
-    config: RunnableConfig | None = None
-    context: Any = None
-    idempotent: bool = False
-    state_limit_bytes: int = STATE_LIMIT_BYTES
+    graph: GraphAgent
 
     async def __call__(self, run: Run) -> None:
-        """Run the graph once."""
         from holdfast.agents.adapters.langgraph_run import GraphRun
 
         token = _current.set(run)
         try:
-            await GraphRun(self, run).work()
+            await GraphRun(self.graph, run).work()
         finally:
             _current.reset(token)
 
@@ -130,7 +108,7 @@ def graph_agent(
     check_field("input", input, opened.inputs)
     check_field("output", answer, opened.outputs)
     named = name or opened.name
-    work = GraphAgent(
+    hosted = GraphAgent(
         name=named,
         graph=opened.graph,
         takes_messages=opened.takes_messages and input is None,
@@ -146,4 +124,4 @@ def graph_agent(
         idempotent=idempotent,
         state_limit_bytes=state_limit_bytes,
     )
-    return Agent(name=named, work=work, replayable=True, description=description)
+    return Agent(name=named, work=_GraphWork(hosted), replayable=True, description=description)

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.adapters.langgraph_messages import as_json, readable
 from holdfast.agents.calls import written
+from holdfast.agents.fanout import run_parallel
 from holdfast.agents.journal import Branch, current_branch
+from holdfast.agents.questions import wait_for_answer
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.events import plain
 from holdfast.protocol.messages import Answer, Question
 
 if TYPE_CHECKING:
-    from holdfast.agents.adapters.langgraph import GraphAgent
-    from holdfast.agents.run import Run
+    from holdfast.agents.adapters.langgraph_agent import GraphAgent
+    from holdfast.agents.context import RunContext
 
 __all__ = ["ask_all", "questions_of", "resume_of"]
 
-_EXPIRED = "nobody answered in time"
+_EXPIRED = "the question expired"
 
 
 def questions_of(agent: GraphAgent, value: Any) -> list[Question]:
@@ -91,32 +93,29 @@ def _reply(answer: Answer) -> dict[str, Any]:
     return {"type": "response", "args": answer.text or (_EXPIRED if answer.decision == "expired" else "denied")}
 
 
-async def ask_all(run: Run, questions: Sequence[Question]) -> list[Answer]:
+async def ask_all(context: RunContext, questions: Sequence[Question]) -> list[Answer]:
     """Ask people one question after the other, and wait for all answers; earlier answers come from the journal.
 
     Raises as `Run.suspend`.
     """
-    with run._deadlines_held():
+    with context.deadlines_held():
         for question in questions:
-            if run._journal.answer(question.question_id) is None:
-                written(run, [question.text, question.arguments], "the words of the question")
-                await run._surroundings.suspend(question)
+            if context.journal.answer(question.question_id) is None:
+                written(context, [question.text, question.arguments], "the words of the question")
+                await context.host.suspend(question)
         ids = [question.question_id for question in questions]
         if len(ids) == 1:
-            return [await _answered(run, ids[0])]
+            return [await _answered(context, ids[0])]
         token = current_branch.set(Branch(f"{ids[0]}.all"))
         try:
-            return await run.parallel(*(functools.partial(_answered, run, question_id) for question_id in ids))
+            answers = [functools.partial(_answered, context, question_id) for question_id in ids]
+            return await run_parallel(context, answers)
         finally:
             current_branch.reset(token)
 
 
-async def _answered(run: Run, question_id: str) -> Answer:
-    known = run._journal.answer(question_id)
+async def _answered(context: RunContext, question_id: str) -> Answer:
+    known = context.journal.answer(question_id)
     if known is not None:
         return known
-    run._lines.remove()
-    try:
-        return await run._surroundings.answered(question_id)
-    finally:
-        run._lines.add()
+    return await wait_for_answer(context, question_id)

@@ -45,7 +45,7 @@ from holdfast.protocol.events import (
 from holdfast.protocol.messages import KeptState, Question
 
 if TYPE_CHECKING:
-    from holdfast.agents.adapters.langgraph import GraphAgent
+    from holdfast.agents.adapters.langgraph_agent import GraphAgent
     from holdfast.agents.run import Run
     from holdfast.protocol.messages import Answer, Entry
 
@@ -70,12 +70,13 @@ class GraphRun:
     def __init__(self, agent: GraphAgent, run: Run) -> None:
         self._agent = agent
         self._run = run
-        self._id = run._next_id()
+        self._context = run.context
+        self._id = run.context.next_id()
         self._saver = RunSaver(run.session_key)
         self._graph = copy.copy(agent.graph)  # its own copy() loses the classes that its state may contain
         self._graph.checkpointer = self._saver
         self._deltas = [name for name, channel in self._graph.channels.items() if isinstance(channel, DeltaChannel)]
-        self._speech = Speech(run, agent.speakers, silent=agent.answer is not None)
+        self._speech = Speech(run.context, agent.speakers, silent=agent.answer is not None)
         self._before = b""
         self._output: Any = None
         self._stretch = 0
@@ -85,8 +86,8 @@ class GraphRun:
     async def work(self) -> None:
         """Run the graph to its end. Raises `RunFailed`, `ConfigurationError`, `LimitExceeded`, or a node's error."""
         run = self._run
-        run._journal.remembers = True  # a node with a question runs again from its beginning
-        run._write(ChildStarted(run_id=run.run_id, child_id=self._id, agent=self._agent.name, at=run.now()))
+        self._context.journal.remembers = True  # a node with a question runs again from its beginning
+        self._context.write(ChildStarted(run_id=run.run_id, child_id=self._id, agent=self._agent.name, at=run.now()))
         status: Literal["completed", "failed", "interrupted"] = "interrupted"
         error: str | None = None
         try:
@@ -97,10 +98,10 @@ class GraphRun:
             raise
         finally:
             self._saver.close()
-            if not run._closed:
+            if not self._context.closed:
                 child = ChildFinished(run_id=run.run_id, child_id=self._id, status=status, error=error, at=run.now())
-                run._write(child)
-                run._journal.child_ended(child)
+                self._context.write(child)
+                self._context.journal.child_ended(child)
 
     async def _work(self) -> None:
         config = self._config()
@@ -111,7 +112,7 @@ class GraphRun:
                 given = await self._answered(await self._waits(config))
             self._stretch += 1
             stopped = await self._work_on(given, config)
-        if self._run._parent is None:
+        if self._context.parent is None:
             self._run.transcript.kept = KeptState(by=owner(self._agent.name), body=self._kept)
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,11 +130,11 @@ class GraphRun:
 
     async def _past(self) -> bool | None:
         """Restore an earlier attempt. Return whether it stopped for a question; None if it has no finished stretch."""
-        run, state = self._run, None
-        while step := run._journal.step(self._id, self._stretch + 1):
+        state = None
+        while step := self._context.journal.step(self._id, self._stretch + 1):
             self._stretch += 1
             state = step.state
-            run._charge(step.usage)
+            self._context.charge(step.usage)
         if state is None:
             return None
         await self._speech.again(state["said"])
@@ -195,12 +196,12 @@ class GraphRun:
     async def _last_kept(self, history: Sequence[Entry]) -> tuple[Kept | None, Sequence[Entry], bool]:
         """Return the state of the newest completed run of the graph, the entries after it, and whether the transcript
         before that run has changed since, as by a summary."""
-        if self._run._parent is None:
+        if self._context.parent is None:
             for at in range(len(history) - 1, -1, -1):
                 entry = history[at]
                 if entry.kept is None or entry.kept.by != owner(self._agent.name):
                     continue
-                kept = unpack(await self._run._surroundings.kept(entry.kept.n), self._agent.name)
+                kept = unpack(await self._context.host.kept(entry.kept.n), self._agent.name)
                 if kept is None:
                     break
                 first = next(n for n, one in enumerate(history) if one.run_id == entry.run_id)
@@ -213,15 +214,15 @@ class GraphRun:
         """Run the nodes until the graph ends (False) or waits for people (True)."""
         run, agent = self._run, self._agent
         call_id = f"{self._id}.{self._stretch}"
-        run._write(StepStarted(run_id=self._id, step=self._stretch, label=agent.name, at=run.now()))
+        self._context.write(StepStarted(run_id=self._id, step=self._stretch, label=agent.name, at=run.now()))
         started = ToolStarted(
             run_id=run.root_id, call_id=call_id, name=agent.name, idempotent=agent.idempotent, at=run.now()
         )
-        run._write(started)
-        run._journal.begun(started)
+        self._context.write(started)
+        self._context.journal.begun(started)
         if not agent.idempotent:
-            await run._recorder.written()
-        nodes = Nodes(run, call_id)
+            await self._context.recorder.written()
+        nodes = Nodes(self._context, call_id)
         status: Literal["ok", "error", "interrupted"] = "interrupted"
         error: str | None = None
         try:
@@ -234,11 +235,11 @@ class GraphRun:
             status, error = "error", told_briefly(problem)
             raise
         finally:
-            if not run._closed:
+            if not self._context.closed:
                 nodes.end()
                 finished = ToolFinished(run_id=run.root_id, call_id=call_id, status=status, error=error, at=run.now())
-                run._write(finished)
-                run._journal.ended(finished)
+                self._context.write(finished)
+                self._context.journal.ended(finished)
         return stopped
 
     async def _stream(self, given: Any, config: Any, nodes: Nodes) -> bool:
@@ -277,9 +278,9 @@ class GraphRun:
                 hint="does every path lead to END? Set the limit with graph_agent(config={'recursion_limit': …})",
             ) from error
         except (EmptyInputError, InvalidUpdateError) as error:
-            said = plain(str(error)).partition("For troubleshooting")[0].strip()
+            problem = plain(str(error)).partition("For troubleshooting")[0].strip()
             raise RunFailed(
-                f"the graph {agent.name!r} rejected its input: {said}",
+                f"the graph {agent.name!r} rejected its input: {problem}",
                 hint="check the keys of its state, and the results of input= and its nodes",
             ) from error
         finally:
@@ -302,7 +303,7 @@ class GraphRun:
             waits.append(_Asked(interrupt.id, interrupt.value, questions))
         if not waits:
             names = ", ".join(state.next)
-            text = f"{self._agent.name} stopped before {names}. May it go on?"
+            text = f"{self._agent.name} stopped before {names}. Continue?"
             breakpoint_ = Question(question_id=f"{self._id}.{self._stretch}.asks.1", kind="approval", text=text)
             waits.append(_Asked(None, None, [breakpoint_]))
         return waits
@@ -310,7 +311,7 @@ class GraphRun:
     async def _answered(self, waits: Sequence[_Asked]) -> Any:
         """Ask people, and return the graph's next input made from their answers."""
         run = self._run
-        answers = iter(await ask_all(run, [question for asked in waits for question in asked.questions]))
+        answers = iter(await ask_all(self._context, [question for asked in waits for question in asked.questions]))
         values: dict[str, Any] = {}
         for asked_ in waits:
             mine: list[Answer] = [next(answers) for _ in asked_.questions]
@@ -318,7 +319,7 @@ class GraphRun:
                 values[asked_.interrupt_id] = resume_of(self._agent, asked_.value, mine)
             elif mine[0].decision != "approved":
                 why = f": {mine[0].text}" if mine[0].text else ""
-                run.interrupt.trigger(f"a person did not let the graph go on{why}", kind="user")
+                run.interrupt.trigger(f"a person stopped the graph{why}", kind="user")
                 run.interrupt.check()
         return Command(resume=values) if values else None
 
@@ -327,13 +328,13 @@ class GraphRun:
     def _set_down(self, *, ended: bool) -> None:
         """Write the state for a later attempt, and keep the state for the next run."""
         run, agent, speech = self._run, self._agent, self._speech
-        if not ended or run._parent is None:
+        if not ended or self._context.parent is None:
             kept = self._saver.rows(inside=not ended, deltas=self._deltas)
             kept.before = self._before
             self._kept = pack(kept, agent.name, limit_bytes=agent.state_limit_bytes)
         state = {"graph": self._kept, "said": speech.said, "inside": self._inside, "ended": ended}
         usage = speech.take_usage()
-        run._write(StepFinished(run_id=self._id, step=self._stretch, usage=usage, state=state, at=run.now()))
+        self._context.write(StepFinished(run_id=self._id, step=self._stretch, usage=usage, state=state, at=run.now()))
 
     async def _say_output(self) -> None:
         """Emit the graph's output if it is the answer."""

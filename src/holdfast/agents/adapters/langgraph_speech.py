@@ -20,7 +20,7 @@ from holdfast.protocol.messages import Usage
 from holdfast.protocol.transcript import STEP_BREAK
 
 if TYPE_CHECKING:
-    from holdfast.agents.run import Run
+    from holdfast.agents.context import RunContext
 
 __all__ = ["Nodes", "Speech"]
 
@@ -46,8 +46,8 @@ class Speech:
         silent: emit nothing; only count usage.
     """
 
-    def __init__(self, run: Run, speakers: Collection[str] | None, *, silent: bool) -> None:
-        self._run = run
+    def __init__(self, context: RunContext, speakers: Collection[str] | None, *, silent: bool) -> None:
+        self._context = context
         self._speakers = speakers
         self._silent = silent
         self._messages: dict[str, _Message] = {}  # by id; the first is being emitted
@@ -69,7 +69,7 @@ class Speech:
         return self._said
 
     def _note_text(self) -> None:
-        if text := self._run.transcript.text[self._noted :]:
+        if text := self._context.transcript.text[self._noted :]:
             self._said.append(text)
             self._noted += len(text)
 
@@ -79,7 +79,7 @@ class Speech:
             used = usage_of(message)
             if used != Usage():
                 self._used += used
-                self._run._charge(used)
+                self._context.charge(used)
         if self._silent or (self._speakers is not None and metadata.get("langgraph_node") not in self._speakers):
             return
         if isinstance(message, ToolMessage):
@@ -106,19 +106,19 @@ class Speech:
 
     async def again(self, said: Sequence[Any]) -> None:
         """Repeat the output of an earlier attempt; its calls are already in the log."""
-        run = self._run
+        context = self._context
         for one in said:
             match one:
                 case str():
-                    await run.emit(one)
+                    await context.emit(one)
                 case [call_id, name, arguments, theirs]:
                     self._calls[theirs] = call_id
                     self._numbers += 1
-                    run.transcript.feed(self._started(call_id, name, arguments))
+                    context.transcript.feed(self._started(call_id, name, arguments))
                 case [call_id, status, result]:
-                    run.transcript.feed(self._finished(call_id, status, result))
+                    context.transcript.feed(self._finished(call_id, status, result))
         self._said = list(said)
-        self._noted = len(run.transcript.text)
+        self._noted = len(context.transcript.text)
 
     async def _say(self) -> None:
         while self._messages:
@@ -133,14 +133,14 @@ class Speech:
                 self._begin(message.calls)
 
     async def _piece(self, message: _Message, piece: BaseMessage) -> None:
-        run = self._run
+        context = self._context
         if reasoning := reasoning_of(piece):
-            run._write(ReasoningDelta(run_id=run.run_id, text=plain(reasoning), at=run.now()))
+            context.write(ReasoningDelta(run_id=context.run_id, text=plain(reasoning), at=context.now()))
         if text := text_of(piece):
-            if not message.begun and run.transcript.size:
+            if not message.begun and context.transcript.size:
                 text = STEP_BREAK + text
             message.begun = True
-            await run.emit(plain(text))
+            await context.emit(plain(text))
         if isinstance(piece, AIMessageChunk):
             if piece.tool_call_chunks:
                 message.calls = piece if message.calls is None else message.calls + piece
@@ -153,12 +153,12 @@ class Speech:
             if theirs in self._calls:
                 continue
             self._numbers += 1
-            call_id = self._calls[theirs] = f"{self._run.run_id}.call-{self._numbers}"
+            call_id = self._calls[theirs] = f"{self._context.run_id}.call-{self._numbers}"
             arguments = readable(call["args"])
             started = self._started(call_id, call["name"], arguments)
             self._note_text()
-            self._run._write(started)
-            self._run._journal.begun(started)
+            self._context.write(started)
+            self._context.journal.begun(started)
             self._said.append([call_id, call["name"], arguments, theirs])
 
     def _result(self, message: ToolMessage) -> None:
@@ -166,22 +166,22 @@ class Speech:
         if call_id is None:
             return  # result of a call made elsewhere
         status: Literal["ok", "error"] = "error" if message.status == "error" else "ok"
-        text = cut(text_of(message), self._run._limits.result_limit_bytes)
-        self._run._write(self._finished(call_id, status, text))
+        text = cut(text_of(message), self._context.limits.result_limit_bytes)
+        self._context.write(self._finished(call_id, status, text))
         self._said.append([call_id, status, text])
 
     def _started(self, call_id: str, name: str, arguments: Any) -> ToolStarted:
         # Idempotent by itself: its node's effects belong to the graph's call, which has its own flag.
-        run = self._run
+        context = self._context
         return ToolStarted(
-            run_id=run.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=True, at=run.now()
+            run_id=context.root_id, call_id=call_id, name=name, arguments=arguments, idempotent=True, at=context.now()
         )
 
     def _finished(self, call_id: str, status: Literal["ok", "error"], text: str) -> ToolFinished:
-        run = self._run
+        context = self._context
         if status == "error":
-            return ToolFinished(run_id=run.root_id, call_id=call_id, status=status, error=text, at=run.now())
-        return ToolFinished(run_id=run.root_id, call_id=call_id, status=status, result=text, at=run.now())
+            return ToolFinished(run_id=context.root_id, call_id=call_id, status=status, error=text, at=context.now())
+        return ToolFinished(run_id=context.root_id, call_id=call_id, status=status, result=text, at=context.now())
 
 
 class Nodes:
@@ -191,8 +191,8 @@ class Nodes:
         call_id: the call of the stretch.
     """
 
-    def __init__(self, run: Run, call_id: str) -> None:
-        self._run = run
+    def __init__(self, context: RunContext, call_id: str) -> None:
+        self._context = context
         self._call_id = call_id
         self._ids: dict[str, str] = {}  # calls by the ids of tasks
         self._open: dict[str, None] = {}
@@ -200,14 +200,16 @@ class Nodes:
 
     def task(self, namespace: Sequence[str], part: Mapping[str, Any]) -> None:
         """Report the start or end of a node."""
-        run, task = self._run, part["id"]
+        context, task = self._context, part["id"]
         if "result" not in part:
             self._numbers += 1
             outer = self._ids.get(namespace[-1].rpartition(":")[2]) if namespace else None
             call_id = self._ids[task] = f"{outer or self._call_id}.{self._numbers}"
             self._open[task] = None
-            run._write(
-                ToolStarted(run_id=run.root_id, call_id=call_id, name=part["name"], idempotent=True, at=run.now())
+            context.write(
+                ToolStarted(
+                    run_id=context.root_id, call_id=call_id, name=part["name"], idempotent=True, at=context.now()
+                )
             )
         elif task in self._open:
             del self._open[task]
@@ -221,10 +223,10 @@ class Nodes:
 
     async def output(self, part: Any) -> None:
         """Report what a node wrote to its stream."""
-        run = self._run
+        context = self._context
         text = part if isinstance(part, str) else as_json(part)
-        run._write(ToolOutput(run_id=run.root_id, call_id=self._call_id, text=plain(text), at=run.now()))
-        await run._recorder.room()
+        context.write(ToolOutput(run_id=context.root_id, call_id=self._call_id, text=plain(text), at=context.now()))
+        await context.recorder.room()
 
     def end(self) -> None:
         """Mark the nodes that are still open as interrupted."""
@@ -232,5 +234,7 @@ class Nodes:
             self._end(self._open.popitem()[0], "interrupted", None)
 
     def _end(self, task: str, status: Literal["ok", "error", "interrupted"], error: str | None) -> None:
-        run = self._run
-        run._write(ToolFinished(run_id=run.root_id, call_id=self._ids[task], status=status, error=error, at=run.now()))
+        context = self._context
+        context.write(
+            ToolFinished(run_id=context.root_id, call_id=self._ids[task], status=status, error=error, at=context.now())
+        )

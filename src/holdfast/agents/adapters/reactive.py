@@ -109,7 +109,7 @@ class ReactiveBridge:
                     hint="pass a run, a scope or nothing; to send to sessions, use bridge.ask or bridge.send",
                 )
             self._run = owner
-            self.scope = Scope(name, parent=owner._around(), grace_s=grace_s)
+            self.scope = Scope(name, parent=owner.context.innermost_scope(), grace_s=grace_s)
         else:
             self.scope = Scope(name, grace_s=grace_s)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -194,7 +194,7 @@ class ReactiveBridge:
                 self._forsaken(cause)
         elif not scope.closed:
             scope.request_stop(cause)
-            if asyncio._get_running_loop() is None and not scope._is_around_caller():
+            if asyncio._get_running_loop() is None and not scope.is_around_caller():
                 timeout_s = scope.grace_s + scope.kill_after_s + _MARGIN_S
                 try:
                     self._closed.result(timeout_s)

@@ -97,8 +97,8 @@ class Flow:
     def __init__(self, home: Home, name: str, outlet: Outlet) -> None:
         self._home = home
         self._name = name
-        self._outlet = outlet
-        self._scope: Scope | None = None
+        self.outlet = outlet
+        self.scope: Scope | None = None
         self._disposed = False
         self._settled = False
         self._woken = False
@@ -113,9 +113,9 @@ class Flow:
         if self._settled:
             return
         self._disposed = True
-        self._outlet.shut()
+        self.outlet.shut()
         self.stop_source()
-        scope = self._scope
+        scope = self.scope
         if scope is not None:
             scope.interrupt.trigger("the subscription was disposed", kind="stop")
         self._wake()
@@ -147,7 +147,7 @@ class Flow:
         through = False
         try:
             async with Scope(self._name) as scope:
-                self._scope = scope
+                self.scope = scope
                 if self._disposed:  # disposed before the scope was visible
                     scope.interrupt.trigger("the subscription was disposed", kind="stop")
                     scope.interrupt.check()
@@ -178,9 +178,9 @@ class Flow:
         self.stop_source()
         self._close_accounts()
         self._settled = True
-        self._scope = None
+        self.scope = None
         self._home.ended(self)
-        self._outlet.end(error)
+        self.outlet.end(error)
 
     def _wake(self) -> None:
         """Wake the driving task. Thread-safe; repeated calls before it runs wake it once."""
@@ -287,7 +287,7 @@ class ItemFlow(Flow):
                 error = await self._pass_on()
                 if error is not None:
                     return error
-            if self._outlet.fault is not None:
+            if self.outlet.fault is not None:
                 self._disposed = True
                 return None
             if intake.error is not None:
@@ -360,7 +360,7 @@ class ItemFlow(Flow):
                 values.append(value)
         self._next += len(ready)
         if values:
-            await self._outlet.give(values)
+            await self.outlet.give(values)
         return error
 
 

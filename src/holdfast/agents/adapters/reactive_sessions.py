@@ -118,7 +118,7 @@ class Mail:
         return letter.receipt
 
     async def _take_back(self, letter: _Letter, scope: Scope) -> None:
-        """Revoke a message whose answer is no longer awaited, within the grace period of the stop."""
+        """Revoke a message whose answer is not awaited any more, within the grace period of the stop."""
         if not letter.may_be_there:
             return
         session = letter.session
@@ -195,7 +195,7 @@ class EventFlow(Flow):
     def drain(self) -> None:
         """Stop reading, and complete. Thread-safe."""
         self._drained = True
-        scope = self._scope
+        scope = self.scope
         if scope is not None:
             scope.interrupt.trigger("drained", kind="stop")
 
@@ -211,8 +211,8 @@ class EventFlow(Flow):
             async for event in events:
                 if self._strict and isinstance(event, Gap):
                     return EventsMissed(f"the events {event.after + 1} to {event.until} were missed ({event.reason})")
-                await self._outlet.give((event,))
-                if self._outlet.fault is not None:
+                await self.outlet.give((event,))
+                if self.outlet.fault is not None:
                     self._disposed = True
                     break
         return None

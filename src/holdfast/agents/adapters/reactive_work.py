@@ -104,14 +104,14 @@ def _attempt(function: Callable[[Any], Any], item: Any) -> Any:
 
 def branching(work: Work, run: Run) -> Work:
     """Return `work` as branches of a run, one per item, with ids that are the same in every attempt."""
-    base = (current_branch.get() or run._branch).next_id()
+    base = run.context.next_id()
 
     async def branch(scope: Scope, index: int, item: Any) -> Any:
         current_branch.set(Branch(f"{base}.{index + 1}"))
-        run._lines.add()
+        run.context.activity.add()
         try:
             return await work(scope, index, item)
         finally:
-            run._lines.remove()
+            run.context.activity.remove()
 
     return branch

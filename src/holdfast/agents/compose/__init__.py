@@ -1,6 +1,6 @@
-"""Shapes of agents: several as one, at the same time, one after another, one of them, or kept at work.
+"""Composite agents: several agents as one, in parallel, in sequence, by choice, supervised or periodic.
 
-Each shape is an `Agent` itself, so they nest, and whatever runs one agent runs them.
+Each composite is an `Agent` itself, so they nest, and whatever runs one agent runs them.
 """
 
 from holdfast.agents.compose.parallel import parallel

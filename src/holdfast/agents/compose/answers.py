@@ -1,4 +1,4 @@
-"""How the answers of branches become the answer of the shape."""
+"""Makes the answer of a composite agent from the answers of its branches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from holdfast.agents.call import check_said
+from holdfast.agents.children import delegate
+from holdfast.agents.output import require_text
 from holdfast.protocol.branches import BranchResult
 from holdfast.protocol.transcript import STEP_BREAK
 
@@ -15,39 +16,39 @@ if TYPE_CHECKING:
     from holdfast.agents.run import Run
     from holdfast.protocol.events import ChildFinished
 
-__all__ = ["Join", "hand_over", "joined", "result_of", "say_rest", "texts_in_order"]
+__all__ = ["Join", "emit_rest", "hand_over", "joined", "result_of", "texts_in_order"]
 
 Join: TypeAlias = Callable[[Sequence[BranchResult]], "str | Awaitable[str]"]
 
 
 def texts_in_order(results: Sequence[BranchResult]) -> str:
-    """The answers, in the order of the branches, a blank line between them; those that said nothing are left out."""
+    """Join the answers in the order of the branches, separated by blank lines; empty ones are left out."""
     return STEP_BREAK.join(result.text for result in results if result.completed and result.text)
 
 
 async def joined(join: Join, results: Sequence[BranchResult]) -> str:
-    """What `join` makes of the results. Raises what it raises, and `TypeError` if that is no text."""
+    """Return the text that `join` makes of the results. Raises what it raises, and `TypeError` unless it is text."""
     text = join(results)
     if inspect.isawaitable(text):
         text = await text
-    check_said(text, "what join() returns")
+    require_text(text, "what join() returns")
     return text
 
 
 def result_of(name: str, finished: ChildFinished) -> BranchResult:
-    """How a branch ended, for whoever asked for the shape."""
+    """Return a branch's outcome as a public result."""
     return BranchResult(
         name=name, status=finished.status, text=finished.text, error=finished.error, cause=finished.cause
     )
 
 
 async def hand_over(run: Run, task: ChildTask) -> None:
-    """Let a child that speaks aloud give the answer of its parent. Raises as `Run.delegate` does."""
-    await say_rest(run, await run._delegate(task))
+    """Run a child whose streamed answer is its parent's. Raises as `Run.delegate` does."""
+    await emit_rest(run, await delegate(run.context, task))
 
 
-async def say_rest(run: Run, text: str) -> None:
-    """Say what of the answer was not said yet: all of it where it comes from the log."""
-    said = run.transcript.text
-    if text.startswith(said) and len(text) > len(said):
-        await run.emit(text[len(said) :])
+async def emit_rest(run: Run, text: str) -> None:
+    """Emit the part of the answer that was not streamed: all of it if it comes from the log."""
+    emitted = run.transcript.text
+    if text.startswith(emitted) and len(text) > len(emitted):
+        await run.emit(text[len(emitted) :])

@@ -1,4 +1,4 @@
-"""Branches at the same time: all, the first, or so many of them have to complete."""
+"""Branches in parallel, of which all, the first, or a number must complete."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ def parallel(
     join: Join | None = None,
     description: str = "",
 ) -> Agent:
-    """An agent that asks several others the same at the same time.
+    """Return an agent that sends the same request to several others at the same time.
 
-    Each branch is a child of the run: it is in the log and in the task tree under its name, streams there, and what it
-    finished is not done again in a later attempt. The agent's own text is said at the end: what `join` makes of the
-    answers. Where it is interrupted or fails, its text are the answers that were there by then.
+    Each branch is a child of the run: it is in the log and in the task tree under its name, streams there, and is not
+    repeated in a later attempt once it has finished. The agent's own text comes at the end: `join` makes it from the
+    answers. If the agent is interrupted or fails, its text is the answers it has by then.
 
-    As soon as it is decided that enough branches have completed, the others are interrupted with a cause that says so,
-    and are gone (or quarantined, see the receipt) when the agent ends.
+    Once enough branches have completed, the others are interrupted with a cause that names the reason, and are gone (or
+    abandoned, see the receipt) when the agent ends.
 
     Parameters:
-        branches: agents, functions of a run, names of agents that the host has, or what `branch` makes of them.
-        need: ``all`` have to complete; the ``first`` one does and the others are not waited for; so many (a number),
-            and the others are not waited for; ``some``: all are waited for, and at least one has to complete.
-        on_failure: once too few branches can complete, ``interrupt`` the others with a cause that names the one that
-            did not, or ``wait`` for them.
+        branches: agents, functions of a run, names of the host's agents, or results of `branch`.
+        need: how many must complete: ``all``, the ``first`` one or a number (the others are interrupted then), or
+            ``some``: wait for all, and at least one must complete.
+        on_failure: once too few branches can complete, ``interrupt`` the others with a cause that names the failed one,
+            or ``wait`` for them.
         concurrency: how many at a time; default: all. They begin in their order.
-        join: gets the results that count, in the order of the branches, and gives the answer. It may be async; else
-            it must not block. Default: their texts, a blank line between them.
+        join: makes the answer from the results that count, in the order of the branches. It may be async; otherwise it
+            must not block. Default: their texts, separated by blank lines.
         description: one line for people and models.
 
     Raises:
-        ConfigurationError: no branches, or bounds that cannot be. The agent's run raises `BranchesFailed` when too few
-            completed; it has the results of all.
+        ConfigurationError: no branches, or an invalid parameter. The agent's run raises `BranchesFailed` if too few
+            completed; the error has all results.
     """
     parts = named(branches)
     if on_failure not in ("interrupt", "wait"):
-        raise ConfigurationError(f"on_failure={on_failure!r} is not known", hint="use interrupt or wait")
+        raise ConfigurationError(f"unknown on_failure {on_failure!r}", hint="choose interrupt or wait")
     room: object = concurrency
     if room is not None and (not isinstance(room, int) or room < 1):
-        raise ConfigurationError(f"concurrency is {concurrency!r}; it is a whole number, at least 1")
+        raise ConfigurationError(f"concurrency is {concurrency!r}; it must be a whole number of at least 1")
     work = _Parallel(
         parts=parts,
         quorum=Quorum(need, len(parts)),
@@ -90,21 +90,22 @@ class _Parallel:
 
 
 class _Race:
-    """One run of it."""
+    """One run of the agent."""
 
     def __init__(self, run: Run, work: _Parallel) -> None:
         self._run = run
+        self._context = run.context
         self._work = work
-        self._branches = Branches(run, self._take)
-        self._tasks = [part.task(run, run.text, Branch(run._next_id())) for part in work.parts]
+        self._branches = Branches(run.context, self._take)
+        self._tasks = [part.task(run, run.text, Branch(run.context.next_id())) for part in work.parts]
         self._waiting = deque(range(len(self._tasks)))
         self._results: dict[int, BranchResult] = {}
-        self._order: list[int] = []  # those that completed, as they did
-        self._problem: BaseException | None = None  # of the first that did not
+        self._order: list[int] = []  # completed branches, in the order of their ends
+        self._problem: BaseException | None = None  # of the first that did not complete
         self._decided: Cause | None = None
 
     async def answer(self) -> str:
-        """Let the branches run until it is decided. Raises `BranchesFailed`."""
+        """Run the branches until the outcome is decided. Raises `BranchesFailed`."""
         self._take_past()
         try:
             await self._branches.driven(self._drive)
@@ -112,14 +113,14 @@ class _Race:
                 raise self._too_few() from self._problem
             return await joined(self._work.join, self._counted())
         except BaseException:
-            self._say_finished()
+            self._emit_finished()
             raise
 
     def _take_past(self) -> None:
-        """What is in the log is not done again; it ended in the order of the log."""
+        """Take the recorded outcomes, in the order of the log; these branches are not repeated."""
         ends: list[tuple[int, ChildFinished]] = []
         for number in self._waiting:
-            past = past_end(self._run, self._tasks[number])
+            past = past_end(self._context, self._tasks[number])
             if past is not None:
                 ends.append((number, past))
         for number, past in sorted(ends, key=lambda end: end[1].seq):
@@ -136,7 +137,7 @@ class _Race:
                 await branches.changed()
         if self._decided is not None:
             for number in self._waiting:
-                if (left := leave_off(self._run, self._tasks[number], self._decided)) is not None:
+                if (left := leave_off(self._context, self._tasks[number], self._decided)) is not None:
                     self._results[number] = result_of(self._tasks[number].label, left)
         while branches.busy:
             await branches.changed()
@@ -165,7 +166,7 @@ class _Race:
         return Cause(kind="stop", reason=reason, origin=self._run.agent.name, at=self._run.now())
 
     def _counted(self) -> Sequence[BranchResult]:
-        """The answers that count, in the order of the branches."""
+        """Return the results that count, in the order of the branches."""
         quorum = self._work.quorum
         counted = self._order if quorum.waits else self._order[: quorum.required]
         return [self._results[number] for number in sorted(counted)]
@@ -176,14 +177,14 @@ class _Race:
             for number, task in enumerate(self._tasks)
         )
         done, total = len(self._order), len(results)
-        told = told_results(results, decided=self._decided)
+        summary = told_results(results, decided=self._decided)
         return BranchesFailed(
-            f"{done} of {total} branches completed, {self._work.quorum.required} have to: {told}",
+            f"{done} of {total} branches completed, {self._work.quorum.required} must: {summary}",
             results=results,
         )
 
-    def _say_finished(self) -> None:
-        """What was finished is not lost: it is the text of a run that did not complete."""
+    def _emit_finished(self) -> None:
+        """Emit the finished answers, as the text of a run that did not complete."""
         text = texts_in_order([self._results[number] for number in sorted(self._order)])
-        if text and not self._run._closed:
+        if text and not self._context.closed:
             _ = self._run.emit(text)

@@ -1,4 +1,4 @@
-"""What a shape is made of: agents, and what is said of each as a branch of it."""
+"""The branches of composite agents: an agent each, with its name, deadline, request and restart policy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from holdfast.agents.agent import Agent, AgentLike, as_agent
-from holdfast.agents.call import check_said
 from holdfast.agents.children import ChildTask
+from holdfast.agents.output import require_text
 from holdfast.errors import ConfigurationError
 from holdfast.protocol.branches import is_seconds
 
@@ -24,7 +24,7 @@ Restart = Literal["transient", "permanent", "temporary"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A branch of a shape, made by `branch`; see there."""
+    """A branch of a composite agent, made by `branch`; see there."""
 
     agent: Agent | str
     name: str = ""
@@ -34,27 +34,27 @@ class Part:
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """The display name."""
         return self.name or (self.agent if isinstance(self.agent, str) else self.agent.name)
 
     def task(self, run: Run, text: str, place: Branch, *, inherits: bool = True, aloud: bool = False) -> ChildTask:
-        """What the branch is asked in this run.
+        """Return the branch's task in this run.
 
         Parameters:
-            text: what it is asked unless it has a text of its own.
+            text: the request, unless the branch has a text of its own.
             inherits: it sees what the run sees: the session's history, and the attachments of its messages.
-            aloud: what it says is said by the run too.
+            aloud: its text is also emitted by the run, as it comes.
 
         Raises:
             UnknownAgent: the host has no agent of that name.
-            TypeError: its text function gave no text.
+            TypeError: its text function did not return text.
         """
-        agent = run._surroundings.find_agent(self.agent) if isinstance(self.agent, str) else self.agent
+        agent = run.context.host.find_agent(self.agent) if isinstance(self.agent, str) else self.agent
         if isinstance(self.text, str):
             text = self.text.replace("{text}", text)
         elif self.text is not None:
             text = self.text(run, text)
-            check_said(text, f"the text of branch {self.label!r}")
+            require_text(text, f"the text of branch {self.label!r}")
         return ChildTask(
             agent=agent,
             text=text,
@@ -78,35 +78,35 @@ def branch(
     text: str | Callable[[Run, str], str] | None = None,
     restart: Restart = "transient",
 ) -> Part:
-    """Say something of an agent as a branch of `parallel`, `sequence`, `route` or `supervised`.
+    """Return a branch of `parallel`, `sequence`, `route`, `supervised` or `periodic`, with options of its own.
 
     Parameters:
-        agent: an agent, a function of a run, or the name of an agent that the host has.
-        name: what the branch is called in the log, the tree and in causes; default: the agent's name.
-        deadline_s: it is interrupted after so many seconds, counted from its own beginning.
-        text: what it is asked. In a str, ``{text}`` stands for what it would be asked otherwise; a function gets the
-            shape's run and that text, and must not block.
-        restart: for `supervised`: ``transient``: again when it did not complete; ``permanent``: again whenever it has
-            ended; ``temporary``: never.
+        agent: an agent, a function of a run, or the name of one of the host's agents.
+        name: the branch's name in the log, the tree and in causes; default: the agent's name.
+        deadline_s: interrupt the branch this many seconds after its own start.
+        text: the request. In a str, ``{text}`` stands for the request it would get otherwise; a function gets the
+            composite's run and that text, and must not block.
+        restart: for `supervised`: restart the branch if it did not complete (``transient``), whenever it has ended
+            (``permanent``), or never (``temporary``).
 
     Raises:
-        ConfigurationError: no agent, or a deadline that is not above 0.
+        ConfigurationError: not an agent, or a deadline that is not above 0.
     """
     if deadline_s is not None and (not is_seconds(deadline_s) or deadline_s == 0):
-        raise ConfigurationError(f"the deadline of a branch is {deadline_s!r}; it is a number of seconds above 0")
+        raise ConfigurationError(f"deadline_s of a branch is {deadline_s!r}; it must be a number of seconds above 0")
     if restart not in ("transient", "permanent", "temporary"):
-        raise ConfigurationError(f"restart={restart!r} is not known", hint="use transient, permanent or temporary")
+        raise ConfigurationError(f"unknown restart {restart!r}", hint="choose transient, permanent or temporary")
     known = agent if isinstance(agent, str) else as_agent(agent)
     return Part(agent=known, name=name or "", deadline_s=deadline_s, text=text, restart=restart)
 
 
 def part_of(thing: BranchLike) -> Part:
-    """The branch that `thing` is. Raises `ConfigurationError` for what cannot be one."""
+    """Return the branch for a branch or an agent. Raises `ConfigurationError` for anything else."""
     return thing if isinstance(thing, Part) else branch(thing)
 
 
 def named(branches: Iterable[BranchLike]) -> tuple[Part, ...]:
-    """The branches, those of the same agent numbered. Raises `ConfigurationError` where two were given one name."""
+    """Return the branches; those of the same agent are numbered. Raises `ConfigurationError` for a name given twice."""
     parts = [part_of(thing) for thing in branches]
     given = Counter(part.name for part in parts if part.name)
     if (twice := [name for name, count in given.items() if count > 1]) != []:
@@ -121,7 +121,7 @@ def named(branches: Iterable[BranchLike]) -> tuple[Part, ...]:
 
 
 def shape(name: str, work: Callable[[Run], Any], parts: Iterable[Part], description: str) -> Agent:
-    """The agent that a shape is. It may be replayed when all its parts may, and none is known by its name only."""
+    """Return the composite agent. It is replayable if all its parts are, and none is given by name only."""
     agents = [part.agent for part in parts]
     known = tuple(agent for agent in agents if isinstance(agent, Agent))
     return Agent(

@@ -1,10 +1,10 @@
-"""An agent that is asked again and again, by the clock, in one run; and others that stream beside it.
+"""An agent that runs periodically, by the clock, in one run; and others that stream beside it.
 
 Invariants
-- One tick's child is at work at a time; between ticks there is no task, and one timer.
-- Ticks are those of `holdfast.protocol.schedules`: what is missed while a child is at work, or the loop stands still,
-  or the clock jumps, follows the miss policy.
-- What streams beside the ticks ends with them, and nothing of either is left when the agent ends.
+- One tick's child is active at a time; between ticks the agent has a timer and no task.
+- Ticks are those of `holdfast.protocol.schedules`: ticks missed while a child is active, the loop is blocked or the
+  clock jumps follow the miss policy.
+- The agents beside the ticks end with them, and nothing of either is left when the agent ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Overlap: TypeAlias = Literal["queue", "reject", "interrupt"]
 
 _LEAST_EVERY_S = 0.001
 _LOOK_EVERY_S = 30.0
-"""So often the wall clock is looked at, which may jump."""
+"""Interval at which the wall clock is checked, because it may jump."""
 
 
 def periodic(
@@ -52,30 +52,29 @@ def periodic(
     name: str = "periodic",
     description: str = "",
 ) -> Agent:
-    """An agent that asks another one at each tick of a clock, in one run.
+    """Return an agent that runs another one at each tick of a clock, in one run.
 
-    Each tick is a child of the run, in the log and in the task tree. The answer is that of the last tick which
-    completed. It ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_s``);
-    for what goes on for days, or across restarts, put a schedule on a session (`Session.schedule`).
+    Each tick is a child of the run, in the log and in the task tree. The answer is that of the last completed tick. It
+    ends after `max_runs` ticks, by an interrupt, or by the deadline of the run (the setting ``run_s``). For work over
+    days or across restarts, put a schedule on a session (`Session.schedule`).
 
     Parameters:
-        agent: an agent, a function of a run, the name of an agent that the host has, or what `branch` makes of one.
-            A tick that fails ends the whole with its error (`supervised` starts it again); one that comes to its
-            deadline does not.
-        every_s, cron, timezone: when to tick: at even distances, in seconds, or by a cron line in that zone.
-        initial_delay_s: the time to the first tick, in seconds; default: `every_s`.
-        jitter_s: each tick comes later by a part of this, in seconds.
-        max_runs: ends after so many ticks.
-        miss: what becomes of ticks that could not be in time: ``skip`` them, ``delay`` (one for all, and count from
-            then on) or ``burst`` (each, one after another).
-        overlap: what a tick does while the last one is at work: ``queue``: it waits, and is missed meanwhile;
-            ``reject``: it is left out; ``interrupt``: it interrupts the last one and begins when that is gone.
-        beside: agents that are asked the same once, at the beginning, and are interrupted when the ticks are over.
-        name: what it is called.
+        agent: an agent, a function of a run, the name of one of the host's agents, or a result of `branch`. A tick that
+            fails ends the whole with its error (`supervised` restarts it); one that exceeds its deadline does not.
+        every_s, cron, timezone: when to tick: at an interval in seconds, or by a cron expression in that time zone.
+        initial_delay_s: time to the first tick, in seconds; default: `every_s`.
+        jitter_s: maximum random delay of each tick, in seconds.
+        max_runs: maximum number of ticks.
+        miss: policy for missed ticks: ``skip`` them, ``delay`` (one tick for all, and count from then on) or ``burst``
+            (each, one after another).
+        overlap: policy for a tick while the previous one is active: ``queue`` (it waits, and counts as missed
+            meanwhile), ``reject`` (it is dropped) or ``interrupt`` (it stops the previous one and begins after it).
+        beside: agents that get the same request once, at the start, and are interrupted when the ticks are over.
+        name: the agent's name.
         description: one line for people and models.
 
     Raises:
-        ConfigurationError: a cadence that cannot be, or never ticks.
+        ConfigurationError: a cadence that is invalid or never ticks.
     """
     cadence = Cadence(
         every_s=every_s,
@@ -91,7 +90,7 @@ def periodic(
     except InvalidSchedule as error:
         raise ConfigurationError(f"{name!r}: {error.message}", hint=error.hint) from None
     if overlap not in ("queue", "reject", "interrupt"):
-        raise ConfigurationError(f"overlap={overlap!r} is not known", hint="use queue, reject or interrupt")
+        raise ConfigurationError(f"unknown overlap {overlap!r}", hint="choose queue, reject or interrupt")
     ticking, streamers = replace(part_of(agent)), named(beside)  # a copy: it may be beside itself
     work = _Periodic(part=ticking, cadence=cadence, overlap=overlap, beside=streamers)
     return shape(name, work, (ticking, *streamers), description)
@@ -111,14 +110,15 @@ class _Periodic:
 
 
 class _Ticks:
-    """One run of it."""
+    """One run of the agent."""
 
     def __init__(self, run: Run, work: _Periodic) -> None:
         self._run = run
+        self._context = run.context
         self._work = work
-        self._branches: Branches[Part] = Branches(run, self._ended)
-        self._streams = [(part, self._task(part, Branch(run._next_id()))) for part in work.beside]
-        self._ticks = run._next_id()
+        self._branches: Branches[Part] = Branches(run.context, self._ended)
+        self._streams = [(part, self._task(part, Branch(run.context.next_id()))) for part in work.beside]
+        self._ticks = run.context.next_id()
         self._begun = 0  # ticks, in earlier attempts too
         self._progress = begin(work.cadence, run.run_id, run.now())
         self._child: Child | None = None
@@ -132,11 +132,11 @@ class _Ticks:
 
     @property
     def _place(self) -> Branch:
-        """That of the next tick."""
+        """The call path of the next tick."""
         return Branch(f"{self._ticks}.{self._begun + 1}")
 
     async def answer(self) -> str:
-        """Tick until it is over. Raises `RunFailed`."""
+        """Tick to the end. Raises `RunFailed`."""
         try:
             self._take_past()
             await self._branches.driven(self._drive)
@@ -144,16 +144,16 @@ class _Ticks:
                 error, problem = self._problem
                 raise RunFailed(error) from problem
         except BaseException:
-            if self._text and not self._run._closed:
+            if self._text and not self._context.closed:
                 _ = self._run.emit(self._text)
             raise
         return self._text
 
     def _take_past(self) -> None:
-        """Ticks that are in the log are not done again."""
-        while self._run._journal.knows_child(self._place.path):
+        """Take the recorded ticks; they are not repeated."""
+        while self._context.journal.knows_child(self._place.path):
             task = self._task(self._work.part, self._place)
-            past = past_end(self._run, task)
+            past = past_end(self._context, task)
             if past is None:
                 self._next = task
                 self._wanted = self._progress.tick_at is not None
@@ -164,7 +164,7 @@ class _Ticks:
 
     async def _drive(self) -> None:
         for part, task in self._streams:
-            past = past_end(self._run, task)
+            past = past_end(self._context, task)
             if past is None:
                 await self._branches.begin(task, part)
             else:
@@ -177,7 +177,7 @@ class _Ticks:
         over = self._cause("the ticks are over" if self._problem is None else self._problem[0])
         self._branches.stop_all(over)
         if self._next is not None:
-            leave_off(self._run, self._next, over)
+            leave_off(self._context, self._next, over)
         while self._branches.busy:
             await self._branches.changed()
 
@@ -186,7 +186,7 @@ class _Ticks:
         return self._progress.tick_at is None and not self._wanted
 
     def _tick(self) -> bool:
-        """Look at the clock; whether something came of it."""
+        """Check the clock; return whether a tick or a miss came of it."""
         if self._child is not None and self._work.overlap == "queue":
             return False
         cadence, before = self._work.cadence, self._progress
@@ -201,7 +201,7 @@ class _Ticks:
         return self._progress is not before
 
     def _until(self) -> float | None:
-        """The time of the loop at which to look again; None: when a child has ended."""
+        """Return the loop's time of the next check; None: when a child has ended."""
         due_at = self._progress.due_at
         if due_at is None or (self._child is not None and self._work.overlap == "queue"):
             return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.agents.agent import Agent
+from holdfast.agents.children import delegate
 from holdfast.agents.compose.answers import hand_over
 from holdfast.agents.compose.parts import BranchLike, Part, part_of, shape
 from holdfast.agents.journal import Branch
@@ -28,30 +29,30 @@ def route(
     otherwise: BranchLike | None = None,
     description: str = "",
 ) -> Agent:
-    """An agent that hands each run to one of several others; its answer is that one's, said as it comes.
+    """Return an agent that delegates each run to one of several others, and streams that one's answer.
 
-    Both the one that chooses and the one that is chosen see what the run sees. What was chosen is in the log, and is
-    not asked again in a later attempt.
+    Both the chooser and the chosen agent see what the run sees. The choice is in the log, and is not made again in a
+    later attempt.
 
     Parameters:
-        choose: answers with the name of a branch: a function of the run, or an agent, with a model perhaps. White
-            space, quotes and a full stop around the name do not matter, nor does upper or lower case.
+        choose: answers with the name of a branch: a function of the run, or an agent, perhaps with a model. Case,
+            white space, quotes and a full stop around the name do not matter.
         routes: the branches by name.
-        name: what it is called.
-        otherwise: for answers that name no branch.
+        name: the agent's name.
+        otherwise: the branch for any other answer.
         description: one line for people and models.
 
     Raises:
         ConfigurationError: no branches, or two whose names differ in case only. The agent's run raises `UnknownBranch`
-            when the answer names no branch and there is no `otherwise`.
+            if the answer is not the name of a branch and `otherwise` was not given.
     """
     parts = {_plain(key): replace(part_of(thing), name=key) for key, thing in routes.items()}
     if not parts:
-        raise ConfigurationError("no branches given", hint="give it at least one agent, by its name")
+        raise ConfigurationError("no branches given", hint="pass at least one agent, by its name")
     if len(parts) < len(routes) or "" in parts:
         raise ConfigurationError(
-            f"these names of branches cannot be told apart: {', '.join(map(repr, routes))}",
-            hint="give each a name of its own",
+            f"ambiguous or empty branch names: {', '.join(map(repr, routes))}",
+            hint="pick names that differ in more than case, quotes and white space",
         )
     chooser = part_of(choose)
     chooser = chooser if chooser.name else replace(chooser, name="choose")
@@ -73,12 +74,12 @@ class _Route:
     otherwise: Part | None
 
     async def __call__(self, run: Run) -> None:
-        chosen = await run._delegate(self.choose.task(run, run.text, Branch(run._next_id())))
+        chosen = await delegate(run.context, self.choose.task(run, run.text, Branch(run.context.next_id())))
         part = self.parts.get(_plain(chosen), self.otherwise)
         if part is None:
-            said = chosen if len(chosen) <= _SHOWN else f"{chosen[: _SHOWN - 1]}…"
+            shown = chosen if len(chosen) <= _SHOWN else f"{chosen[: _SHOWN - 1]}…"
             raise UnknownBranch(
-                f"{self.choose.label!r} answered {said!r}, and {run.agent.name!r} has no branch of that name",
+                f"{self.choose.label!r} answered {shown!r}, but {run.agent.name!r} has no such branch",
                 hint=f"its branches are: {', '.join(part.name for part in self.parts.values())}",
             )
-        await hand_over(run, part.task(run, run.text, Branch(run._next_id()), aloud=True))
+        await hand_over(run, part.task(run, run.text, Branch(run.context.next_id()), aloud=True))

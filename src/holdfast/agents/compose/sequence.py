@@ -1,4 +1,4 @@
-"""Agents one after another: each is asked what the one before answered."""
+"""Agents in sequence: each gets the previous one's answer as its request."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.agents.agent import Agent
+from holdfast.agents.children import delegate
 from holdfast.agents.compose.answers import hand_over
 from holdfast.agents.compose.parts import BranchLike, Part, named, shape
 from holdfast.agents.journal import Branch
@@ -18,14 +19,14 @@ __all__ = ["sequence"]
 
 
 def sequence(*branches: BranchLike, name: str = "sequence", description: str = "") -> Agent:
-    """An agent that asks others one after another; its answer is the last one's, said as it comes.
+    """Return an agent that runs others one after another, and streams the last one's answer.
 
-    The first sees what the run sees: its text, the session's history, the attachments. Each later one is asked what the
-    one before answered, and sees nothing else. The first that does not complete ends it, with its error.
+    The first sees what the run sees: its text, the session's history, the attachments. Each later one gets the previous
+    one's answer, and sees nothing else. The first that does not complete ends the sequence with its error.
 
     Parameters:
-        branches: agents, functions of a run, names of agents that the host has, or what `branch` makes of them.
-        name: what it is called.
+        branches: agents, functions of a run, names of the host's agents, or results of `branch`.
+        name: the agent's name.
         description: one line for people and models.
 
     Raises:
@@ -33,7 +34,7 @@ def sequence(*branches: BranchLike, name: str = "sequence", description: str = "
     """
     parts = named(branches)
     if not parts:
-        raise ConfigurationError("no branches given", hint="give it at least one agent")
+        raise ConfigurationError("no branches given", hint="pass at least one agent")
     return shape(name, _Sequence(parts=parts), parts, description)
 
 
@@ -44,8 +45,8 @@ class _Sequence:
     parts: tuple[Part, ...]
 
     async def __call__(self, run: Run) -> None:
-        text = run.text
+        context, text = run.context, run.text
         for number, part in enumerate(self.parts[:-1]):
-            text = await run._delegate(part.task(run, text, Branch(run._next_id()), inherits=number == 0))
-        last = self.parts[-1].task(run, text, Branch(run._next_id()), inherits=len(self.parts) == 1, aloud=True)
+            text = await delegate(context, part.task(run, text, Branch(context.next_id()), inherits=number == 0))
+        last = self.parts[-1].task(run, text, Branch(context.next_id()), inherits=len(self.parts) == 1, aloud=True)
         await hand_over(run, last)

@@ -1,10 +1,10 @@
-"""Branches that are started again when they do not complete, as the supervisors of OTP do it.
+"""Branches that are restarted when they do not complete, as the supervisors of OTP do it.
 
 Invariants
-- A branch has one incarnation at a time; the next begins when nothing of the last is left, or what is left does not
-  count. Its number is in its id, so the log tells all of them apart.
-- An answer that is there is kept: whatever the strategy, a branch that has completed is not begun again.
-- Each restart that follows an end of a branch's own is counted once; those that only go along with it are not.
+- A branch has one incarnation at a time; the next begins when the scope of the last has closed. Its number is in its
+  id, so that the log distinguishes them.
+- Answers are kept: whatever the strategy, a completed branch is not restarted.
+- Each restart that follows a branch's own end is counted once; restarts of others along with it are not.
 """
 
 from __future__ import annotations
@@ -44,38 +44,37 @@ def supervised(
     join: Join | None = None,
     description: str = "",
 ) -> Agent:
-    """An agent that keeps others at work: one that does not complete is started again, asked the same.
+    """Return an agent that keeps others running: one that does not complete is restarted with the same request.
 
     All begin at once, in their order. It ends when each branch has completed, or is temporary and has ended; permanent
-    branches are stopped then. A branch does not complete when it raises, when its own deadline is over, or its budget
-    used up. Where it is interrupted or fails, its text are the answers that were there by then.
+    branches are stopped then. A branch does not complete if it raises, its own deadline is over, or its budget used up.
+    If the agent is interrupted or fails, its text is the answers it has by then.
 
     Parameters:
-        branches: agents, functions of a run, names of agents that the host has, or what `branch` makes of them; there,
-            ``restart`` says when one is started again.
-        name: what it is called.
-        strategy: what is started again with a branch: itself only; the ones behind it too (``rest_for_one``); or all.
-            They are interrupted first, with a cause that names it. Those that have completed keep their answer.
-        restarts: so many restarts are allowed …
-        within_s: … in so many seconds; one more ends it.
-        delay_s: wait before each restart, in seconds.
-        join: makes the answer of the results of those that completed, as for `parallel`.
+        branches: agents, functions of a run, names of the host's agents, or results of `branch`, whose ``restart`` is
+            the restart policy.
+        name: the agent's name.
+        strategy: the branches to restart with a failed one: itself only; the ones after it too (``rest_for_one``); or
+            all. They are interrupted first, with a cause that names it. Completed ones keep their answer.
+        restarts: maximum number of restarts …
+        within_s: … in this many seconds; one more ends the agent.
+        delay_s: delay before each restart, in seconds.
+        join: makes the answer from the results of the completed branches, as for `parallel`.
         description: one line for people and models.
 
     Raises:
-        ConfigurationError: no branches, or bounds that cannot be. The agent's run raises `TooManyRestarts` with the
-            results of all and the last errors, and `BranchesFailed` when there were temporary branches only and none
-            completed.
+        ConfigurationError: no branches, or an invalid parameter. The agent's run raises `TooManyRestarts` with all
+            results and the last errors, and `BranchesFailed` if all branches were temporary and none completed.
     """
     parts = named(branches)
     if not parts:
-        raise ConfigurationError("no branches given", hint="give it at least one agent")
+        raise ConfigurationError("no branches given", hint="pass at least one agent")
     if strategy not in ("one_for_one", "rest_for_one", "one_for_all"):
         raise ConfigurationError(
-            f"strategy={strategy!r} is not known", hint="use one_for_one, rest_for_one or one_for_all"
+            f"unknown strategy {strategy!r}", hint="choose one_for_one, rest_for_one or one_for_all"
         )
     if not is_seconds(delay_s) or delay_s == math.inf:
-        raise ConfigurationError(f"delay_s={delay_s!r}: it is a number of seconds, 0 or more")
+        raise ConfigurationError(f"delay_s is {delay_s!r}; it must be a number of seconds, 0 or more")
     Intensity(restarts, within_s)
     work = _Supervised(
         parts=parts,
@@ -104,7 +103,7 @@ class _Supervised:
 
 
 class _Slot:
-    """The place of one branch."""
+    """The state of one branch."""
 
     __slots__ = ("child", "due_at", "index", "over", "part", "place", "result", "task")
 
@@ -115,40 +114,41 @@ class _Slot:
         self.child: Child | None = None
         self.task: ChildTask | None = None
         self.result: BranchResult | None = None
-        self.due_at: float | None = 0.0  # when the next incarnation shall begin; None: it is at work, or over
+        self.due_at: float | None = 0.0  # when the next incarnation is due; None: it is active, or over
         self.over = False
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """The display name."""
         return self.part.label
 
     @property
-    def told(self) -> BranchResult:
-        """What it came to so far."""
+    def outcome(self) -> BranchResult:
+        """The result so far."""
         return self.result or BranchResult(name=self.name, status="not_begun")
 
 
 class _Supervision:
-    """One run of it."""
+    """One run of the agent."""
 
     def __init__(self, run: Run, work: _Supervised) -> None:
         self._run = run
+        self._context = run.context
         self._work = work
-        self._branches = Branches(run, self._ended)
-        self._slots = [_Slot(index, part, Branch(run._next_id())) for index, part in enumerate(work.parts)]
+        self._branches = Branches(run.context, self._ended)
+        self._slots = [_Slot(index, part, Branch(run.context.next_id())) for index, part in enumerate(work.parts)]
         self._intensity = Intensity(work.restarts, work.within_s)
         self._failures: list[str] = []
         self._problem: BaseException | None = None
-        self._end: Cause | None = None  # that of the branches that are left when there were too many restarts
+        self._end: Cause | None = None  # of the branches that are left after too many restarts
         self._ending = False
 
     async def answer(self) -> str:
-        """Keep the branches at work until they are done. Raises `TooManyRestarts`, `BranchesFailed`."""
+        """Keep the branches running until they are done. Raises `TooManyRestarts`, `BranchesFailed`."""
         try:
             self._take_past()
             await self._branches.driven(self._drive)
-            results = tuple(slot.told for slot in self._slots)
+            results = tuple(slot.outcome for slot in self._slots)
             completed = [result for result in results if result.completed]
             if self._end is not None:
                 raise self._given_up(results) from self._problem
@@ -156,16 +156,16 @@ class _Supervision:
                 raise BranchesFailed(f"no branch completed: {told_results(results)}", results=results)
             return await joined(self._work.join, completed)
         except BaseException:
-            text = texts_in_order([slot.told for slot in self._slots])
-            if text and not self._run._closed:
+            text = texts_in_order([slot.outcome for slot in self._slots])
+            if text and not self._context.closed:
                 _ = self._run.emit(text)
             raise
 
     def _take_past(self) -> None:
-        """What is in the log is not done again, and what failed counts as it did then."""
+        """Take the recorded outcomes; failures count as they did then."""
         ends: list[tuple[_Slot, ChildFinished]] = []
         for slot in self._slots:
-            while (past := past_end(self._run, self._next(slot))) is not None:
+            while (past := past_end(self._context, self._next(slot))) is not None:
                 slot.task = None
                 ends.append((slot, past))
         for slot, past in sorted(ends, key=lambda end: end[1].seq):
@@ -176,7 +176,7 @@ class _Supervision:
         return f"{self._run.run_id} restarts"
 
     def _next(self, slot: _Slot) -> ChildTask:
-        """What the slot's next incarnation is asked; it is numbered once."""
+        """Return the task of the slot's next incarnation; it is numbered once."""
         if slot.task is None:
             slot.task = slot.part.task(self._run, self._run.text, Branch(slot.place.next_id()))
         return slot.task
@@ -200,13 +200,13 @@ class _Supervision:
         end = self._end or self._cause("all other branches have ended")
         self._branches.stop_all(end)
         for slot in self._slots:
-            if slot.task is not None and (left := leave_off(self._run, slot.task, end)) is not None:
+            if slot.task is not None and (left := leave_off(self._context, slot.task, end)) is not None:
                 slot.result = result_of(slot.name, left)
         while self._branches.busy:
             await self._branches.changed()
 
     def _done(self) -> bool:
-        """Whether nothing is left that it would wait for."""
+        """Return whether no branch is left to wait for."""
         return all(slot.over or slot.part.restart == "permanent" for slot in self._slots) and any(
             slot.over for slot in self._slots
         )
@@ -219,10 +219,10 @@ class _Supervision:
         self._take(slot, finished, problem, again=slot.due_at is not None)
 
     def _take(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None, *, again: bool) -> None:
-        """A branch has ended.
+        """Take the outcome of a branch.
 
         Parameters:
-            again: it was stopped to be started again.
+            again: it was stopped for a restart.
         """
         slot.result = result = result_of(slot.name, finished)
         mode = slot.part.restart
@@ -233,16 +233,16 @@ class _Supervision:
             self._failed(slot, finished, problem)
 
     def _failed(self, slot: _Slot, finished: ChildFinished, problem: BaseException | None) -> None:
-        """A branch is to be started again."""
-        why = finished.error or f"child {slot.name} had nothing more to do, and is permanent"
+        """Restart a branch, or end the agent after too many restarts."""
+        why = finished.error or f"child {slot.name} has ended, and is permanent"
         self._failures = [*self._failures[-9:], why]
         self._problem = problem or self._problem
         if not self._intensity.restart(finished.at):
             self._ending = True
-            self._end = self._cause(f"branch {slot.name!r} was to be started again too often: {why}")
+            self._end = self._cause(f"branch {slot.name!r} needed too many restarts: {why}")
             return
         due_at = asyncio.get_running_loop().time() + self._work.delay_s
-        cause = self._cause(f"branch {slot.name!r} is started again, and this one with it: {why}")
+        cause = self._cause(f"branch {slot.name!r} is restarted, and this one with it: {why}")
         for other in reversed(self._affected(slot)):
             if other.part.restart == "temporary" and other is not slot:
                 other.over = True
@@ -267,6 +267,6 @@ class _Supervision:
         work = self._work
         return TooManyRestarts(
             f"more than {work.restarts} restarts within {work.within_s:g} s: {'; '.join(self._failures)}",
-            hint="the last errors say why; a branch whose end does not matter is restart='temporary'",
+            hint="see the last errors; for a branch whose end does not matter, use restart='temporary'",
             results=results,
         )

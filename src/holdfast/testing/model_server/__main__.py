@@ -7,7 +7,7 @@ import asyncio
 import sys
 from contextlib import suppress
 
-from holdfast.agents.model import find_model
+from holdfast.agents.model_lookup import find_model
 from holdfast.testing.model_server import ModelServer
 
 

@@ -1,0 +1,361 @@
+"""The context of one run: all that its calls, children and model loop share, below the `Run` that agents get.
+
+The modules of this folder take a `RunContext`, none a `Run`. On top, `holdfast.agents.perform` runs an agent's code and
+gives it a `Run`. What lies below reaches it through `RunContext.perform` only.
+
+Invariants
+- A child has a context of its own, with its parent's journal, recorder, limits and activity.
+- Once a context is closed, nothing of the run counts any more, from whatever thread it comes.
+- Events from threads reach the recorder in the order in which they were written, through one queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agents.exclusive_calls import ExclusiveCalls
+from holdfast.agents.journal import Branch, Journal, current_branch
+from holdfast.agents.output import Emission, require_text
+from holdfast.agents.quiescence import ActivityCounter
+from holdfast.errors import LimitExceeded, RunClosed, ToolFailed
+from holdfast.logs import log_failure
+from holdfast.protocol.events import (
+    ChildFinished,
+    ChildStarted,
+    MessageSteered,
+    ReasoningDelta,
+    StepFinished,
+    StepStarted,
+    TextDelta,
+    ToolFinished,
+    ToolOutput,
+    ToolStarted,
+)
+from holdfast.protocol.messages import Entry, Message, Usage
+from holdfast.protocol.transcript import RunTranscript
+from holdfast.runtime import current_scope
+
+if TYPE_CHECKING:
+    from holdfast.agents.agent import Agent
+    from holdfast.agents.limits import RunLimits
+    from holdfast.agents.ports import Recorder, RunHost
+    from holdfast.runtime import Handle, Interrupt, Scope
+
+__all__ = ["RunContext", "RunEvent"]
+
+_log = logging.getLogger("holdfast.agents")
+
+RunEvent = (
+    ChildStarted
+    | ChildFinished
+    | TextDelta
+    | ReasoningDelta
+    | StepStarted
+    | StepFinished
+    | ToolStarted
+    | ToolOutput
+    | ToolFinished
+)
+
+_THREAD_QUEUE_LIMIT = 1024
+_BEHIND_POLL_S = 0.005
+_NO_USAGE = Usage()
+
+
+class RunContext:
+    """The state of one run, shared by all that works for it. Made by the host, or by `Child` for a child.
+
+    Methods belong to the run's event loop; `emit`, `write`, `check_open`, `close`, `now`, `next_id`, `call_on_loop` and
+    `innermost_scope` may be called from any thread of the run.
+
+    Parameters:
+        run_id: the run's id; a child's is its call path.
+        root_id: the id of the run at the top.
+        messages: the input. Those that an earlier attempt took by steering are given again at their step.
+        scope: owns all that the run starts.
+        recorder: takes the run's events.
+        journal: the results of earlier attempts.
+        host: what the host lends to the run.
+        limits: the host's bounds.
+        call_path: numbers the run's calls.
+        perform: runs an agent's code with a context; `holdfast.agents.perform.perform`.
+        parent: the context of the parent run; None: it is the run at the top.
+        inherits_history: the child sees the session's history as its parent does.
+        streams_to_parent: the child's text is also emitted by its parent, as it comes.
+    """
+
+    __slots__ = (
+        "_from_threads",
+        "_hop_pending",
+        "_steered_before",
+        "_thread",
+        "active_children",
+        "activity",
+        "agent",
+        "attempt",
+        "call_path",
+        "child_waiters",
+        "closed",
+        "depth_left",
+        "exclusive_calls",
+        "host",
+        "inherits_history",
+        "journal",
+        "limits",
+        "loop",
+        "messages",
+        "parent",
+        "perform",
+        "principal",
+        "recorder",
+        "replaced_history",
+        "root_id",
+        "run_id",
+        "scope",
+        "session_id",
+        "session_key",
+        "step",
+        "streams_to_parent",
+        "subtasks",
+        "transcript",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        root_id: str,
+        agent: Agent,
+        principal: str,
+        session_key: str,
+        session_id: str,
+        messages: tuple[Message, ...],
+        attempt: int,
+        scope: Scope,
+        recorder: Recorder,
+        journal: Journal,
+        host: RunHost,
+        limits: RunLimits,
+        call_path: Branch,
+        perform: Callable[[RunContext], Coroutine[Any, Any, None]],
+        parent: RunContext | None = None,
+        inherits_history: bool = False,
+        streams_to_parent: bool = False,
+    ) -> None:
+        self.run_id = run_id
+        self.root_id = root_id
+        self.agent = agent
+        self.principal = principal
+        self.session_key = session_key
+        self.session_id = session_id
+        self.messages = messages
+        self._steered_before: dict[str, Message] = {}
+        if parent is None and (steered := journal.steered_ids):
+            self.messages = tuple(m for m in messages if m.message_id not in steered)
+            self._steered_before = {m.message_id: m for m in messages if m.message_id in steered}
+        self.attempt = attempt
+        self.scope = scope
+        self.recorder = recorder
+        self.journal = journal
+        self.host = host
+        self.limits = limits
+        self.call_path = call_path
+        self.perform = perform
+        self.parent = parent
+        self.inherits_history = inherits_history
+        self.streams_to_parent = streams_to_parent
+        self.transcript = RunTranscript(run_id, messages)
+        self.usage = _NO_USAGE
+        """The usage of the run and its children so far, in earlier attempts too."""
+        self.step = 0
+        """The number of the current step; 0 before the first."""
+        self.replaced_history: tuple[Entry, ...] | None = None
+        """The entries that replace the session's transcript before this run, once it was summarized; None: none do."""
+        self.subtasks: list[Handle[Any]] = []
+        """What `Run.spawn` started; the run joins it at its end."""
+        self.active_children = 0
+        self.child_waiters: list[asyncio.Future[None]] = []
+        """Children that wait until fewer are active."""
+        self.closed = False
+        """Whether the run has ended, so that nothing of it counts any more."""
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._from_threads: deque[RunEvent] = deque()
+        self._hop_pending = False
+        depth = limits.depth if agent.model is None else min(limits.depth, agent.limits.depth)
+        if parent is None:
+            self.depth_left = depth
+            """How deep children may still nest."""
+            self.activity = ActivityCounter(host.at_rest)
+            """What of the run and its children does something, rather than to wait for people."""
+            self.exclusive_calls = ExclusiveCalls()
+        else:
+            self.depth_left = min(parent.depth_left - 1, depth)
+            self.activity = parent.activity
+            self.exclusive_calls = parent.exclusive_calls
+
+    # ── input ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def text(self) -> str:
+        """The content of the messages, oldest first, separated by line breaks."""
+        messages = self.messages
+        return messages[0].content if len(messages) == 1 else "\n".join(m.content for m in messages)
+
+    @property
+    def interrupt(self) -> Interrupt:
+        """The run's interrupt."""
+        return self.scope.interrupt
+
+    async def history(self) -> Sequence[Entry]:
+        """Return the session's transcript before this run; for a child that does not inherit it, nothing."""
+        if self.parent is not None:
+            return await self.parent.history() if self.inherits_history else ()
+        return await self.host.history()
+
+    async def take_steering(self, step: int, *, only_recorded: bool = False) -> list[Message]:
+        """Take the messages that were steered to the run, before the step with this number; a child gets none.
+
+        Parameters:
+            only_recorded: take only those that an earlier attempt took before this step.
+        """
+        if self.parent is not None:
+            return []
+        taken = [self._steered_before.pop(i) for i in self.journal.steered(step) if i in self._steered_before]
+        if not only_recorded and self.host.steering:
+            taken += await self.host.steer(step)
+        self.transcript.know(taken)
+        for message in taken:
+            self.transcript.feed(MessageSteered(run_id=self.run_id, message_id=message.message_id, step=step))
+        return taken
+
+    def now(self) -> float:
+        """Return the seconds since the epoch."""
+        return self.host.clock.now()
+
+    # ── output ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def emit(self, text: str) -> Emission:
+        """Emit a piece of the answer; see `Run.emit`."""
+        require_text(text, "emit()")
+        if self.transcript.size > self.limits.answer_limit_bytes:
+            raise LimitExceeded(
+                f"the run emitted more than {self.limits.answer_limit_bytes:,} characters",
+                hint="write large output to a file and name it",
+            )
+        self.write(TextDelta(run_id=self.run_id, text=text, at=self.now()))
+        return Emission(self.recorder)
+
+    def write(self, event: RunEvent) -> None:
+        """Write an event to the log and the transcript. In a thread, block while the log is behind.
+
+        Raises:
+            RunClosed: the run has ended; the event does not count.
+        """
+        self.check_open()
+        if threading.get_ident() == self._thread:
+            self._take(event)
+        else:
+            self._hand_over(event)
+
+    def check_open(self) -> None:
+        """Raise `RunClosed` if the run has ended."""
+        if self.closed:
+            self.recorder.late()
+            raise RunClosed(f"run {self.run_id} has ended")
+
+    def close(self) -> None:
+        """Reject all that comes from now on: every use raises `RunClosed`."""
+        self.closed = True
+
+    def replay_step(self, step: StepFinished) -> None:
+        """Take the model's output of an earlier attempt into the transcript; the log already has it."""
+        before = len(self.transcript.text) if self.streams_to_parent else 0
+        self.transcript.feed(step)
+        if self.streams_to_parent and (text := self.transcript.text[before:]):
+            self._emit_in_parent(text)
+
+    def _take(self, event: RunEvent) -> None:
+        self.recorder.write(event)
+        self.transcript.feed(event)
+        if self.streams_to_parent and isinstance(event, TextDelta):
+            self._emit_in_parent(event.text)
+
+    def _emit_in_parent(self, text: str) -> None:
+        parent = self.parent
+        assert parent is not None
+        parent._take(TextDelta(run_id=parent.run_id, text=text, at=self.now()))
+
+    def _hand_over(self, event: RunEvent) -> None:
+        """Queue an event from a thread for the loop, with one hop for all that are queued meanwhile."""
+        while self.recorder.behind or len(self._from_threads) >= _THREAD_QUEUE_LIMIT:
+            self.interrupt.sleep_blocking(_BEHIND_POLL_S)
+            self.check_open()
+        self._from_threads.append(event)
+        if not self._hop_pending:  # read after the append: whatever clears it drains the queue after that
+            self._hop_pending = True
+            self.loop.call_soon_threadsafe(self._take_queued)
+
+    def _take_queued(self) -> None:
+        self._hop_pending = False
+        while self._from_threads:
+            event = self._from_threads.popleft()
+            if self.closed:
+                self.recorder.late()
+            else:
+                self._take(event)
+
+    # ── accounts ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def charge(self, used: Usage) -> None:
+        """Add usage to this run and the runs above it; interrupt those above whose budget it exceeds."""
+        self.usage += used
+        above = self.parent
+        while above is not None:
+            above.usage += used
+            if above.agent.model is not None and (problem := above.agent.limits.exceeded(above.usage)):
+                above.interrupt.trigger(problem, kind="budget")
+            above = above.parent
+
+    def log_failure(self, what: str, error: BaseException) -> None:
+        """Log an error of this run's code or tools, unless it is expected, such as `ToolFailed` or an interrupt."""
+        if isinstance(error, Exception) and not isinstance(error, ToolFailed):
+            log_failure(_log, what, error, principal=self.principal, session=self.session_key, run_id=self.run_id)
+
+    # ── place ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_id(self) -> str:
+        """Return the id of the next call or child where the code runs; it is the same in every attempt."""
+        return (current_branch.get() or self.call_path).next_id()
+
+    def innermost_scope(self) -> Scope:
+        """Return the innermost scope of this run that the code runs in."""
+        here = scope = current_scope()
+        while scope is not None and scope is not self.scope:
+            scope = scope.parent
+        return self.scope if scope is None or here is None else here
+
+    @contextlib.contextmanager
+    def deadlines_held(self) -> Iterator[None]:
+        """Hold the deadlines around this code, up to the whole run's: it waits for a person."""
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        with contextlib.ExitStack() as held:
+            scope: Scope | None = self.innermost_scope()
+            while scope is not None:
+                held.enter_context(scope.hold_deadline())
+                scope = None if scope is root.scope else scope.parent
+            yield
+
+    def call_on_loop(self, callback: Callable[[], object]) -> None:
+        """Call it soon on the run's loop; not if the loop is closed. From any thread."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(callback)

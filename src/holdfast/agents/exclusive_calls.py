@@ -1,0 +1,39 @@
+"""The exclusive calls of a run that have not really ended; a call that was given up counts until it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["ExclusiveCalls"]
+
+
+class ExclusiveCalls:
+    """The exclusive calls of a run and its children. `begin` may be called from any thread; the rest on the loop."""
+
+    __slots__ = ("_callbacks", "_names")
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._callbacks: list[Callable[[], object]] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the open calls."""
+        return tuple(self._names.values())
+
+    def begin(self, call_id: str, name: str) -> None:
+        """Add a call."""
+        self._names[call_id] = name
+
+    def end(self, call_id: str) -> None:
+        """Remove a call, if it is there; after the last one, call the callbacks."""
+        self._names.pop(call_id, None)
+        while self._callbacks and not self._names:
+            self._callbacks.pop()()
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call it once all calls have ended; at once if none is open."""
+        if self._names:
+            self._callbacks.append(callback)
+        else:
+            callback()

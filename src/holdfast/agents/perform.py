@@ -1,0 +1,83 @@
+"""Runs an agent: its function with a `Run`, or the loop of a model; then joins the subtasks that it left."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agents.journal import current_branch
+from holdfast.agents.loop import work_with_model
+from holdfast.agents.placing import no_exit
+from holdfast.agents.run import Call, Run
+from holdfast.agents.subtasks import join_subtasks
+
+if TYPE_CHECKING:
+    from holdfast.agents.agent import Agent, AgentWork
+    from holdfast.agents.context import RunContext
+
+__all__ = ["perform"]
+
+
+async def perform(context: RunContext) -> None:
+    """Run the context's agent in the current task, and join the subtasks that it did not await.
+
+    Raises whatever the agent raises, `TypeError` for a result that is not text, and `RuntimeError` for a `SystemExit`.
+    """
+    current_branch.set(context.call_path)
+    agent, run = context.agent, Run(context)
+    try:
+        if agent.work is None:
+            await work_with_model(context, functools.partial(Call, run))
+        else:
+            await _call_agent(agent, agent.work, run)
+    except SystemExit as left:
+        raise no_exit(f"agent {agent.name}", left) from left
+    await join_subtasks(context)
+
+
+async def _call_agent(agent: Agent, work: AgentWork, run: Run) -> None:
+    """Call the agent's function, and emit what it returns or yields."""
+    target = work if inspect.isroutine(work) or isinstance(work, functools.partial) else type(work).__call__
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
+        result = work(run)
+    else:
+        result = await run.scope.spawn(_call_in_thread, agent, work, run, on="thread", name=agent.name)
+    if inspect.isawaitable(result):
+        result = await result
+    if isinstance(result, AsyncIterator):
+        async with aclosing(result) if isinstance(result, AsyncGenerator) else nullcontext():
+            async for part in result:
+                await _emit(agent, run, part)
+    else:
+        await _emit(agent, run, result)
+
+
+def _call_in_thread(agent: Agent, work: AgentWork, run: Run) -> Any:
+    try:
+        result = work(run)
+        if isinstance(result, Iterator):
+            for part in result:
+                run.interrupt.check()
+                if isinstance(part, str):
+                    _ = run.emit(part)
+                elif part is not None:
+                    return part
+            return None
+    except SystemExit as left:
+        raise no_exit(f"agent {agent.name}", left) from left
+    except KeyboardInterrupt as error:  # Ctrl-C comes to the main thread only; on the loop it would end the host
+        raise RuntimeError(f"agent {agent.name} raised KeyboardInterrupt") from error
+    return result
+
+
+async def _emit(agent: Agent, run: Run, part: Any) -> None:
+    if isinstance(part, str):
+        if part:
+            await run.emit(part)
+    elif part is not None:
+        raise TypeError(
+            f"agent {agent.name!r} returned or yielded a {type(part).__name__}; it must be text (str) or None"
+        )

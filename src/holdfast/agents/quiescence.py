@@ -1,0 +1,98 @@
+"""Tells when a run is quiescent: all of its tasks and threads, and those of its children, wait for people."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from holdfast.runtime.line import release
+
+__all__ = ["ActivityCounter", "ChildWaiter"]
+
+
+class ActivityCounter:
+    """Counts the tasks and threads of a run and its children that are active: a run is quiescent while all wait for
+    people. One that waits for others of the run is counted through them. On the run's loop only.
+
+    Parameters:
+        on_change: called with True when nothing is active any more, and with False when something is again.
+    """
+
+    __slots__ = ("_on_change", "busy")
+
+    def __init__(self, on_change: Callable[[bool], None]) -> None:
+        self.busy = 1
+        """How many are active."""
+        self._on_change = on_change
+
+    def add(self, number: int = 1) -> None:
+        """Count that many more as active."""
+        self.busy += number
+        if number and self.busy == number:
+            self._on_change(False)
+
+    def remove(self, number: int = 1) -> None:
+        """Count that many fewer as active."""
+        self.busy -= number
+        if number and not self.busy:
+            self._on_change(True)
+
+
+class ChildWaiter:
+    """Counts and awaits the tasks that one task starts: while it only waits, they are active in its place.
+
+    On the run's loop only.
+
+    Parameters:
+        activity: the run's.
+    """
+
+    __slots__ = ("_activity", "_idle", "_waiter", "busy")
+
+    def __init__(self, activity: ActivityCounter) -> None:
+        self._activity = activity
+        self._idle = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.busy = 0
+        """Tasks that were started and have not ended."""
+
+    def began(self) -> None:
+        """Count another task, before it begins."""
+        self.busy += 1
+        self._activity.add()
+
+    def ended(self) -> None:
+        """Count off a task that has ended; the waiting one is active in its place."""
+        if not self.busy:
+            return  # it was given up
+        self.busy -= 1
+        if self._idle:
+            self._idle = False
+        else:
+            self._activity.remove()
+        if self._waiter is not None:
+            release(self._waiter)
+
+    async def wait(self, until: float | None = None) -> None:
+        """Wait until the next task ends, or until that time of the loop. Earlier ends are not reported again."""
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = None if until is None else loop.call_at(until, release, waiter)
+        if timer is None:
+            self._idle = True
+            self._activity.remove()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+            if self._idle:
+                self._idle = False
+                self._activity.add()
+
+    def give_up(self) -> None:
+        """Stop counting the tasks that have not ended by now: they are abandoned."""
+        left, self.busy = self.busy, 0
+        if left:
+            self._activity.remove(left)
