@@ -125,8 +125,8 @@ class RunAccounting:
 
     def scope_closed(self, scope: Scope) -> None:
         """Check that nothing is left in the closed scope of a run."""
-        counts = self._context.incidents.broken if scope.members() else self._context.incidents.kept
-        counts["P8"] += 1
+        incidents = self._context.incidents
+        (incidents.broken if scope.members() else incidents.kept)["P8"] += 1
 
     def transcript_made(self, entries: Sequence[Entry]) -> None:
         """Check that each call among a run's new entries has exactly one result."""
