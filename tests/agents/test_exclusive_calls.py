@@ -11,13 +11,13 @@ def test_a_callback_is_called_once_after_the_last_exclusive_call_has_ended() -> 
     calls.begin("r.1", "write")
     calls.begin("r.2", "move")
     calls.when_ended(lambda: called.append("ended"))
-    assert calls.names == ("write", "move")
+    assert list(calls.names) == ["write", "move"]
     calls.end("r.1")
     calls.end("r.1")
-    assert (calls.names, called) == (("move",), [])
+    assert (list(calls.names), called) == (["move"], [])
     calls.end("r.2")
     calls.end("r.3")
-    assert (calls.names, called) == ((), ["ended"])
+    assert (list(calls.names), called) == ([], ["ended"])
 
 
 def test_a_callback_is_called_at_once_if_no_exclusive_call_is_open() -> None:
