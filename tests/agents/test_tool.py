@@ -143,7 +143,7 @@ def test_what_cannot_be_a_tool_is_told_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError, match="invalid tool name"):
         tool(name="bad name")(lambda: None)
     for timeout_s in (float("nan"), -1, "5"):
-        with pytest.raises(ConfigurationError, match=f"deadline of the tool 'x' is {timeout_s!r}, which is no"):
+        with pytest.raises(ConfigurationError, match=f"invalid timeout_s of the tool 'x': {timeout_s!r}"):
             tool(name="x", timeout_s=timeout_s)(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"unknown isolation 'vm' .* \(choose auto, loop, thread, process\)"):
         Tool(name="x", description="", parameters={"type": "object"}, work=print, isolation="vm")  # type: ignore[arg-type]

@@ -187,7 +187,7 @@ def test_an_item_that_fails_or_is_late_interrupts_the_other_children_with_a_caus
                 await run.call(len, "a", timeout_s=no_time)  # type: ignore[arg-type]
         for no_items in (5, None, picky):
             for asked in (picky, len):
-                with pytest.raises(InvalidRequest, match=r"the items of map\(\) are .*range\(n\)"):
+                with pytest.raises(InvalidRequest, match=r"invalid items for map\(\): .*range\(n\)"):
                     await run.map(asked, no_items)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="at least 1"):
             await run.map(picky, ["a"], concurrency=0)

@@ -473,7 +473,9 @@ def test_agents_in_a_circle_are_refused_with_the_chain(make: Any) -> None:
     options = {"restarts": 0} if make is supervised else {}
 
     async def scenario(one: Host) -> None:
-        with pytest.raises(RunFailed, match="asked what it is being asked already: here ▸ there ▸ here"):
+        with pytest.raises(
+            RunFailed, match="delegation cycle: agent 'here' is already handling this request: here ▸ there ▸ here"
+        ):
             await one.session("s", agent="here").ask("x")
         assert await one.session("s", agent="fine").ask("y") == "fine(y)"
 

@@ -301,7 +301,7 @@ def test_children_that_fail_or_nest_too_deep_say_so() -> None:
         error = (await settled(host, "russian_doll")).error or ""
         assert "agents are nested too deep: russian_doll ▸ russian_doll ▸ russian_doll" in error
         error = (await settled(host, "mirror")).error or ""
-        assert "asked what it is being asked already: mirror ▸ other_mirror ▸ mirror (" in error
+        assert "is already handling this request: mirror ▸ other_mirror ▸ mirror (" in error
         with pytest.raises(RunFailed):
             await host.session("another", agent="parent").ask("x")
 

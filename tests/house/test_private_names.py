@@ -51,7 +51,7 @@ def defined_names(tree: ast.Module) -> set[str]:
 def slots_of(definition: ast.ClassDef) -> Iterator[str]:
     for node in definition.body:
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__slots__"]:
-            yield from (one.value for one in ast.walk(node.value) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+            yield from (str(one.value) for one in ast.walk(node.value) if isinstance(one, ast.Constant))
 
 
 def foreign_uses(path: Path) -> Iterator[str]:
