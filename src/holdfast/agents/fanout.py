@@ -101,7 +101,7 @@ async def _call_each(
     begin: Callable[[Any], Coroutine[Any, Any, Any]] = work
     if placement_of(work) != "loop":
         # More would only wait for threads, in front of the calls of the principal's other runs.
-        concurrency = min(concurrency, scope._threads.max_threads)
+        concurrency = min(concurrency, scope.threads.max_threads)
         begin = functools.partial(_in_thread, scope, name, work)
     if timeout_s is not None:
         begin = functools.partial(_in_time, scope, begin, name, timeout_s)
