@@ -14,7 +14,8 @@ from pathlib import Path
 
 from benchmarks.rows import Row, print_rows
 from holdfast.runtime import procfs
-from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
+from holdfast.runtime.adoption_processes import install, kill_trees
+from holdfast.runtime.foreign_process import ForeignProcess
 from holdfast.runtime.processes import DEVNULL, PIPE, ProcessHost
 
 _TREE = r"""

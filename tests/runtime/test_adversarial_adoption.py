@@ -254,11 +254,11 @@ def test_a_program_that_is_just_being_started_elsewhere_makes_no_outcome_unknown
         """As every start, but it takes its time between the new process and its being known."""
         adoption = adoption_processes._adoption
         assert adoption is not None
-        with adoption.start():
+        with adoption.programs.start():
             started.append(zygote_link._posix_spawn("/bin/sleep", ["sleep", "600"], {}))
             assert concluding.wait(20)
             time.sleep(0.1)
-            adoption.note_outside(started[0])
+            adoption.programs.note_outside(started[0])
 
     async def main() -> None:
         with install(asyncio.get_running_loop()):

@@ -84,7 +84,7 @@ def test_starts_of_others_are_no_reason_to_wait_once_they_end(monkeypatch: pytes
 class KillerHere:
     """Stands for the process host: the kill is done in this thread."""
 
-    def _send_killer(self, carrier: int, sealed: bool, tags: Any, bound_s: float, told: Any) -> KillerHere:
+    def new_killer(self, carrier: int, sealed: bool, tags: Any, bound_s: float, told: Any) -> KillerHere:
         foreign.kill(1, (), carrier, tags, bound_s, told, sealed=sealed)
         told(None)
         return self

@@ -37,7 +37,7 @@ class Zygote:
         self.passes: list[Pass] = []
         self.refusing = False
 
-    def _send_killer(self, carrier: Any, sealed: Any, tags: Mapping[int, Any], bound_s: float, told: Any) -> Pass:
+    def new_killer(self, carrier: Any, sealed: Any, tags: Mapping[int, Any], bound_s: float, told: Any) -> Pass:
         if self.refusing:
             raise OSError("too many open files")
         self.passes.append(Pass(tags, told))

@@ -23,12 +23,24 @@ from typing import Any
 
 import pytest
 
-from holdfast.runtime import adoption_processes, foreign, processes, procfs, seal, zygote
-from holdfast.runtime.adoption_processes import ForeignProcess, install, kill_trees
+from holdfast.runtime import (
+    adopted_programs,
+    adoption_processes,
+    foreign,
+    processes,
+    procfs,
+    seal,
+    stranger_search,
+    zygote,
+)
+from holdfast.runtime.adopted_programs import AdoptedPrograms
+from holdfast.runtime.adoption_processes import install, kill_trees
+from holdfast.runtime.foreign_process import ForeignProcess
 from holdfast.runtime.killer import Killer
 from holdfast.runtime.once import Once
 from holdfast.runtime.passes import KillPasses
 from holdfast.runtime.processes import ProcessHost, TreeResult
+from holdfast.runtime.stranger_search import StrangerSearch
 from tests.runtime.processes_zoo import ROLES, await_condition, living, program
 
 pytestmark = pytest.mark.skipif(not procfs.supported(), reason="foreign trees are adopted only on Linux")
@@ -312,9 +324,9 @@ def test_exit_statuses_of_short_programs_are_never_taken_from_their_starters() -
         adoption = adoption_processes._adoption
         assert adoption is not None
         while not stop.is_set():
-            adoption._tick_at = 0.0
-            adoption._busy = True
-            adoption.tick()
+            adoption.programs._tick_at = 0.0
+            adoption.programs._busy = True
+            adoption.programs.tick()
 
     threads = [threading.Thread(target=start_many, args=(place,)) for place in (None, Place(), Place())]
     burier = threading.Thread(target=bury)
@@ -372,7 +384,9 @@ def test_adoption_leaves_no_descriptor(host: ProcessHost) -> None:
     await_condition(lambda: not host._watched, "nothing is watched any more")
     adoption = adoption_processes._adoption
     assert adoption is not None
-    await_condition(lambda: not adoption._families and not adoption._by_tag, "their owners are forgotten")
+    await_condition(
+        lambda: not adoption.programs._families and not adoption.programs._by_tag, "their owners are forgotten"
+    )
 
 
 def popen_of_true() -> int:
@@ -411,7 +425,7 @@ def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkey
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             tag = foreign.tag_of(pid, carrier)
             members = [] if place is None else place.members
-            expected = [adoption.outside_tag] if place is None else [one._tag for one in members if one.pid == pid]
+            expected = [adoption.tags.outside] if place is None else [one.tag for one in members if one.pid == pid]
             (right if expected[-1:] == [tag] else wrong).append(way.__name__)
             os.waitpid(pid, 0)
 
@@ -426,7 +440,7 @@ def test_every_program_has_the_tag_of_its_own_scope_from_its_first_moment(monkey
         thread.join(30)
     assert wrong == []
     assert len(right) == 225
-    assert foreign.tag_of(os.getpid(), carrier) == adoption.own_tag
+    assert foreign.tag_of(os.getpid(), carrier) == adoption.tags.own
 
 
 def test_a_program_of_os_system_is_a_member_and_its_status_is_as_ever(token: str) -> None:
@@ -480,7 +494,7 @@ def test_an_event_of_one_installation_ends_no_program_of_the_next() -> None:
         "    programs = [subprocess.Popen(['sleep', '600']) for _ in range(16)]\n"
         "    go_on[1].set()\n"
         "    done = threading.Event()\n"
-        "    host.call_in_reading_thread(lambda: host._in_reading_thread(done.set))\n"
+        "    host.call_in_reading_thread(lambda: host.call_in_reading_thread(done.set))\n"
         "    assert done.wait(20)\n"
         "    print(len(second.members), sum(member.ended for member in second.members))\n"
         "    for program in programs:\n"
@@ -538,7 +552,7 @@ def test_a_kill_is_done_though_the_zygote_that_shall_do_it_is_stopped_or_killed(
 def test_reapers_of_a_killed_zygote_do_not_stay_zombies(
     host: ProcessHost, token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption_processes, "_UNKNOWN_ZOMBIE_S", 0.2)
+    monkeypatch.setattr(adopted_programs, "_UNKNOWN_ZOMBIE_S", 0.2)
     adoption = adoption_processes._adoption
     assert adoption is not None
 
@@ -549,7 +563,7 @@ def test_reapers_of_a_killed_zygote_do_not_stay_zombies(
         reaper = program_stat.parent
         zygote = procfs.read_stat(reaper)
         assert zygote is not None
-        adoption._busy = False  # as when nothing else was started that would have it look
+        adoption.programs._busy = False  # as when nothing else was started that would have it look
         os.kill(zygote.parent, signal.SIGKILL)
         await_condition(lambda: reaper in procfs.children(os.getpid()), "the reaper came home")
         assert (await process.kill_tree()).outcome == "gone"
@@ -562,7 +576,7 @@ def test_reapers_of_a_killed_zygote_do_not_stay_zombies(
 def test_a_forked_child_starts_programs_though_a_lock_was_held_at_its_fork(host: ProcessHost) -> None:
     adoption = adoption_processes._adoption
     assert adoption is not None
-    with adoption._lock:
+    with adoption.programs._lock:
         child = posix.fork()  # as on another thread; the one in os would wait for the lock here
         if child == 0:
             status = 1
@@ -840,13 +854,13 @@ def test_ends_at_the_same_time_cost_one_look_for_strays(
     host: ProcessHost, start: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[int] = []
-    plain = adoption_processes._Adoption._enter_strays
+    plain = AdoptedPrograms.enter_strays
 
     def enter_strays(adoption: Any, *families: Any) -> bool:
         looks.append(len(families))
         return plain(adoption, *families)
 
-    monkeypatch.setattr(adoption_processes._Adoption, "_enter_strays", enter_strays)
+    monkeypatch.setattr(AdoptedPrograms, "enter_strays", enter_strays)
     places = [Place() for _ in range(16)]
     held, go_on = threading.Event(), threading.Event()
     for place in places:
@@ -873,14 +887,14 @@ def test_many_who_ask_for_strangers_cost_one_look_and_are_told_some_a_turn(monke
     adoption = adoption_processes._adoption
     assert adoption is not None
     looks: list[None] = []
-    plain = adoption_processes._Adoption.claim
+    plain = StrangerSearch.claim
 
     def claim(adoption: Any) -> Any:
         looks.append(None)
         return plain(adoption)
 
-    monkeypatch.setattr(adoption_processes._Adoption, "claim", claim)
-    count = 3 * adoption_processes._TOLD_PER_TURN + 1
+    monkeypatch.setattr(StrangerSearch, "claim", claim)
+    count = 3 * stranger_search._TOLD_PER_TURN + 1
     turns: list[list[int]] = [[]]
 
     async def body() -> None:
@@ -901,7 +915,7 @@ def test_many_who_ask_for_strangers_cost_one_look_and_are_told_some_a_turn(monke
 
     run(body)
     assert [number for turn in turns for number in turn] == list(range(count))
-    assert max(map(len, turns)) == adoption_processes._TOLD_PER_TURN
+    assert max(map(len, turns)) == stranger_search._TOLD_PER_TURN
     assert len(looks) == 1
 
 
@@ -925,7 +939,7 @@ def test_a_signal_goes_out_before_another_process_can_get_the_number_of_the_desc
             lock.release()
 
     def close() -> None:
-        os.close(process._give_up_pidfd())
+        os.close(process.give_up_pidfd())
         came.put("closed")
 
     closing = threading.Thread(target=close)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.runtime import Scope, adoption_processes, install, procfs
+from holdfast.runtime import Scope, adopted_programs, adoption_processes, install, procfs
 from tests.runtime.processes_zoo import await_condition, living
 
 AFTER = """
@@ -70,7 +70,7 @@ def by_subprocess() -> int:
 def test_the_exit_status_of_what_was_started_before_stays_its_starters(
     start: Callable[[], int], earlier: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption_processes, "_UNKNOWN_ZOMBIE_S", -1.0)
+    monkeypatch.setattr(adopted_programs, "_UNKNOWN_ZOMBIE_S", -1.0)
     pids = []
 
     async def body() -> None:
@@ -86,8 +86,8 @@ def test_the_exit_status_of_what_was_started_before_stays_its_starters(
                 assert subprocess.run(["true"], check=False).returncode == 0
             adoption = adoption_processes._adoption
             assert adoption is not None
-            adoption.bury(lambda tag: False)
-            adoption.bury(lambda tag: False)
+            adoption.programs.bury(lambda tag: False)
+            adoption.programs.bury(lambda tag: False)
 
     asyncio.run(body())
     assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == 7

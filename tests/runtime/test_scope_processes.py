@@ -18,8 +18,9 @@ import pytest
 from holdfast.errors import Interrupted, ProcessEnded, ScopeClosed
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import adoption_processes, procfs
+from holdfast.runtime.adopted_programs import AdoptedPrograms
 from holdfast.runtime.adoption import install
-from holdfast.runtime.adoption_processes import ForeignProcess, Owner
+from holdfast.runtime.foreign_process import ForeignProcess, Owner
 from holdfast.runtime.process_handle import UNHEARD
 from holdfast.runtime.processes import PIPE, Process, TreeResult, process_host
 from holdfast.runtime.scope import Scope
@@ -573,7 +574,7 @@ def test_a_stop_takes_no_dead_program_for_a_survivor_because_nobody_told_of_its_
                 adoption._let_go(process)
 
             await scope.spawn(tool())
-            monkeypatch.setattr(adoption_processes._Adoption, "_end", deaf)
+            monkeypatch.setattr(AdoptedPrograms, "_end", deaf)
             async with asyncio.timeout(10):  # far less than the stop may take
                 receipt = await scope.stop("enough", grace_s=0)
             assert (receipt.outcome, receipt.survivors, receipt.stopped.processes) == ("gone", (), 1)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.runtime import Scope, install, procfs
-from holdfast.runtime.adoption_processes import Owner, _Adoption
+from holdfast.runtime.adopted_programs import AdoptedPrograms
+from holdfast.runtime.foreign_process import Owner
 
 uvloop = pytest.importorskip("uvloop") if sys.platform == "linux" else pytest.skip("no uvloop", allow_module_level=True)
 
@@ -100,15 +101,15 @@ def test_the_loop_keeps_nothing_of_a_program_whose_start_was_cut(
     grace_s: float, found_before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits for the program itself, and for ever if somebody else did."""
-    plain = _Adoption.enter_unnamed
+    plain = AdoptedPrograms.enter_unnamed
 
-    def enter_unnamed(adoption: _Adoption, owner: Owner, name: str, tag: int) -> None:
-        family = adoption._family(owner, tag)
-        adoption._enter_strays(family)  # as the reading thread does when another program ends in this moment
-        plain(adoption, owner, name, tag)
+    def enter_unnamed(programs: AdoptedPrograms, owner: Owner, name: str, tag: int) -> None:
+        family = programs.family_of(owner, tag)
+        programs.enter_strays(family)  # as the reading thread does when another program ends in this moment
+        plain(programs, owner, name, tag)
 
     if found_before:
-        monkeypatch.setattr(_Adoption, "enter_unnamed", enter_unnamed)
+        monkeypatch.setattr(AdoptedPrograms, "enter_unnamed", enter_unnamed)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

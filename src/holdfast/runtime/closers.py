@@ -55,7 +55,3 @@ class Closers:
             closer, _ = self._closers.popitem()
             taken.append(closer)
         return taken
-
-    def clear(self) -> None:
-        """Remove all closers."""
-        self._closers.clear()

@@ -89,7 +89,7 @@ async def run_isolated(
             answer = await lease.exchange(request, output)
             returncode = await lease.last_word() if answer is None else None
         except BaseException:
-            await lease.end(grace_s=scope.grace_s if scope.stopping is None else scope.grace_left_s)
+            await lease.end(grace_s=scope.times.own[0] if scope.stopping is None else scope.grace_left_s)
             raise
         if answer is None:
             await lease.end()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from holdfast.protocol.stopping import Abandoned
-    from holdfast.runtime.adoption_processes import ForeignProcess, Owner
+    from holdfast.runtime.foreign_process import ForeignProcess, Owner
     from holdfast.runtime.processes import Process
     from holdfast.runtime.trees import TreeResult
 

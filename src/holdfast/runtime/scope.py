@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import CoroutineType, TracebackType
@@ -26,6 +25,7 @@ from holdfast.runtime.interrupt import Interrupt, current, current_interrupt, us
 from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.process_handle import ProcessHandle
 from holdfast.runtime.scope_state import Phase, ScopeState, ScopeStatistics
+from holdfast.runtime.stop_times import check_times
 from holdfast.runtime.stopping import Stopping
 from holdfast.runtime.task_handle import TaskHandle
 from holdfast.runtime.thread_handle import ThreadHandle
@@ -106,7 +106,7 @@ class Scope:
         owner: str | None = None,
         sharer: str | None = None,
     ) -> None:
-        _check_times(deadline_s, grace_s, kill_after_s)
+        check_times(deadline_s, grace_s, kill_after_s)
         nearest: Interrupt | None = None
         if detached:
             parent = None
@@ -135,8 +135,7 @@ class Scope:
         self.name = name
         self.parent: Scope | None = parent
         self.interrupt: Interrupt = interrupt
-        self.grace_s = core.grace_s
-        self.kill_after_s = core.kill_after_s
+        self.grace_s, self.kill_after_s = core.times.own
         self.owner = core.owner
         self.sharer = core.sharer
         self.errors = core.errors
@@ -355,7 +354,7 @@ class Scope:
             Interrupted: when called from inside the scope, which cannot wait for itself; ``scope.receipt`` has the
                 receipt later.
         """
-        _check_times(None, grace_s, kill_after_s)
+        check_times(None, grace_s, kill_after_s)
         core = self.core
         if core.is_over:
             return self._late_receipt(reason, kind, cause)
@@ -408,15 +407,10 @@ class Scope:
             cause: why it stops.
             grace_s, kill_after_s: as in `stop`.
         """
-        _check_times(None, grace_s, kill_after_s)
+        check_times(None, grace_s, kill_after_s)
         times = self.core.request_times(grace_s, kill_after_s)
         self.interrupt.trigger(cause=cause)
         self.core.stop_in(times)
-
-    @property
-    def max_threads(self) -> int:
-        """Maximum number of concurrent calls in the scope's threads; further ones wait."""
-        return self.core.threads.max_threads
 
     def is_around_caller(self) -> bool:
         """Return whether the calling code runs in this scope, or in one inside it."""
@@ -560,6 +554,11 @@ class Scope:
         return process
 
     @property
+    def threads(self) -> ThreadPool:
+        """Pool for ``on="thread"``: its own, its parent's, or the one shared by the process."""
+        return self.core.threads
+
+    @property
     def process_host(self) -> ProcessHost:
         """Starter of its programs: its own, its parent's, or the one of this process."""
         if self._processes is None:
@@ -578,15 +577,6 @@ _LAUNCHERS: Final[dict[str, Callable[[Scope, Any, tuple[Any, ...], str, Output |
     "thread": Scope._spawn_thread,
     "process": Scope._spawn_process,
 }
-
-
-def _check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:
-    """Raise `InvalidRequest` for an invalid time. A deadline may already be over, or infinite."""
-    if deadline_s is not None and (not isinstance(deadline_s, (int, float)) or math.isnan(deadline_s)):
-        raise InvalidRequest(f"deadline_s is {deadline_s!r}; use a number of seconds, or None for no deadline")
-    for name, value in (("grace_s", grace_s), ("kill_after_s", kill_after_s)):
-        if value is not None and not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise InvalidRequest(f"{name} is {value!r}; use a number of seconds, 0 or more")
 
 
 def current_scope() -> Scope | None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import math
 import threading
 import time
 import weakref
@@ -32,12 +31,13 @@ from holdfast.runtime.handle import Handle, Member, unowned, wake
 from holdfast.runtime.interrupt import Interrupt, Registration
 from holdfast.runtime.leftovers import Leftover
 from holdfast.runtime.process_handle import ForeignHandle, boot_ticks
+from holdfast.runtime.stop_times import StopTimes, Times
 from holdfast.runtime.threads import ThreadPool, shared_threads
 
 if TYPE_CHECKING:
-    from holdfast.runtime.adoption_processes import ForeignProcess
     from holdfast.runtime.deadline import Deadline
     from holdfast.runtime.enclosure import Body
+    from holdfast.runtime.foreign_process import ForeignProcess
     from holdfast.runtime.running_stop import RunningStop
     from holdfast.runtime.trees import TreeResult
 
@@ -46,9 +46,6 @@ __all__ = ["Phase", "ScopeState", "ScopeStatistics"]
 T = TypeVar("T")
 
 Phase = Literal["open", "stopping", "closed"]
-
-GRACE_S = 5.0
-KILL_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,26 +73,22 @@ class ScopeState:
 
     __slots__ = (
         "__weakref__",
+        "_closers",
         "_new_stop",
         "_registration",
-        "_requested_times",
         "_threads",
-        "_time_limits",
         "_unowned",
         "_waiters",
         "adopted",
         "body",
-        "closers",
         "deadline",
         "ended_by_itself",
         "errors",
         "failed",
         "gate",
-        "grace_s",
         "interrupt",
         "is_leaving",
         "is_over",
-        "kill_after_s",
         "leftovers",
         "loop",
         "members",
@@ -110,6 +103,7 @@ class ScopeState:
         "sharer",
         "stopping",
         "survived",
+        "times",
         "unproven_trees",
     )
 
@@ -132,10 +126,7 @@ class ScopeState:
         self.name = name
         self.parent = parent
         self.interrupt = interrupt
-        self.grace_s: float = grace_s if grace_s is not None else parent.grace_s if parent is not None else GRACE_S
-        self.kill_after_s: float = (
-            kill_after_s if kill_after_s is not None else parent.kill_after_s if parent is not None else KILL_AFTER_S
-        )
+        self.times: StopTimes = StopTimes(grace_s, kill_after_s, None if parent is None else parent.times)
         self.owner: str = owner if owner is not None else parent.owner if parent is not None else ""
         self.sharer: str = sharer if sharer is not None else parent.sharer if parent is not None else ""
         self.receipt: StopReceipt | None = None
@@ -156,7 +147,7 @@ class ScopeState:
         self.leftovers: list[Leftover] = []
         self.body: Body | None = None
         self.deadline: Deadline | None = None
-        self.closers = Closers()
+        self._closers: Closers | None = None
         self._registration: Registration | None = None
         self.is_leaving = False
         """Whether it closes when its last member has ended."""
@@ -169,13 +160,6 @@ class ScopeState:
         self._threads: ThreadPool | None = (
             threads if threads is not None else parent._threads if parent is not None else None
         )
-        self._time_limits = (
-            math.inf if grace_s is None else grace_s,
-            math.inf if kill_after_s is None else kill_after_s,
-        )
-        """Most grace and kill-after time that a stop of the parent gives it."""
-        self._requested_times: tuple[float, float] | None = None
-        """Grace and kill-after time of the stop that triggered the interrupt, if that stop was given any."""
         self._waiters: dict[asyncio.Future[None], None] = {}
         self._unowned: weakref.WeakSet[threading.Thread] | None = None
 
@@ -208,12 +192,20 @@ class ScopeState:
 
     def add_closer(self, fn: Callable[[], object]) -> Closer:
         """Call ``fn`` after the grace period; see `Scope.add_closer`."""
-        closer = self.closers.add(fn, self.open_loop())
+        closers = self._closers
+        if closers is None:
+            with self.gate:
+                closers = self._closers = self._closers or Closers()
+        closer = closers.add(fn, self.open_loop())
         stopping = self.stopping
         too_late = self.phase == "closed" or (stopping is not None and stopping.phase != "grace")
-        if too_late and self.closers.take(closer):
+        if too_late and closers.take(closer):
             self.on_loop(closer.run)
         return closer
+
+    def take_closers(self) -> list[Closer]:
+        """Return all closers, which are the caller's to run."""
+        return [] if self._closers is None else self._closers.take_all()
 
     # -- open and close
 
@@ -409,23 +401,14 @@ class ScopeState:
             self.loop = asyncio.get_running_loop()
             self._registration = self.interrupt.on_trigger(self._on_interrupt, loop=self.loop)
 
-    def request_times(self, grace_s: float | None, kill_after_s: float | None) -> tuple[float, float] | None:
-        """Return the times that a stop was given, completed by the scope's own; None if it was given none.
-
-        Call it before the trigger: what the trigger wakes may begin the stop, and must know its times by then.
-        Callable from any thread.
-        """
-        if grace_s is None and kill_after_s is None:
-            return None
-        times = (
-            self.grace_s if grace_s is None else grace_s,
-            self.kill_after_s if kill_after_s is None else kill_after_s,
-        )
-        if not self.interrupt.triggered:
-            self._requested_times = times
+    def request_times(self, grace_s: float | None, kill_after_s: float | None) -> Times | None:
+        """Return the times that a stop is given, None if it is given none. Before the trigger, from any thread."""
+        times = self.times.complete(grace_s, kill_after_s)
+        if times is not None and not self.interrupt.triggered:
+            self.times.give(times)
         return times
 
-    def stop_in(self, times: tuple[float, float] | None) -> None:
+    def stop_in(self, times: Times | None) -> None:
         """Stop in the times of `request_times`, after the trigger. Callable from any thread."""
         if times is None:
             self.on_loop(self.begin_stop)
@@ -439,25 +422,14 @@ class ScopeState:
         else:
             self.stopping.finish_if_empty()
 
-    def _stop_times(self) -> tuple[float, float]:
-        """Return grace and kill-after time of a stop that begins now: those given to the stop, or the scope's own.
-
-        If it is stopped with its parent, it gets the time of its parent, but not more than it was created with.
-        """
-        if self._requested_times is not None:
-            return self._requested_times
+    def _stop_times(self) -> Times:
+        """Return the times of a stop that begins now."""
         parent = self.parent
-        if parent is None or not parent.interrupt.triggered:
-            return self.grace_s, self.kill_after_s
-        return self._limited(*parent._stop_times())
-
-    def _limited(self, grace_s: float, kill_after_s: float) -> tuple[float, float]:
-        most_grace_s, most_kill_after_s = self._time_limits
-        return min(grace_s, most_grace_s), min(kill_after_s, most_kill_after_s)
+        return self.times.first(None if parent is None or not parent.interrupt.triggered else parent._stop_times())
 
     def stop_with_parent(self, grace_s: float, kill_after_s: float) -> None:
         """Stop in the time that is left to the parent. On the loop only."""
-        self.stop_here(*self._limited(grace_s, kill_after_s))
+        self.stop_here(*self.times.limited((grace_s, kill_after_s)))
 
     def stop_here(self, grace_s: float, kill_after_s: float) -> None:
         """Begin a stop, or shorten the running one. On the loop only."""
@@ -535,7 +507,7 @@ class ScopeState:
         if self.deadline is not None:
             self.deadline.cancel()
             self.deadline = None
-        self.closers.clear()
+        self._closers = None
         wake(list(self._waiters))
         if self.on_closed is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed before the last member ended

@@ -306,7 +306,7 @@ class Stopping:
         body = self.scope.body
         if body is not None and body.live:
             self._pressed[body] = body.name
-        for closer in self.scope.closers.take_all():
+        for closer in self.scope.take_closers():
             closer.run()
         for member in self.scope.handles():
             member.force()
