@@ -35,7 +35,7 @@ def look(target: Target, promise: str, *, times: int = 1) -> Finding:
 
 
 def reference(name: str) -> Target:
-    return Target(name=name, adapter=f"{HERE / 'conformance_adapters.py'}:{name}", python=sys.executable)
+    return Target(name=name, adapter=f"{HERE / 'adapters.py'}:{name}", python=sys.executable)
 
 
 def some(*, long: set[str]) -> list[object]:
@@ -75,7 +75,7 @@ def test_an_adapter_that_does_not_start_is_no_broken_promise() -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
-        ("OtherShape", "transcript answered with"),
+        ("OtherShape", "transcript returned"),
         ("NoJson", "transcript returned a value that JSON cannot express"),
         ("Garbles", "into the pipe"),
         ("Exits", "exit code 3"),
