@@ -45,8 +45,7 @@ from holdfast.runtime.adoption_processes import kill_everything
 from holdfast.runtime.processes import process_host
 from holdfast.settings import DEFAULT_STORE, Settings, default_store, stored_limit
 from holdfast.storage import MemoryStore, open_store
-from holdfast.storage.port import Claim, Committed, DueQuestion, Interrupt, Store
-from holdfast.storage.port import Interrupted as InterruptDone
+from holdfast.storage.port import Claim, Committed, DueQuestion, InterruptRequest, InterruptResult, Store
 from holdfast.storage.port import Stopped as StopDone
 
 __all__ = ["Host"]
@@ -583,11 +582,11 @@ class Host:
             return
         actor = run.actor
         done = self.store.interrupt(
-            Interrupt(principal=actor.principal, key=actor.key, cause=cause, at=self.now(), run_id=run.run_id)
+            InterruptRequest(principal=actor.principal, key=actor.key, cause=cause, at=self.now(), run_id=run.run_id)
         )
         done.add_done_callback(lambda done: self._recorded(actor, run, done), context=self.context)
 
-    def _recorded(self, actor: SessionActor, run: ActiveRun, done: asyncio.Future[InterruptDone]) -> None:
+    def _recorded(self, actor: SessionActor, run: ActiveRun, done: asyncio.Future[InterruptResult]) -> None:
         error = done.exception()
         if error is None:
             actor.publish(done.result().events)
@@ -664,7 +663,7 @@ class Host:
         self,
         principal: str,
         key: str,
-        done: asyncio.Future[InterruptDone] | asyncio.Future[StopDone],
+        done: asyncio.Future[InterruptResult] | asyncio.Future[StopDone],
         cause: Cause,
         grace_s: float | None,
         *,
@@ -716,7 +715,7 @@ class Host:
             withdrawn: tuple[Message, ...] = ()
             await acted  # not `done`: between its result and its callbacks, the stop has not happened yet
             try:
-                result: InterruptDone | StopDone = done.result()
+                result: InterruptResult | StopDone = done.result()
             except StorageError:
                 if background or not stops:  # waiting messages were not withdrawn: the caller must retry
                     raise

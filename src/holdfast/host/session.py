@@ -54,7 +54,7 @@ from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.protocol.transcript import memory_bytes
 from holdfast.runtime import current_scope
-from holdfast.storage.port import Interrupt, Send
+from holdfast.storage.port import InterruptRequest, Send
 
 if TYPE_CHECKING:
     from holdfast.host.host import Host
@@ -310,7 +310,7 @@ class Session:
         _check_stop(reason, grace_s)
         cause = Cause(kind="user", reason=reason, origin=self.key, at=self._host.now())
         done = self._host.store.interrupt(
-            Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
+            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
         )
         stopping = self._host.stopping(self.principal, self.key, done, cause, grace_s, background=False)
         receipt, _ = await asyncio.shield(stopping)
@@ -321,7 +321,7 @@ class Session:
         _check_stop(reason, grace_s)
         cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._host.now())
         done = self._host.store.stop_session(
-            Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at)
+            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at)
         )
         stopping = self._host.stopping(self.principal, self.key, done, cause, grace_s, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)
