@@ -226,7 +226,7 @@ def test_a_run_that_is_killed_after_any_write_goes_on_and_does_nothing_twice_tha
     for states in seconds if twice else ():  # and killed once more, on the way back
         for tables in states[::3]:
             again(tables)
-    assert len(first.states) > 10
+    assert len(first.states) >= 10
 
 
 @pytest.mark.parametrize("tasks", ["ordinary", "eager"])
