@@ -18,8 +18,9 @@ from benchmarks.rows import Row, print_rows
 from holdfast import ids
 from holdfast.protocol.events import TextDelta, encode_event
 from holdfast.protocol.messages import Entry
-from holdfast.storage import MemoryStore, SqliteStore, sql
+from holdfast.storage import MemoryStore, SqliteStore
 from holdfast.storage.port import Appended, Claim, RunCommit, Send, Store
+from holdfast.storage.sql import statements
 
 SESSIONS = 50
 
@@ -99,12 +100,12 @@ def bare_loop_s(batches: int = 400) -> float:
         work.append((begin, end))
     with tempfile.TemporaryDirectory() as folder:
         connection = sqlite3.connect(os.path.join(folder, "bare.db"), isolation_level=None, cached_statements=256)
-        connection.executescript(sql.block("schema"))
+        connection.executescript(statements.block("schema"))
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 4000"):
             connection.execute(f"PRAGMA {pragma}")
         for s in sessions:
             connection.execute(
-                sql.many("add_sessions", 1),
+                statements.many("add_sessions", 1),
                 (
                     s,
                     "p",
@@ -132,10 +133,10 @@ def bare_loop_s(batches: int = 400) -> float:
             )
         start = time.perf_counter()
         for batch in work:
-            for statements in batch:
+            for part in batch:
                 connection.execute("BEGIN IMMEDIATE")
-                for name, values in statements.items():
-                    written = connection.execute(sql.many(name, SESSIONS), values).rowcount
+                for name, values in part.items():
+                    written = connection.execute(statements.many(name, SESSIONS), values).rowcount
                     assert written == SESSIONS
                 connection.execute("COMMIT")
         elapsed = time.perf_counter() - start

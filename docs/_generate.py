@@ -157,6 +157,7 @@ API_MODULES = (
     "holdfast.failpoints",
     "holdfast.clock",
     "holdfast.storage.port",
+    "holdfast.storage.backend",
 )
 
 

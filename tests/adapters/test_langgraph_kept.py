@@ -23,12 +23,13 @@ from holdfast.host import LogReader
 from holdfast.host.session import Session
 from holdfast.protocol.events import Event, StepFinished, Stored, decode_event, encode_event
 from holdfast.protocol.loop import AgentLimits
-from holdfast.storage import MemoryStore, sqlite
+from holdfast.storage import MemoryStore
 from holdfast.storage.port import Send
+from holdfast.storage.sqlite.database import SqliteDatabase
 from tests.adapters import graphs
 from tests.adapters.graphs import hosted, run
 
-VERSION_3 = Path(__file__).parents[1] / "storage" / "version_3.sql"
+VERSION_3 = Path(__file__).parents[1] / "storage" / "fixtures" / "version_3.sql"
 KB = 1000
 
 
@@ -74,15 +75,15 @@ class Reading(MemoryStore):
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How many bytes each statement on SQLite gave out, and how many rows ``kept`` did."""
     read: Counter[str] = Counter()
-    query = sqlite._SqliteDatabase.query
+    query = SqliteDatabase.query
 
-    def counted(database: sqlite._SqliteDatabase, name: str, *parameters: object) -> list[tuple[Any, ...]]:
+    def counted(database: SqliteDatabase, name: str, *parameters: object) -> list[tuple[Any, ...]]:
         rows = query(database, name, *parameters)
         read[name] += sum(len(value) for row in rows for value in row if isinstance(value, (str, bytes)))
         read["states"] += len(rows) if name == "kept" else 0
         return rows
 
-    monkeypatch.setattr(sqlite._SqliteDatabase, "query", counted)
+    monkeypatch.setattr(SqliteDatabase, "query", counted)
     return read
 
 

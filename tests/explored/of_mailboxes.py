@@ -11,14 +11,16 @@ from holdfast.errors import HoldfastError
 from holdfast.protocol.events import Stored, decode_event
 from holdfast.protocol.messages import Policy, Question
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import MemoryStore, session_log, verbs
-from holdfast.storage.memory_tables import MemoryTables
-from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
-from holdfast.storage.records import pack_events
+from holdfast.storage import MemoryStore, transactions
+from holdfast.storage.memory.tables import MemoryTables
+from holdfast.storage.packs import pack_events
+from holdfast.storage.port import Claim, InterruptRequest, Lease, RunCommit, Send
+from holdfast.storage.transactions import session_log
 from tests.explored.model import Model, fault
 from tests.explored.session_faults import (
     a_run_that_is_stopped_is_steered,
     a_session_that_is_busy_starts_another_run,
+    patch_stop_run,
     what_did_not_steer_ends_with_its_run,
     what_steers_is_given_and_waits_on,
 )
@@ -58,7 +60,7 @@ async def end(store: MemoryStore, lease: Lease) -> None:
 def plain(store: MemoryStore) -> MemoryStore:
     """The same store for looking at when all is over: it does not yield, so it adds no schedules."""
     looked_at = MemoryStore()
-    looked_at._tables = store._tables
+    looked_at.backend.tables = store.backend.tables
     return looked_at
 
 
@@ -130,7 +132,7 @@ async def steered_asked_and_interrupted() -> None:
             await end(store, claim.lease)
 
     async def interrupt() -> None:
-        await store.interrupt(Interrupt(principal="p", key="k", cause=Cause(kind="user"), at=1.0))
+        await store.interrupt(InterruptRequest(principal="p", key="k", cause=Cause(kind="user"), at=1.0))
 
     async with asyncio.TaskGroup() as group:
         for work in (run, steer, interrupt):
@@ -182,13 +184,13 @@ async def log_of_two_writers() -> None:
 
 @fault
 def a_claim_does_not_look_who_holds(patch: pytest.MonkeyPatch) -> None:
-    claim = verbs.claim
+    claim = transactions.claim
 
     def careless(tables: Any, session: int, run_id: str, at: float) -> Any:
         tables.get(session).run_id = None
         return claim(tables, session, run_id, at)
 
-    patch.setattr(verbs, "claim", careless)
+    patch.setattr(transactions, "claim", careless)
 
 
 @fault
@@ -211,15 +213,15 @@ def numbers_are_taken_before_events_are_stored(patch: pytest.MonkeyPatch) -> Non
             row = tables.get(lease.session)
             tables.add_events(row, lease.run_id, 1.0, stored[0].seq, stored[-1].seq, pack_events(stored))
 
-        first = await self._write(number)
-        await self._write(store)
+        first = await self.backend.write("append", number)
+        await self.backend.write("append", store)
 
     patch.setattr(MemoryStore, "append", append)
 
 
 @fault
 def what_was_taken_back_waits_on(patch: pytest.MonkeyPatch) -> None:
-    withdraw = verbs.withdraw
+    withdraw = transactions.withdraw
 
     def twice(tables: Any, principal: str, key: str, message_id: str, at: float) -> Any:
         row = tables.find(principal, key)
@@ -228,7 +230,7 @@ def what_was_taken_back_waits_on(patch: pytest.MonkeyPatch) -> None:
         row.waiting = waiting
         return withdrawn
 
-    patch.setattr(verbs, "withdraw", twice)
+    patch.setattr(transactions, "withdraw", twice)
 
 
 @fault
@@ -241,7 +243,7 @@ def questions_outlive_a_stop(patch: pytest.MonkeyPatch) -> None:
         row.questions = questions
         return stopped
 
-    patch.setattr(verbs, "stop_run", asks_on)
+    patch_stop_run(patch, asks_on)
 
 
 MODELS = (

@@ -13,7 +13,7 @@ from holdfast.protocol.messages import Policy
 from holdfast.protocol.stopping import Cause
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
-from holdfast.storage.port import Interrupt, Send
+from holdfast.storage.port import InterruptRequest, Send
 from holdfast.testing import VirtualClock
 from tests.explored.model import Model
 from tests.explored.of_mailboxes import plain
@@ -94,7 +94,7 @@ class Meeting:
 
     async def send(self, host: Host, name: str) -> None:
         """Send a message; one that is to be rejected may be, unless the session is idle: then nobody else comes."""
-        row = self.store._tables.find("local", "s")
+        row = self.store.backend.tables.find("local", "s")
         idle = row is None or (row.run_id is None and not row.waiting)
         try:
             receipt = await host.session("s").send(name, policy=self.policy, agent="finishing")
@@ -110,7 +110,7 @@ class Meeting:
         """Interrupt whatever is on."""
         receipt = await host.session("s").interrupt("enough")
         assert receipt.outcome == "gone"
-        row = self.store._tables.find("local", "s")
+        row = self.store.backend.tables.find("local", "s")
         assert row is not None
         assert row.cause is None or row.cause.kind != "user", "the interrupt was answered, and its run is still on"
 
@@ -129,7 +129,7 @@ class Meeting:
             at = self.clock.now()
             cause = Cause(kind="user", reason="enough", at=at)
             try:
-                await self.store.interrupt(Interrupt(principal="local", key="s", cause=cause, at=at))
+                await self.store.interrupt(InterruptRequest(principal="local", key="s", cause=cause, at=at))
             except StorageError:
                 return
             self.interrupted = True

@@ -15,11 +15,13 @@ import pytest
 
 from holdfast.errors import HoldfastError, SessionBusy, StorageError
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import SqliteStore, sqlite, writer
-from holdfast.storage.checkpoints import Checkpoints
-from holdfast.storage.port import Claim, Interrupt, NotReady, RunCommit, Send
-from holdfast.storage.tables import SqlTables
-from holdfast.storage.writer import Writer
+from holdfast.storage import SqliteStore
+from holdfast.storage.backend import Tables
+from holdfast.storage.port import Claim, InterruptRequest, NotReady, RunCommit, Send
+from holdfast.storage.sql.tables import SqlTables
+from holdfast.storage.sqlite import readers, writer
+from holdfast.storage.sqlite.checkpoints import Checkpoints
+from holdfast.storage.sqlite.writer import Writer
 from tests.explored.model import Model, fault
 from tests.explored.session_faults import a_session_that_is_busy_starts_another_run
 from tests.storage.audit import audit
@@ -82,10 +84,10 @@ class Disk:
         """Close it."""
         self.open_now = False
 
-    def write(self, word: str) -> Callable[[SqlTables], str]:
+    def write(self, word: str) -> Callable[[Tables], str]:
         """A verb that writes a word; one that is refused, or broken, if the word says so."""
 
-        def act(_: SqlTables) -> str:
+        def act(_: Tables) -> str:
             if word == "refused":
                 raise SessionBusy("no")
             self.pending.append(word)
@@ -160,7 +162,7 @@ async def a_store_in_a_file() -> None:
     with (
         tempfile.TemporaryDirectory(dir=MEMORY_DISK) as folder,
         patch.object(Checkpoints, "open"),
-        patch.object(sqlite, "_LONG_READ_S", math.inf),
+        patch.object(readers, "_LONG_READ_S", math.inf),
     ):
         store = SqliteStore(f"{folder}/store.db")
         async with asyncio.timeout(600):
@@ -191,7 +193,7 @@ async def _race(store: SqliteStore) -> None:
     async def interrupt() -> None:
         found = await store.find_session("p", "k")
         if found is not None:
-            await store.interrupt(Interrupt(principal="p", key="k", cause=Cause(kind="user"), at=1.0))
+            await store.interrupt(InterruptRequest(principal="p", key="k", cause=Cause(kind="user"), at=1.0))
             claim = await store.claim(found[0], run_id="r_claimed", at=1.0)
             if not isinstance(claim, NotReady):
                 await hold(claim)
@@ -209,7 +211,7 @@ def answered_before_it_is_durable(patch: pytest.MonkeyPatch) -> None:
     def early(self: Writer, verb: str, action: Any) -> Any:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def act(tables: SqlTables) -> Any:
+        def act(tables: Tables) -> Any:
             result = action(tables)
             writer.call_loop(future.get_loop(), writer.succeed, future, result)
             return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,12 +15,13 @@ from holdfast.host.session import Session
 from holdfast.host.session_queue import SessionQueue
 from holdfast.protocol import decisions
 from holdfast.protocol.messages import Policy
-from holdfast.storage import session_log, suspending, verbs
-from holdfast.storage.memory_tables import MemoryTables
+from holdfast.storage import transactions
+from holdfast.storage.memory.tables import MemoryTables
 from holdfast.storage.port import Steered
+from holdfast.storage.transactions import messages, runs, session_log, stops
 from tests.explored.model import Fault, fault
 
-__all__ = ["Ending", "faults_of"]
+__all__ = ["Ending", "faults_of", "patch_stop_run"]
 
 Ending = Literal["finishing", "failing", "crashed"]
 """Of the run that is on, if nobody stops it; a crashed one is found by a host that starts."""
@@ -32,32 +34,38 @@ def decided(patch: pytest.MonkeyPatch, policy: Policy, **changed: Any) -> None:
             patch.setitem(decisions.DECISIONS, (state, other), row._replace(**changed))
 
 
+def patch_stop_run(patch: pytest.MonkeyPatch, stop_run: Callable[[Any, Any, Any, float], bool]) -> None:
+    """Replace `session_log.stop_run` in all transactions that call it."""
+    for module in (messages, runs, stops):
+        patch.setattr(module, "stop_run", stop_run)
+
+
 @fault
 def a_session_that_is_busy_starts_another_run(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verbs, "occupancy", lambda **_: "idle")
+    patch.setattr(messages, "occupancy", lambda **_: "idle")
 
 
 @fault
 def what_waits_is_forgotten_when_a_run_ends(patch: pytest.MonkeyPatch) -> None:
-    commit = verbs.commit_run
+    commit = transactions.commit_run
 
     def forgetful(tables: Any, request: Any) -> Any:
         row = tables.get(request.lease.session)
         row.waiting = row.waiting[:1]
         return commit(tables, request)
 
-    patch.setattr(verbs, "commit_run", forgetful)
+    patch.setattr(transactions, "commit_run", forgetful)
 
 
 @fault
 def what_waits_is_run_newest_first(patch: pytest.MonkeyPatch) -> None:
-    choose = verbs._choose
+    choose = runs._choose
 
     def newest(row: Any, now: float) -> Any:
         row.waiting = row.waiting[::-1]
         return choose(row, now)
 
-    patch.setattr(verbs, "_choose", newest)
+    patch.setattr(runs, "_choose", newest)
 
 
 @fault
@@ -91,7 +99,7 @@ def the_slot_is_free_before_the_end_is_stored(patch: pytest.MonkeyPatch) -> None
     commit = RunExecution._commit
 
     def early(self: RunExecution, *args: Any, **fields: Any) -> None:
-        row = self._context.store._tables.get(self.lease.session)  # type: ignore[attr-defined]
+        row = self._context.store.backend.tables.get(self.lease.session)  # type: ignore[attr-defined]
         row.run_id = None
         commit(self, *args, **fields)
 
@@ -122,14 +130,14 @@ def an_interrupt_is_answered_before_anything_has_stopped(patch: pytest.MonkeyPat
 
 @fault
 def a_run_that_fails_settles_nothing(patch: pytest.MonkeyPatch) -> None:
-    commit = verbs.commit_run
+    commit = transactions.commit_run
 
     def silent(tables: Any, request: Any) -> Any:
         if request.status == "failed":
             tables.get(request.lease.session).taken = ()
         return commit(tables, request)
 
-    patch.setattr(verbs, "commit_run", silent)
+    patch.setattr(transactions, "commit_run", silent)
 
 
 @fault
@@ -145,7 +153,7 @@ def a_run_that_fails_keeps_the_slot(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def a_failure_while_stopping_is_a_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(verbs, "_final_state", lambda row, status: status)
+    patch.setattr(runs, "_final_state", lambda row, status: status)
 
 
 @fault
@@ -157,16 +165,16 @@ def the_run_of_a_dead_holder_is_left_on(patch: pytest.MonkeyPatch) -> None:
 def the_run_of_a_dead_holder_is_freed_and_not_ended(patch: pytest.MonkeyPatch) -> None:
     def rescue(tables: Any, at: float) -> tuple[()]:
         for row in tables.orphans():
-            session_log.free(row)
+            session_log.release_slot(row)
             tables.save(row)
         return ()
 
-    patch.setattr(verbs, "rescue", rescue)
+    patch.setattr(transactions, "rescue", rescue)
 
 
 @fault
 def an_interrupt_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    rescue = verbs.rescue
+    rescue = transactions.rescue
 
     def forgetful(tables: Any, at: float) -> Any:
         for row in tables.orphans():
@@ -174,24 +182,24 @@ def an_interrupt_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
             row.run_state = "running"
         return rescue(tables, at)
 
-    patch.setattr(verbs, "rescue", forgetful)
+    patch.setattr(transactions, "rescue", forgetful)
 
 
 @fault
 def a_rollback_is_forgotten_in_a_crash(patch: pytest.MonkeyPatch) -> None:
-    rescue = verbs.rescue
+    rescue = transactions.rescue
 
     def forgetful(tables: Any, at: float) -> Any:
         for row in tables.orphans():
             row.rolled_back = False
         return rescue(tables, at)
 
-    patch.setattr(verbs, "rescue", forgetful)
+    patch.setattr(transactions, "rescue", forgetful)
 
 
 @fault
 def what_steers_is_given_and_waits_on(patch: pytest.MonkeyPatch) -> None:
-    steer = suspending.steer
+    steer = transactions.steer
 
     def twice(tables: Any, lease: Any, step: int, at: float) -> Steered:
         row = tables.get(lease.session)
@@ -200,7 +208,7 @@ def what_steers_is_given_and_waits_on(patch: pytest.MonkeyPatch) -> None:
         row.waiting = waiting
         return steered
 
-    patch.setattr(verbs, "steer", twice)
+    patch.setattr(transactions, "steer", twice)
 
 
 @fault
@@ -216,19 +224,19 @@ def what_steers_is_taken_and_not_given(patch: pytest.MonkeyPatch) -> None:
 
 @fault
 def what_did_not_steer_ends_with_its_run(patch: pytest.MonkeyPatch) -> None:
-    commit = verbs.commit_run
+    commit = transactions.commit_run
 
     def forgetful(tables: Any, request: Any) -> Any:
         row = tables.get(request.lease.session)
         row.waiting = tuple(mail for mail in row.waiting if mail.message.policy != "steer")
         return commit(tables, request)
 
-    patch.setattr(verbs, "commit_run", forgetful)
+    patch.setattr(transactions, "commit_run", forgetful)
 
 
 @fault
 def a_run_that_is_stopped_is_steered(patch: pytest.MonkeyPatch) -> None:
-    steer = suspending.steer
+    steer = transactions.steer
 
     def anyway(tables: Any, lease: Any, step: int, at: float) -> Steered:
         row = tables.get(lease.session)
@@ -238,12 +246,12 @@ def a_run_that_is_stopped_is_steered(patch: pytest.MonkeyPatch) -> None:
         finally:
             row.cause = cause
 
-    patch.setattr(verbs, "steer", anyway)
+    patch.setattr(transactions, "steer", anyway)
 
 
 @fault
 def what_comes_close_together_is_not_joined(patch: pytest.MonkeyPatch) -> None:
-    send = verbs.send
+    send = transactions.send
 
     def alone(tables: Any, request: Any) -> Any:
         sent = send(tables, request)
@@ -251,7 +259,7 @@ def what_comes_close_together_is_not_joined(patch: pytest.MonkeyPatch) -> None:
         row.waiting = tuple(mail._replace(batch=mail.message.seq) for mail in row.waiting)
         return sent
 
-    patch.setattr(verbs, "send", alone)
+    patch.setattr(transactions, "send", alone)
 
 
 @fault
@@ -271,7 +279,7 @@ def a_rollback_is_an_interrupt(patch: pytest.MonkeyPatch) -> None:
     def plain(row: Any, log: Any, cause: Any, at: float) -> bool:
         return stop_run(row, log, replace(cause, kind="message") if cause.kind == "rollback" else cause, at)
 
-    patch.setattr(verbs, "stop_run", plain)
+    patch_stop_run(patch, plain)
 
 
 @fault
@@ -281,7 +289,7 @@ def a_rollback_that_comes_after_an_interrupt_is_lost(patch: pytest.MonkeyPatch) 
     def first_only(row: Any, log: Any, cause: Any, at: float) -> bool:
         return row.cause is None and stop_run(row, log, cause, at)
 
-    patch.setattr(verbs, "stop_run", first_only)
+    patch_stop_run(patch, first_only)
 
 
 @fault

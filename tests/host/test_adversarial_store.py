@@ -45,7 +45,7 @@ async def endless(run: Run) -> None:
 
 def hosted(store: Unreliable) -> Host:
     """A host on a virtual clock."""
-    return Host(agents=(talker, endless), store=store, settings=QUICK, clock=VirtualClock())
+    return Host(agents=(talker, endless), store=store, settings=QUICK, clock=VirtualClock())  # type: ignore[arg-type]
 
 
 def places(host: Host) -> int:

@@ -182,7 +182,7 @@ def test_the_rows_are_gone_from_the_file(tmp_path: Path) -> None:
 def test_the_contents_leave_the_memory() -> None:
     async def scenario(host: Host) -> None:
         session, _, _ = await filled(host)
-        (held,) = host.store._tables.sessions.values()  # type: ignore[attr-defined]
+        (held,) = host.store.backend.tables.sessions.values()  # type: ignore[attr-defined]
 
         def contents() -> str:
             return str([getattr(held, name) for name in held.__slots__ if name != "row"])

@@ -19,7 +19,7 @@ from holdfast.protocol.events import Event, StepStarted, TextDelta, encode_event
 from holdfast.protocol.model import AssistantMessage, ModelRequest, UserMessage
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore, SqliteStore
-from holdfast.storage.port import Interrupt, Send, Store
+from holdfast.storage.port import InterruptRequest, Send, Store
 from tests.host.interrupted_host import DELETE
 from tests.protocol.rules import check_request
 
@@ -72,7 +72,9 @@ async def left_behind(store: Store, events: Sequence[Event]) -> None:
     assert sent.claim is not None
     if events:
         await store.append(sent.claim.lease, [encode_event(event) for event in events])
-    await store.interrupt(Interrupt(principal="local", key="s", cause=Cause(kind="user", reason="enough"), at=3.0))
+    await store.interrupt(
+        InterruptRequest(principal="local", key="s", cause=Cause(kind="user", reason="enough"), at=3.0)
+    )
     await store.close()
 
 

@@ -423,7 +423,7 @@ def test_asking_parking_and_answering_bear_a_store_that_fails(name: str, fate: A
                     return fate
                 return "done"
 
-            async with hosted(Unreliable(decide)) as host:
+            async with hosted(Unreliable(decide)) as host:  # type: ignore[arg-type]
                 session = host.session("s")
                 receipt = await session.send("x", agent=name)
                 while (await session.message(receipt.message_id)).state == "taken":

@@ -19,7 +19,7 @@ from holdfast.protocol.events import (
 from holdfast.protocol.stopping import Cause
 from holdfast.settings import Settings
 from holdfast.storage import MemoryStore
-from holdfast.storage.port import Claim, Interrupt, Send
+from holdfast.storage.port import Claim, InterruptRequest, Send
 from holdfast.testing import VirtualClock, run_virtual
 
 CALLED: list[str] = []
@@ -84,7 +84,7 @@ async def crashed(
         await store.append(sent.claim.lease, [encode_event(event) for event in events])
     if interrupted:
         cause = Cause(kind="user", reason="enough", origin="s", at=3.0)
-        await store.interrupt(Interrupt(principal="local", key="s", cause=cause, at=3.0))
+        await store.interrupt(InterruptRequest(principal="local", key="s", cause=cause, at=3.0))
     await store.close()
     for _ in range(times - 1):
         await store.open(node_id="n_again", at=4.0)

@@ -112,7 +112,7 @@ def test_steering_bears_a_store_that_fails(fate: Any) -> None:
                 return fate
             return "done"
 
-        async with hosted(Unreliable(decide)) as host:
+        async with hosted(Unreliable(decide)) as host:  # type: ignore[arg-type]
             session = host.session("s")
             first = await session.send("a", agent="listening")
             await session.send("b", policy="steer")

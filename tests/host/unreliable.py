@@ -36,7 +36,7 @@ Fate = Literal["done", "refused", "lost"]
 
 
 class Unreliable:
-    """Stands before a `MemoryStore`.
+    """Stands before a `MemoryStore`: a `Store` in all but its class.
 
     Parameters:
         fate: what becomes of the next write of the named verb.

@@ -158,7 +158,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="check, await, claim",
         of="R3 P4",
         breaks="two quick messages start two agents on one transcript",
-        file="storage/verbs.py",
+        file="storage/transactions/messages.py",
         old="""
         occupancy(run_id=target, waiting=waiting, room=request.run_id is not None, policy=policy), request.policy
 """,
@@ -209,7 +209,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="free without fence",
         of="R3 P4 P11",
         breaks="the end of an old run frees the slot of the new one, and a third run starts beside it",
-        file="storage/verbs.py",
+        file="storage/transactions/runs.py",
         old="""
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
         ended
@@ -267,7 +267,7 @@ _everybodys: dict[str, tuple[Cause]] = {}
         name="an end restores an older state",
         of="R4 P10",
         breaks="an interrupted run is shown and settled as if it had failed by itself",
-        file="storage/verbs.py",
+        file="storage/transactions/runs.py",
         old='            return "failed" if next_run_state(state, "fail") == "failed" else "interrupted"',
         new='            return "failed"',
         tests=("tests/storage/test_conformance.py",),

@@ -11,7 +11,7 @@ MUTANTS = (
         name="a tick without its idempotency key",
         of="P5",
         breaks="after a clock that was wrong is set back, ticks that were fired run a second time",
-        file="storage/scheduling.py",
+        file="storage/transactions/schedules.py",
         old='f"schedule:{row.schedule}:{tick_at:.3f}"',
         new='f"schedule:{request.send.message_id}"',
         tests=("tests/storage/test_conformance.py",),
@@ -20,7 +20,7 @@ MUTANTS = (
         name="fire whatever was read",
         of="P5",
         breaks="a schedule that was replaced meanwhile sends its old text once more",
-        file="storage/scheduling.py",
+        file="storage/transactions/schedules.py",
         old="    if row is None or row.revision != request.revision:",
         new="    if row is None:",
         tests=("tests/storage/test_conformance.py",),
@@ -29,7 +29,7 @@ MUTANTS = (
         name="a refused tick stops the schedule",
         of="P9",
         breaks="a tick that meets a full mailbox, or an agent that is gone, is tried again and again in a loop",
-        file="storage/scheduling.py",
+        file="storage/transactions/schedules.py",
         old="""
     row = _changed(row, progress=progress, last=last, problem=problem, updated_at=at)
     tables.save_schedule(row)

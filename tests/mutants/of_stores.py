@@ -16,13 +16,13 @@ MUTANTS = (
         file="storage/sql/statements.sql",
         old="WHERE session.session = new.column1 AND session.fence = new.column2 AND session.next_seq = new.column3",
         new="WHERE session.session = new.column1 AND new.column2 = new.column2 AND new.column3 = new.column3",
-        tests=("tests/storage/test_sqlite_file.py::test_a_row_changed_from_outside_is_never_overwritten",),
+        tests=("tests/storage/sqlite/test_sqlite_file.py::test_a_row_changed_from_outside_is_never_overwritten",),
     ),
     Mutant(
         name="append without a fence",
         of="P11",
         breaks="a run that lost its session keeps writing to its log",
-        file="storage/session_log.py",
+        file="storage/transactions/session_log.py",
         old="""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
@@ -37,7 +37,7 @@ MUTANTS = (
         name="rescue without a new fence",
         of="P11",
         breaks="the holder that was given up writes beside the new one",
-        file="storage/verbs.py",
+        file="storage/transactions/runs.py",
         old="""
     for row in tables.orphans():
         row.fence += 1
@@ -49,7 +49,7 @@ MUTANTS = (
         name="visible before stored",
         of="P5 P11",
         breaks="a send is answered before it is durable: a crash at that moment loses an accepted message",
-        file="storage/writer.py",
+        file="storage/sqlite/writer.py",
         old="""
             self._prepared()
             connection.commit()
@@ -93,7 +93,7 @@ MUTANTS = (
         name="a key accepts any body",
         of="P5",
         breaks="a different message under a used key is taken for a repeat, and lost",
-        file="storage/verbs.py",
+        file="storage/transactions/messages.py",
         old="                if known.body_hash != request.body_hash:",
         new="                if known is None:",
         tests=CONFORMANCE,
@@ -102,7 +102,7 @@ MUTANTS = (
         name="settle twice",
         of="P5",
         breaks="a stop settles a message as withdrawn that its run settles again",
-        file="storage/verbs.py",
+        file="storage/transactions/stops.py",
         old="""
     withdrawn = row.waiting
     row.waiting = ()
@@ -117,7 +117,7 @@ MUTANTS = (
         name="a commit that is repeated counts again",
         of="P5 P11",
         breaks="a run whose commit reply was lost is refused, or ends twice",
-        file="storage/verbs.py",
+        file="storage/transactions/runs.py",
         old="""
         if row is None or ended is None or ended.fence != lease.fence:
             raise stale
@@ -132,7 +132,7 @@ MUTANTS = (
         name="an append that is repeated counts again",
         of="P7",
         breaks="an agent's output is in the log twice after a lost reply",
-        file="storage/verbs.py",
+        file="storage/transactions/runs.py",
         old="    if nth and nth == row.append_nth:",
         new="    if nth and nth == row.append_nth < 0:",
         tests=CONFORMANCE,
@@ -141,7 +141,7 @@ MUTANTS = (
         name="rollback loses to completed",
         of="P10",
         breaks="a rollback of a quick run leaves the run's answer in the transcript",
-        file="storage/verbs.py",
+        file="storage/transactions/runs.py",
         old="""
     rolled_back = row.rolled_back
     log = Log(row)
@@ -156,7 +156,7 @@ MUTANTS = (
         name="the last cause wins",
         of="P2",
         breaks="a second stop rewrites why the run was stopped, and the log has two reasons",
-        file="storage/session_log.py",
+        file="storage/transactions/session_log.py",
         old="""
     if row.cause is not None:
         return takes_back
@@ -171,7 +171,7 @@ MUTANTS = (
         name="an interrupt hits whoever runs",
         of="P2",
         breaks="a stop that was meant for a run that has ended kills the next one",
-        file="storage/verbs.py",
+        file="storage/transactions/stops.py",
         old="    if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):",
         new="    if row.run_id is None:",
         tests=CONFORMANCE,
@@ -180,7 +180,7 @@ MUTANTS = (
         name="unbounded mailbox",
         of="P9",
         breaks="one session accepts messages without limit",
-        file="storage/verbs.py",
+        file="storage/transactions/messages.py",
         old="    if not decision.start and waiting >= request.mailbox_limit:",
         new="    if not decision.start and waiting < 0:",
         tests=(*CONFORMANCE, "tests/host/test_reading.py"),
@@ -189,7 +189,7 @@ MUTANTS = (
         name="messages that wait have no bound in bytes",
         of="P9",
         breaks="one session's mailbox takes a hundred megabytes, which one run or one stop reads at once",
-        file="storage/verbs.py",
+        file="storage/transactions/messages.py",
         old="    if size + more > limit:\n        raise MailboxFull(",
         new="    if size + more < 0:\n        raise MailboxFull(",
         tests=CONFORMANCE,
@@ -198,25 +198,25 @@ MUTANTS = (
         name="waiting contents stay in memory",
         of="P14",
         breaks="large messages that wait fill the host's memory",
-        file="storage/tables.py",
+        file="storage/sql/tables.py",
         old="        if characters > _KEPT_CHARACTERS:",
         new="        if characters < 0:",
-        tests=("tests/storage/test_sqlite_file.py",),
+        tests=("tests/storage/sqlite/test_sqlite_file.py",),
     ),
     Mutant(
         name="a refusal holds its batch",
         of="P14",
         breaks="each large message that is refused stays in memory until the collector comes",
-        file="storage/writer.py",
+        file="storage/sqlite/writer.py",
         old="_Outcome(None, refusal.with_traceback(None))",
         new="_Outcome(None, refusal)",
-        tests=("tests/storage/test_sqlite_file.py",),
+        tests=("tests/storage/sqlite/test_sqlite_file.py",),
     ),
     Mutant(
         name="a stopping run is steered",
         of="P5",
         breaks="a message is given to a stopping run, and ends with it unread",
-        file="storage/suspending.py",
+        file="storage/transactions/messages.py",
         old="""
     if row.cause is not None:
         return Steered(messages=())
@@ -228,7 +228,7 @@ MUTANTS = (
         name="a steered message stays in the mailbox",
         of="P5",
         breaks="a message that steered a run is answered again by the next run",
-        file="storage/suspending.py",
+        file="storage/transactions/messages.py",
         old="    row.waiting = tuple(mail for mail in row.waiting if mail not in taken)",
         new="",
         tests=CONFORMANCE,
@@ -237,7 +237,7 @@ MUTANTS = (
         name="question asked twice after a restart",
         of="P5",
         breaks="a person who has answered is asked the same again",
-        file="storage/suspending.py",
+        file="storage/transactions/questions.py",
         old="""
     if _known(row, question.question_id):
         return Appended(events=())
@@ -249,7 +249,7 @@ MUTANTS = (
         name="answer lost at parking",
         of="P5",
         breaks="a person answers while the run is unloaded from memory, and the run never resumes",
-        file="storage/suspending.py",
+        file="storage/transactions/questions.py",
         old="""
     tables.save(row)
     return Parked(ready=not row.questions)
@@ -264,7 +264,7 @@ MUTANTS = (
         name="a late answer counts",
         of="P5",
         breaks="a question that has expired is approved after all, and the dangerous call is made",
-        file="storage/suspending.py",
+        file="storage/transactions/questions.py",
         old='    if given.decision != "expired" and question.due_at and given.at >= question.due_at:',
         new='    if given.decision != "expired" and question.due_at and given.at < 0:',
         tests=CONFORMANCE,
@@ -273,7 +273,7 @@ MUTANTS = (
         name="a foreign journal is played back",
         of="P14",
         breaks="who can write beside the store gives itself an admin key",
-        file="storage/sqlite.py",
+        file="storage/sqlite/write_connection.py",
         old="        set_journal_aside(self._path)",
         new="        assert set_journal_aside",
         tests=("tests/system/attacks/test_journal.py",),
@@ -282,11 +282,11 @@ MUTANTS = (
         name="the store is moved before its side files",
         of="P11",
         breaks="a kill during the move of a store loses the notes of its processes",
-        file="storage/relocation.py",
+        file="storage/sqlite/relocation.py",
         old="""
             _copy(old + suffix, new + suffix)
 """,
         new="            assert suffix",
-        tests=("tests/storage/test_relocation.py",),
+        tests=("tests/storage/sqlite/test_relocation.py",),
     ),
 )

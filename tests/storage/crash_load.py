@@ -16,7 +16,7 @@ from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import SqliteStore
-from holdfast.storage.port import Claim, EditHistory, Fire, Interrupt, KeyRecord, PutSchedule, RunCommit, Send
+from holdfast.storage.port import Claim, EditHistory, Fire, InterruptRequest, KeyRecord, PutSchedule, RunCommit, Send
 
 USER = Cause(kind="user", reason="enough")
 
@@ -86,7 +86,7 @@ class Load:
         await asyncio.gather(self.append("busy", first, 1), self.append("busy", first, 2))
         _, events = await store.withdraw("p", "busy", "b3", at=self.later())
         self.note("busy", events)
-        hit = await store.interrupt(Interrupt(principal="p", key="busy", cause=USER, at=self.later()))
+        hit = await store.interrupt(InterruptRequest(principal="p", key="busy", cause=USER, at=self.later()))
         self.note("busy", hit.events)
         done = await self.commit("busy", first, next_run_id="r_next")
         await self.append("busy", done.claim, 1)
@@ -96,7 +96,7 @@ class Load:
         assert isinstance(claim, Claim)
         self.note("busy", claim.events)
         await self.send("busy", "b9", policy="interrupt")
-        stopped = await store.stop_session(Interrupt(principal="p", key="busy", cause=USER, at=self.later()))
+        stopped = await store.stop_session(InterruptRequest(principal="p", key="busy", cause=USER, at=self.later()))
         self.note("busy", stopped.events)
         await self.commit("busy", claim)
         await self.send("gone", "g1", room=False)

@@ -8,7 +8,7 @@ from holdfast.errors import IllegalTransition, SessionBusy, UnknownQuestion
 from holdfast.protocol.messages import Answer, Entry, Question
 from holdfast.protocol.stopping import Cause
 from holdfast.storage import MemoryStore
-from holdfast.storage.port import Claim, Interrupt, NotReady, RunCommit, Send
+from holdfast.storage.port import Claim, InterruptRequest, NotReady, RunCommit, Send
 from holdfast.testing import ScheduleFailure, explore
 from tests.storage.audit import audit, recover
 
@@ -47,7 +47,7 @@ async def race():
     async def interrupter():
         found = await store.find_session("p", "k")
         if found is not None:
-            await store.interrupt(Interrupt(principal="p", key="k", cause=Cause(kind="user"), at=1.0))
+            await store.interrupt(InterruptRequest(principal="p", key="k", cause=Cause(kind="user"), at=1.0))
 
     async def claimer():
         found = await store.find_session("p", "k")

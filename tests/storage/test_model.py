@@ -21,13 +21,14 @@ from holdfast.protocol.messages import Answer, Attachment, Entry, Question
 from holdfast.protocol.schedules import ScheduleSpec
 from holdfast.protocol.stopping import Cause
 from holdfast.protocol.transcript import RunTranscript, memory_bytes
-from holdfast.storage import MemoryStore, SqliteStore, memory_tables
+from holdfast.storage import MemoryStore, SqliteStore
+from holdfast.storage.memory import tables as memory_tables
 from holdfast.storage.port import (
     Claim,
     Committed,
     EditHistory,
     Fire,
-    Interrupt,
+    InterruptRequest,
     Lease,
     Parked,
     PutSchedule,
@@ -374,7 +375,7 @@ class StoresAgree(RuleBasedStateMachine):
     @rule(principal=PRINCIPALS, key=KEYS, run=st.one_of(st.none(), st.integers(1, 20)), stop=st.booleans())
     def interrupt(self, principal, key, run, stop):
         at = self.now()
-        request = Interrupt(
+        request = InterruptRequest(
             principal=principal,
             key=key,
             cause=Cause(kind="user", reason=f"at {at}", at=at),
@@ -498,7 +499,7 @@ class StoresAgree(RuleBasedStateMachine):
         def forget(tables):
             tables.forget()
 
-        self.do(self.sqlite._write("prune", forget))
+        self.do(self.sqlite.backend.write("prune", forget))
 
     @rule(session=st.integers(1, 4), after=st.integers(0, 30), limit=st.integers(1, 6), run=st.integers(1, 20))
     def read(self, session, after, limit, run):
@@ -562,7 +563,7 @@ class StoresAgree(RuleBasedStateMachine):
     def recounted_memory(self):
         """As `recounted_rows`, for the store in memory."""
         counted: Counter[str] = Counter()
-        tables = self.memory._tables
+        tables = self.memory.backend.tables
         for session in tables.sessions.values():
             size = memory_tables._SESSION_BYTES + memory_tables._ROW_BYTES * len(session.messages)
             size += sum(len(body) for body in session.kept.values()) + sum(len(pack.body) for pack in session.log)

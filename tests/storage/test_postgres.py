@@ -1,8 +1,8 @@
 """The statements on a real PostgreSQL, so that the port and its rows fit the store that is to come.
 
-`PostgresTrial` runs the verbs and the SQL of the SQLite store, a connection for each store and a transaction for each
-write. Because a session is written only ``WHERE fence = … AND next_seq = …``, a transaction that lost a race writes
-nothing and is done again, under READ COMMITTED and with any number of connections.
+`PostgresTrial` is a backend that runs the tables and reads in SQL, a connection for each store and a transaction for
+each write. Because a session is written only ``WHERE fence = … AND next_seq = …``, a transaction that lost a race
+writes nothing and is done again, under READ COMMITTED and with any number of connections.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ import pytest
 
 from holdfast.errors import HoldfastError, SessionBusy, StaleFence, StorageError
 from holdfast.protocol.events import TextDelta, encode_event
-from holdfast.storage import sql, verbs
-from holdfast.storage.port import Lease, RunCommit, Send, StoreInfo
-from holdfast.storage.records import Counters
-from holdfast.storage.sql_reads import SqlReads
-from holdfast.storage.sqlite import SqliteStore
-from holdfast.storage.tables import SessionChanged, SqlTables
+from holdfast.storage import transactions
+from holdfast.storage.backend import Counters
+from holdfast.storage.port import Lease, RunCommit, Send, Store
+from holdfast.storage.sql import statements
+from holdfast.storage.sql.reads import SqlReads
+from holdfast.storage.sql.tables import SessionChanged, SqlTables
 from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 from tests.storage.audit import audit
 from tests.storage.postgres_server import postgres
@@ -35,29 +35,29 @@ class PostgresDatabase:
 
     def _execute(self, statement, parameters):
         mapped = [value.replace(NUL, FOR_NUL) if isinstance(value, str) else value for value in parameters]
-        return self.connection.execute(sql.for_postgres(statement), mapped)
+        return self.connection.execute(statements.for_postgres(statement), mapped)
 
     def query(self, name, *parameters):
         return [
             tuple(value.replace(FOR_NUL, NUL) if isinstance(value, str) else value for value in row)
-            for row in self._execute(sql.block(name), parameters).fetchall()
+            for row in self._execute(statements.block(name), parameters).fetchall()
         ]
 
     def rows(self, name, *parameters):
         yield from self.query(name, *parameters)
 
     def write(self, name, *parameters):
-        return self._execute(sql.block(name), parameters).rowcount
+        return self._execute(statements.block(name), parameters).rowcount
 
     def write_large(self, name, *parameters, value):
-        self._execute(sql.block(name), (*parameters, bytes(value)))
+        self._execute(statements.block(name), (*parameters, bytes(value)))
 
     def read_large(self, name, *parameters, start, size):
         rows = self.query(name, *parameters)
         return bytes(rows[0][0][start : start + size]) if rows else None
 
     def write_rows(self, name, rows, *, large):
-        return self._execute(sql.many(name, len(rows)), [value for row in rows for value in row]).rowcount
+        return self._execute(statements.many(name, len(rows)), [value for row in rows for value in row]).rowcount
 
 
 class PostgresTables(SqlTables):
@@ -67,8 +67,12 @@ class PostgresTables(SqlTables):
         return self._database.connection.execute("SELECT nextval('session_session_seq')").fetchone()[0]
 
 
-class PostgresTrial(SqliteStore):
-    """The port on PostgreSQL. Blocks; not for use."""
+class PostgresTrial:
+    """The backend on PostgreSQL. Blocks; not for use."""
+
+    engine = "postgres"
+    path = ""
+    version = ""
 
     def __init__(self, address):
         self.address = address
@@ -109,7 +113,7 @@ class PostgresTrial(SqliteStore):
                 lost = error
         raise StorageError("no luck") from lost
 
-    def _write(self, verb, action):
+    def write(self, verb, action):
         future = asyncio.get_running_loop().create_future()
         try:
             future.set_result(self.transact(action))
@@ -117,18 +121,10 @@ class PostgresTrial(SqliteStore):
             future.set_exception(error)
         return future
 
-    async def _read(self, read):
+    async def read(self, query):
         if self.connection is None:
             raise StorageError("the store is not open")
-        return read(SqlReads(PostgresDatabase(self.connection)))
-
-    async def info(self):
-        return StoreInfo(
-            engine="postgres", path="", version="", commits=0, batches=0,
-            sessions=SqlReads(PostgresDatabase(self.connection)).live_sessions(),
-            stale_writes_refused=self.counters.stale_writes_refused,
-            duplicates_prevented=self.counters.duplicates_prevented,
-        )  # fmt: skip
+        return query(SqlReads(PostgresDatabase(self.connection)))
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +138,7 @@ def address(server):
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute("DROP SCHEMA public CASCADE")
         connection.execute("CREATE SCHEMA public")
-        for statement in sql.for_postgres(sql.block("schema")).split(";\n"):
+        for statement in statements.for_postgres(statements.block("schema")).split(";\n"):
             connection.execute(statement)
     return server
 
@@ -176,7 +172,7 @@ def blocked(address, pid):
 
 @pytest.mark.parametrize("check", STORE_CHECKS, ids=lambda check: check.__name__)
 def test_the_statements_conform_on_postgres(check, address):
-    run_store_check(check, lambda: PostgresTrial(address))
+    run_store_check(check, lambda: Store(PostgresTrial(address)))
 
 
 def test_of_twenty_rejecting_sends_on_twenty_connections_one_starts(address):
@@ -186,7 +182,7 @@ def test_of_twenty_rejecting_sends_on_twenty_connections_one_starts(address):
         trial = PostgresTrial(address).connect()
         barrier.wait()
         try:
-            return trial.transact(lambda tables: verbs.send(tables, message(n, policy="reject"))).disposition
+            return trial.transact(lambda tables: transactions.send(tables, message(n, policy="reject"))).disposition
         except SessionBusy:
             return "busy"
         finally:
@@ -199,7 +195,7 @@ def test_of_twenty_rejecting_sends_on_twenty_connections_one_starts(address):
 
 def test_concurrent_sends_and_appends_from_many_connections_are_whole_and_in_order(address):
     first = PostgresTrial(address).connect()
-    claim = first.transact(lambda tables: verbs.send(tables, message(0))).claim
+    claim = first.transact(lambda tables: transactions.send(tables, message(0))).claim
     barrier = threading.Barrier(6, timeout=20)
 
     def write(n):
@@ -207,10 +203,10 @@ def test_concurrent_sends_and_appends_from_many_connections_are_whole_and_in_ord
         barrier.wait()
         for i in range(25):
             if n % 2:
-                trial.transact(lambda tables, i=i: verbs.send(tables, message(1000 * n + i)))
+                trial.transact(lambda tables, i=i: transactions.send(tables, message(1000 * n + i)))
             else:
                 events = [encode_event(TextDelta(run_id=claim.lease.run_id, text=f"{n}.{i}"))] * 3
-                trial.transact(lambda tables, events=events: verbs.append(tables, claim.lease, events, 0))
+                trial.transact(lambda tables, events=events: transactions.append(tables, claim.lease, events, 0))
         trial.connection.close()
         return trial.retries
 
@@ -222,7 +218,7 @@ def test_concurrent_sends_and_appends_from_many_connections_are_whole_and_in_ord
     assert len(events) == 2 + 75 + 75 * 3
     bodies = [event.body for event in events if event.kind == "text.delta"]
     assert all(bodies[i] == bodies[i + 1] == bodies[i + 2] for i in range(0, len(bodies), 3)), "torn packs"
-    asyncio.run(audit(first))
+    asyncio.run(audit(Store(first)))
     first.connection.close()
 
 
@@ -249,7 +245,7 @@ def append_fenced(connection, lease, waiting):
     trial.connection, trial.epoch = connection, 1
     with connection.transaction():
         tables = trial.tables()
-        result = verbs.append(tables, lease, [("text.delta", b"{}")], 0)
+        result = transactions.append(tables, lease, [("text.delta", b"{}")], 0)
         assert result.events
         waiting()
         tables.flush()
@@ -269,11 +265,11 @@ def append_fenced(connection, lease, waiting):
 )
 def test_only_a_fence_inside_the_update_stops_a_stale_append(address, append, holds):
     old = PostgresTrial(address).connect(node_id="old")
-    claim = old.transact(lambda tables: verbs.send(tables, message(0))).claim
+    claim = old.transact(lambda tables: transactions.send(tables, message(0))).claim
     new = PostgresTrial(address).connect(node_id="new")
 
     def take_over():
-        rescued = new.transact(lambda tables: verbs.rescue(tables, 5.0))
+        rescued = new.transact(lambda tables: transactions.rescue(tables, 5.0))
         assert rescued[0].lease.fence > claim.lease.fence
 
     if holds:
@@ -289,16 +285,16 @@ def test_only_a_fence_inside_the_update_stops_a_stale_append(address, append, ho
 
 def test_an_append_that_waited_for_the_rescuer_is_refused_too(address):
     old = PostgresTrial(address).connect(node_id="old")
-    claim = old.transact(lambda tables: verbs.send(tables, message(0))).claim
+    claim = old.transact(lambda tables: transactions.send(tables, message(0))).claim
     new = PostgresTrial(address).connect(node_id="new")
     pid = old.connection.info.backend_pid
     with ThreadPoolExecutor(1) as pool:
         with new.connection.transaction():
             tables = new.tables()
-            verbs.rescue(tables, 5.0)
+            transactions.rescue(tables, 5.0)
             tables.flush()
             events = [("text.delta", b"{}")]
-            late = pool.submit(old.transact, lambda tables: verbs.append(tables, claim.lease, events, 0))
+            late = pool.submit(old.transact, lambda tables: transactions.append(tables, claim.lease, events, 0))
             blocked(address, pid)
         with pytest.raises(StaleFence):
             late.result(timeout=20)
@@ -328,22 +324,22 @@ def test_readiness_by_sub_select_wedges_a_session(address):
 
 def test_readiness_by_counters_does_not_wedge(address):
     holder = PostgresTrial(address).connect()
-    claim = holder.transact(lambda tables: verbs.send(tables, message(0))).claim
+    claim = holder.transact(lambda tables: transactions.send(tables, message(0))).claim
     sender = PostgresTrial(address).connect()
     pid = holder.connection.info.backend_pid
     commit = RunCommit(lease=claim.lease, status="completed", at=9.0)
     with ThreadPoolExecutor(1) as pool:
         with sender.connection.transaction():
             tables = sender.tables()
-            assert verbs.send(tables, message(1)).disposition == "queued"
+            assert transactions.send(tables, message(1)).disposition == "queued"
             tables.flush()
-            ends = pool.submit(holder.transact, lambda tables: verbs.commit_run(tables, commit))
+            ends = pool.submit(holder.transact, lambda tables: transactions.commit_run(tables, commit))
             blocked(address, pid)
         done = ends.result(timeout=20)
     assert (done.waiting, holder.retries) == (1, 1)
     reads = SqlReads(PostgresDatabase(sender.connection))
     assert [ready.session for ready in reads.ready(limit=9)] == [claim.lease.session]
-    again = sender.transact(lambda tables: verbs.claim(tables, claim.lease.session, "r9", 10.0))
+    again = sender.transact(lambda tables: transactions.claim(tables, claim.lease.session, "r9", 10.0))
     assert again.lease == Lease(claim.lease.session, "r9", claim.lease.fence + 1)
     for trial in (holder, sender):
         trial.connection.close()

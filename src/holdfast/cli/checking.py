@@ -219,7 +219,7 @@ async def _store(settings: Settings) -> list[Check]:
 
 def _readers_of(path: Path) -> Iterator[Check]:
     """Check who else can read the store, and whether it is in its usual folder."""
-    from holdfast.storage.private_file import wider_mode
+    from holdfast.storage.sqlite.private_file import wider_mode
 
     beside = [path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))]
     if open_to_others := [str(file) for file in beside if wider_mode(str(file))]:

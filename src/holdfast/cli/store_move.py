@@ -12,7 +12,7 @@ __all__ = ["move_old_store"]
 
 def move_old_store(*, as_json: bool) -> Exit:
     """Move ``holdfast.db`` and its companion files from beside the settings file into ``.holdfast``."""
-    from holdfast.storage.relocation import relocate_store
+    from holdfast.storage.sqlite.relocation import relocate_store
 
     new = data_folder() / "holdfast.db"
     old = new.parent.parent / new.name

@@ -1,15 +1,11 @@
-"""Storage of sessions, mailboxes, logs and transcripts: the interface and its stores."""
+"""Storage of sessions, mailboxes, logs and transcripts: one store over a backend in memory or in SQLite."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from holdfast.errors import ConfigurationError
 from holdfast.storage.memory import MemoryStore
 from holdfast.storage.sqlite import SqliteStore
-
-if TYPE_CHECKING:
-    from holdfast.storage.port import Store
+from holdfast.storage.store import Store
 
 __all__ = ["MemoryStore", "SqliteStore", "open_store"]
 

@@ -30,7 +30,7 @@ from holdfast import ids
 from holdfast.agents.run import Run
 from holdfast.errors import ConfigurationError, ToolFailed
 from holdfast.settings import CONFIG_FILE, DATA_FOLDER, data_folder
-from holdfast.storage.private_file import prepare_folder
+from holdfast.storage.sqlite.private_file import prepare_folder
 from holdfast.tools.entries import (
     DEPTH_LIMIT,
     LIST_FOLDER,

@@ -25,32 +25,32 @@ class Worse(NamedTuple):
 
 
 LOSES_WRITES = """
-from holdfast.storage import sqlite
-def commit(self, real=sqlite._WritingConnection.commit):
+from holdfast.storage.sqlite import write_connection
+def commit(self, real=write_connection.WriteConnection.commit):
     try:
         real(self)
     except Exception:
         self.roll_back()
-sqlite._WritingConnection.commit = commit
+write_connection.WriteConnection.commit = commit
 """
 TELLS_NOTHING = """
-from holdfast.storage import sqlite
-sqlite.translate = lambda error, path: error
+from holdfast.storage.sqlite import errors
+errors.translate = lambda error, path: error
 """
 GIVES_UP_SLOW_COMMITS = """
 import time
-from holdfast.storage import sqlite
+from holdfast.storage.sqlite import write_connection
 begun = [0.0]
-def begin(self, verbs, real=sqlite._WritingConnection.begin):
+def begin(self, verbs, real=write_connection.WriteConnection.begin):
     begun[0] = time.monotonic()
     real(self, verbs)
-def commit(self, real=sqlite._WritingConnection.commit):
+def commit(self, real=write_connection.WriteConnection.commit):
     self.roll_back() if time.monotonic() - begun[0] > 0.09 and "open" not in self._verbs else real(self)
-sqlite._WritingConnection.begin, sqlite._WritingConnection.commit = begin, commit
+write_connection.WriteConnection.begin, write_connection.WriteConnection.commit = begin, commit
 """
 WAITS_FOR_THE_CLOCK = """
-from holdfast.storage import verbs
-verbs._SET_BACK_S = 1e12
+from holdfast.storage.transactions import runs
+runs._SET_BACK_S = 1e12
 """
 FORGETS_LOST_SENDS = """
 from holdfast.host.dispatcher import Dispatcher
@@ -100,7 +100,7 @@ LogReader.aclose = aclose
 """
 ANSWERS_BEFORE_THE_COMMIT = """
 import time
-from holdfast.storage.writer import Writer, succeed
+from holdfast.storage.sqlite.writer import Writer, succeed
 EARLY = {"revoke_key", "delete_session", "add_attachment"}
 def write(self, tables, batch, real=Writer._write):
     connection, passing, answers = self._connection, self._connection.passing, []

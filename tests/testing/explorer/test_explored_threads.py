@@ -17,7 +17,8 @@ from holdfast import Host, Run
 from holdfast.errors import Interrupted
 from holdfast.runtime import Interrupt, Scope, ThreadPool, install, threads
 from holdfast.runtime.once import Once
-from holdfast.storage import SqliteStore, writer
+from holdfast.storage import SqliteStore
+from holdfast.storage.sqlite import writer
 from holdfast.testing import NotExplorable, Replay, ScheduleFailure, VirtualClock, explore, start_thread
 
 CHOOSERS: tuple[Literal["random", "pct", "exhaustive"], ...] = ("random", "pct", "exhaustive")

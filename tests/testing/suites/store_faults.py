@@ -18,8 +18,8 @@ from holdfast.storage.port import (
     Appended,
     Claim,
     Committed,
-    Interrupt,
-    Interrupted,
+    InterruptRequest,
+    InterruptResult,
     Lease,
     NotReady,
     Ready,
@@ -89,7 +89,7 @@ class CommitsOnlyTheEnd(MemoryStore):
 @found_by("one_run_at_a_time_takes_the_mailbox_in_order")
 class NewestFirst(MemoryStore):
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
-        row = self._tables.get(commit.lease.session)
+        row = self.backend.tables.get(commit.lease.session)
         assert row is not None
         row.waiting = row.waiting[::-1]
         return super().commit_run(commit)
@@ -104,7 +104,7 @@ class ListsTheNewestFirst(MemoryStore):
 @found_by("a_repeated_claim_is_the_same_claim")
 class ClaimsOnce(MemoryStore):
     def claim(self, session: int, *, run_id: str, at: float) -> asyncio.Future[Claim | NotReady]:
-        row = self._tables.get(session)
+        row = self.backend.tables.get(session)
         if row is not None and row.run_id == run_id:
             return answered(NotReady(waiting=len(row.waiting), busy=True))
         return super().claim(session, run_id=run_id, at=at)
@@ -113,7 +113,7 @@ class ClaimsOnce(MemoryStore):
 @found_by("an_idempotency_key_is_accepted_once")
 class ForgetsKeysAtTheEnd(MemoryStore):
     async def close(self) -> None:
-        for session in self._tables.sessions.values():
+        for session in self.backend.tables.sessions.values():
             session.by_key.clear()
         await super().close()
 
@@ -121,7 +121,7 @@ class ForgetsKeysAtTheEnd(MemoryStore):
 @found_by("a_refusal_writes_nothing")
 class TakesTheAgentFirst(MemoryStore):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if row is not None and request.agent is not None:
             row.agent = request.agent
         return super().send(request)
@@ -142,7 +142,7 @@ class RefusesTheBatch(MemoryStore):
 @found_by("reject_is_decided_with_the_claim")
 class LooksBeforeItWrites(MemoryStore):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if request.policy == "reject" and (row is None or row.run_id is None):
             return later(lambda: MemoryStore.send(self, changed(request, policy="queue")))
         return super().send(request)
@@ -158,7 +158,7 @@ class WaitsForSilence(MemoryStore):
 class TakesOneByOne(MemoryStore):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
         done = super().send(request)
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         assert row is not None
         row.sweep = 0
         return done
@@ -166,14 +166,14 @@ class TakesOneByOne(MemoryStore):
 
 @found_by("an_interrupt_is_durable_and_aimed_at_one_run")
 class HitsWhateverIsOn(MemoryStore):
-    def interrupt(self, request: Interrupt) -> asyncio.Future[Interrupted]:
+    def interrupt(self, request: InterruptRequest) -> asyncio.Future[InterruptResult]:
         return super().interrupt(changed(request, run_id=None))
 
 
 @found_by("how_a_run_ends_follows_the_state_table")
 class FailsWhileItStops(MemoryStore):
     def commit_run(self, commit: RunCommit) -> asyncio.Future[Committed]:
-        row = self._tables.get(commit.lease.session)
+        row = self.backend.tables.get(commit.lease.session)
         assert row is not None
         row.run_state = "running"
         return super().commit_run(commit)
@@ -194,7 +194,7 @@ class AsksForTheRunOnly(MemoryStore):
     def append(
         self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
     ) -> asyncio.Future[Appended]:
-        row = self._tables.get(lease.session)
+        row = self.backend.tables.get(lease.session)
         if row is not None and row.run_id is not None:
             lease = Lease(row.session, row.run_id, row.fence)
         return super().append(lease, events, nth=nth, stored_limit=stored_limit)
@@ -205,7 +205,7 @@ class RescuesUnderTheOldFence(MemoryStore):
     async def rescue(self, *, at: float) -> Sequence[Claim]:
         claims = []
         for claim in await super().rescue(at=at):
-            row = self._tables.get(claim.lease.session)
+            row = self.backend.tables.get(claim.lease.session)
             assert row is not None
             row.fence -= 1
             claims.append(changed(claim, lease=changed(claim.lease, fence=row.fence)))
@@ -215,7 +215,7 @@ class RescuesUnderTheOldFence(MemoryStore):
 @found_by("a_message_that_waits_can_be_withdrawn")
 class WithdrawsAndRuns(MemoryStore):
     def withdraw(self, principal: str, key: str, message_id: str, *, at: float) -> Any:
-        row = self._tables.find(principal, key)
+        row = self.backend.tables.find(principal, key)
         waiting = () if row is None else row.waiting
         done = super().withdraw(principal, key, message_id, at=at)
         if row is not None:
@@ -225,8 +225,8 @@ class WithdrawsAndRuns(MemoryStore):
 
 @found_by("a_stop_ends_the_run_and_withdraws_what_waits")
 class StopsTheRunOnly(MemoryStore):
-    def stop_session(self, request: Interrupt) -> asyncio.Future[Stopped]:
-        row = self._tables.find(request.principal, request.key)
+    def stop_session(self, request: InterruptRequest) -> asyncio.Future[Stopped]:
+        row = self.backend.tables.find(request.principal, request.key)
         assert row is not None
         waiting, row.waiting = row.waiting, ()
         done = super().stop_session(request)
@@ -238,7 +238,7 @@ class StopsTheRunOnly(MemoryStore):
 class ComesToLifeAgain(MemoryStore):
     def delete_session(self, principal: str, key: str, *, at: float, cause: Cause) -> asyncio.Future[Stopped]:
         done = super().delete_session(principal, key, at=at, cause=cause)
-        row = self._tables.find(principal, key)
+        row = self.backend.tables.find(principal, key)
         if row is not None:
             row.deleted_at = None
         return done
@@ -248,14 +248,14 @@ class ComesToLifeAgain(MemoryStore):
 class UsesNumbersAgain(MemoryStore):
     async def prune(self, **before: float) -> int:
         dropped = await super().prune(**before)
-        self._tables._last_number = len(self._tables.sessions)
+        self.backend.tables._last_number = len(self.backend.tables.sessions)
         return dropped
 
 
 @found_by("pruning_drops_old_events_but_no_history")
 class PrunesWhatIsOn(MemoryStore):
     async def prune(self, **before: float) -> int:
-        rows = [session.row for session in self._tables.sessions.values()]
+        rows = [session.row for session in self.backend.tables.sessions.values()]
         on = [row.run_id for row in rows]
         for row in rows:
             row.run_id = None
@@ -285,7 +285,7 @@ class ReadsWholeRows(MemoryStore):
     async def read_events(
         self, session: int, *, after: int, limit: int, limit_bytes: int = ALL_BYTES
     ) -> Sequence[Stored]:
-        found = self._tables.sessions.get(session)
+        found = self.backend.tables.sessions.get(session)
         for pack in () if found is None else found.log:
             if pack.first_seq <= after < pack.last_seq:
                 after = pack.first_seq - 1
@@ -332,7 +332,7 @@ class CountsWhatItDrops(MemoryStore):
         self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
     ) -> asyncio.Future[Appended]:
         def write() -> asyncio.Future[Appended]:
-            row = self._tables.get(lease.session)
+            row = self.backend.tables.get(lease.session)
             assert row is not None
             if asked.cancelled():
                 row.next_seq += len(events)
@@ -349,7 +349,7 @@ class DropsWhatItWasGiven(MemoryStore):
         self, lease: Lease, events: Sequence[tuple[str, bytes]], *, nth: int = 0, stored_limit: int = ALL_BYTES
     ) -> asyncio.Future[Appended]:
         def write() -> None:
-            if self._node_id is not None:
+            if self.backend.is_open:
                 future.set_result(MemoryStore.append(self, lease, events, nth=nth, stored_limit=stored_limit).result())
 
         loop = asyncio.get_running_loop()

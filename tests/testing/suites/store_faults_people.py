@@ -21,7 +21,7 @@ from holdfast.storage.port import (
     SendResult,
     Steered,
 )
-from holdfast.storage.records import SessionRow
+from holdfast.storage.rows import SessionRow
 from tests.testing.suites.store_faults import answered, changed, found_by, later
 
 
@@ -29,7 +29,7 @@ class Rows(MemoryStore):
     """No fault: a short form for those that have one."""
 
     def row(self, lease: Lease) -> SessionRow:
-        found = self._tables.get(lease.session)
+        found = self.backend.tables.get(lease.session)
         assert found is not None
         return found
 
@@ -70,7 +70,7 @@ class LetsInterruptsPass(Rows):
 @found_by("a_rescued_run_keeps_what_steered_it")
 class ForgetsWhatSteered(Rows):
     async def rescue(self, *, at: float) -> Sequence[Claim]:
-        for row in self._tables.orphans():
+        for row in self.backend.tables.orphans():
             row.taken = row.taken[: len(row.taken) - row.steered]
             row.steered = 0
         return await super().rescue(at=at)
@@ -95,7 +95,7 @@ class BelievesTheRun(Rows):
 @found_by("a_rollback_of_nothing_is_a_message")
 class TakesBackOnlyWhatIsOn(Rows):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if request.policy == "rollback" and (row is None or row.run_id is None):
             request = changed(request, policy="queue")
         return super().send(request)
@@ -105,7 +105,7 @@ class TakesBackOnlyWhatIsOn(Rows):
 class ResumesAtTheFirstAnswer(Rows):
     def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
         done = super().answer(principal, key, answer)
-        row = self._tables.find(principal, key)
+        row = self.backend.tables.find(principal, key)
         if row is not None:
             row.run_state = "running"
         return done
@@ -127,7 +127,7 @@ class ListsTheLatestDueFirst(Rows):
 @found_by("a_stop_ends_the_questions")
 class AsksOn(Rows):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         questions = () if row is None else row.questions
         done = super().send(request)
         if row is not None:
@@ -182,7 +182,7 @@ class AsksInQuestionMarks(Rows):
 @found_by("an_approval_counts_for_the_call_that_was_shown_only")
 class ApprovesWhateverIsAsked(Rows):
     def answer(self, principal: str, key: str, answer: Answer) -> asyncio.Future[Answered]:
-        row = self._tables.find(principal, key)
+        row = self.backend.tables.find(principal, key)
         asked = () if row is None else row.questions
         hashes = {question.question_id: question.call_hash for question in asked}
         return super().answer(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from holdfast.protocol.messages import Attachment
 from holdfast.protocol.schedules import ScheduleView
-from holdfast.storage import MemoryStore, scheduling
+from holdfast.storage import MemoryStore
 from holdfast.storage.port import (
     Committed,
     DueSchedule,
@@ -20,7 +20,8 @@ from holdfast.storage.port import (
     Send,
     SendResult,
 )
-from holdfast.storage.records import ScheduleRow
+from holdfast.storage.rows import ScheduleRow
+from holdfast.storage.transactions import schedules
 from tests.testing.suites.store_faults import answered, changed, found_by
 
 
@@ -28,7 +29,7 @@ from tests.testing.suites.store_faults import answered, changed, found_by
 class TakesAllAway(MemoryStore):
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
         done = super().edit_history(request)
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if row is not None and request.edit == "undo" and done.exception() is None:
             row.history_id = None
         return done
@@ -38,9 +39,9 @@ class TakesAllAway(MemoryStore):
 class ForgetsWhatItStandsFor(MemoryStore):
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
         done = super().edit_history(request)
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if row is not None and row.history_id is not None and request.edit == "compact" and done.exception() is None:
-            history = self._tables.sessions[row.session].history
+            history = self.backend.tables.sessions[row.session].history
             history[row.history_id] = changed(history[row.history_id], previous_id=None)
         return done
 
@@ -54,14 +55,14 @@ class AddsToTheTranscript(MemoryStore):
 @found_by("what_an_agent_keeps_is_read_by_itself")
 class KeepsOnlyTheNewest(MemoryStore):
     async def kept(self, session: int, n: int) -> str:
-        row = self._tables.get(session)
+        row = self.backend.tables.get(session)
         return await super().kept(session, n) if row is not None and n == row.next_n - 1 else ""
 
 
 @found_by("a_history_is_not_edited_under_a_run")
 class EditsUnderARun(MemoryStore):
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if row is None:
             return super().edit_history(request)
         run_id, row.run_id = row.run_id, None
@@ -73,7 +74,7 @@ class EditsUnderARun(MemoryStore):
 @found_by("a_branch_or_an_import_begins_a_session")
 class ImportsOverAHistory(MemoryStore):
     def edit_history(self, request: EditHistory) -> asyncio.Future[Edited]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         if row is not None and request.edit in ("branch", "import"):
             row.history_id = None
         return super().edit_history(request)
@@ -82,7 +83,7 @@ class ImportsOverAHistory(MemoryStore):
 @found_by("a_retry_takes_the_last_runs_entries_with_it")
 class RetriesOnTop(MemoryStore):
     def send(self, request: Send) -> asyncio.Future[SendResult]:
-        row = self._tables.find(request.principal, request.key)
+        row = self.backend.tables.find(request.principal, request.key)
         history_id = None if row is None else row.history_id
         done = super().send(request)
         if row is not None:
@@ -93,7 +94,7 @@ class RetriesOnTop(MemoryStore):
 @found_by("an_attachment_is_kept_once_for_each_principal")
 class SharesAttachments(MemoryStore):
     async def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None:
-        for owner in (principal, *self._tables.attachments):
+        for owner in (principal, *self.backend.tables.attachments):
             found = await super().attachment(owner, digest)
             if found is not None:
                 return found
@@ -109,7 +110,7 @@ class DropsAttachmentsOfEntries(MemoryStore):
 @found_by("what_no_session_refers_to_is_dropped_in_time")
 class DropsWhatIsUsed(MemoryStore):
     async def prune(self, **before: float) -> int:
-        for session in self._tables.sessions.values():
+        for session in self.backend.tables.sessions.values():
             session.attached.clear()
         return await super().prune(**before)
 
@@ -118,7 +119,7 @@ class Scheduled(MemoryStore):
     """No fault: a short form for those that have one."""
 
     def known(self, request: Fire) -> ScheduleRow | None:
-        return self._tables.schedule(request.schedule)
+        return self.backend.tables.schedule(request.schedule)
 
 
 @found_by("a_tick_is_fired_once_and_the_schedule_goes_on")
@@ -129,7 +130,7 @@ class FiresAndForgets(Scheduled):
         row = self.known(request)
         done = super().fire_schedule(request)
         if row is not None:
-            self._tables.save_schedule(row)
+            self.backend.tables.save_schedule(row)
         return done
 
 
@@ -139,7 +140,7 @@ class TriesForEver(Scheduled):
         row = self.known(request)
         done = super().fire_schedule(request)
         if row is not None and done.exception() is None and done.result().outcome == "busy":
-            self._tables.save_schedule(row)
+            self.backend.tables.save_schedule(row)
         return done
 
 
@@ -149,7 +150,7 @@ class CountsNothing(Scheduled):
         done = super().fire_schedule(request)
         row = self.known(request)
         if row is not None:
-            self._tables.save_schedule(changed(row, progress=changed(row.progress, missed=0)))
+            self.backend.tables.save_schedule(changed(row, progress=changed(row.progress, missed=0)))
         return done
 
 
@@ -164,12 +165,12 @@ class ResumesWithWhatWasDue(Scheduled):
     def pause_schedule(
         self, principal: str, schedule_id: str, *, paused: bool, at: float
     ) -> asyncio.Future[ScheduleView]:
-        before = self._tables.find_schedule(principal, schedule_id)
+        before = self.backend.tables.find_schedule(principal, schedule_id)
         done = super().pause_schedule(principal, schedule_id, paused=paused, at=at)
-        row = self._tables.find_schedule(principal, schedule_id)
+        row = self.backend.tables.find_schedule(principal, schedule_id)
         if before is None or row is None or paused:
             return done
-        self._tables.save_schedule(changed(row, progress=before.progress))
+        self.backend.tables.save_schedule(changed(row, progress=before.progress))
         return answered(changed(done.result(), next_at=before.progress.tick_at))
 
 
@@ -195,7 +196,7 @@ class TakesItForATick(Scheduled):
         if request.by_hand and row is not None and after is not None and row is not after:
             assert row.progress.tick_at is not None
             tick_at = row.progress.tick_at + (row.spec.every_s or 0.0)
-            self._tables.save_schedule(
+            self.backend.tables.save_schedule(
                 changed(after, progress=changed(after.progress, tick_at=tick_at, due_at=tick_at))
             )
         return done
@@ -218,7 +219,7 @@ class TrustsTheClock(Scheduled):
 @found_by("nobody_passes_for_a_schedule")
 class TakesAnyKeyForItsOwn(Scheduled):
     def fire_schedule(self, request: Fire) -> asyncio.Future[Fired]:
-        for session in self._tables.sessions.values():
+        for session in self.backend.tables.sessions.values():
             for message in session.messages.values():
-                message.body_hash = scheduling._BODY_HASH
+                message.body_hash = schedules._BODY_HASH
         return super().fire_schedule(request)

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 
 from holdfast.errors import Interrupted
 from holdfast.runtime import adoption, interrupt, interrupt_dispatch, once, scope_state, threads
-from holdfast.storage import checkpoints, sqlite, writer
+from holdfast.storage.sqlite import checkpoints, readers, writer
 from holdfast.testing.explorer.controlled_threads import Strand, Unwound, end_carriers, strands_here
 from holdfast.testing.explorer.runtime_primitives import Lock, RLock, SimpleQueue, Thread
 from holdfast.testing.explorer.thread_primitives import (
@@ -247,9 +247,9 @@ _SWAPPED: Final[tuple[tuple[ModuleType | type, str, Any], ...]] = (
     (writer, "threading", _threading),
     (writer, "time", _time),
     (writer, "SimpleQueue", _queue.SimpleQueue),
-    (sqlite, "threading", _threading),
-    (sqlite, "SimpleQueue", _queue.SimpleQueue),
-    (sqlite, "system_clock", _time),
+    (readers, "threading", _threading),
+    (readers, "SimpleQueue", _queue.SimpleQueue),
+    (readers, "system_clock", _time),
     # What the interpreter's own conditions, events, queues and futures wait with.
     (threading, "_allocate_lock", _gate_of_condition),
     (threading, "_time", _now),

@@ -15,8 +15,8 @@ from holdfast.storage.port import (
     Appended,
     Claim,
     Committed,
-    Interrupt,
-    Interrupted,
+    InterruptRequest,
+    InterruptResult,
     RunCommit,
     Send,
     SendResult,
@@ -143,14 +143,18 @@ class Driver:
 
     def interrupt(
         self, *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
-    ) -> Awaitable[Interrupted]:
+    ) -> Awaitable[InterruptResult]:
         """`Store.interrupt` of the run that is on, or of exactly `run_id`."""
         return self.store.interrupt(interrupt_of(key=key, run_id=run_id, at=at, reason=reason))
 
 
-def interrupt_of(*, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough") -> Interrupt:
+def interrupt_of(
+    *, key: str = "k", run_id: str | None = None, at: float = 15.0, reason: str = "enough"
+) -> InterruptRequest:
     """Return a user's interrupt of a session of the principal ``p``."""
-    return Interrupt(principal="p", key=key, cause=Cause(kind="user", reason=reason, at=at), at=at, run_id=run_id)
+    return InterruptRequest(
+        principal="p", key=key, cause=Cause(kind="user", reason=reason, at=at), at=at, run_id=run_id
+    )
 
 
 def _without_holes(events: Sequence[Stored]) -> None:

@@ -33,7 +33,7 @@ from holdfast.protocol.events import (
 )
 from holdfast.protocol.messages import Answer, Decision, Entry, Question, RunView
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import Answered, Claim, Interrupt, NotReady, Parked, Ready, RunCommit, Steered
+from holdfast.storage.port import Answered, Claim, InterruptRequest, NotReady, Parked, Ready, RunCommit, Steered
 from holdfast.testing.suites.store_driver import Check, Driver, MakeStore, interrupt_of, opened, refused
 
 __all__ = ["PEOPLE_CHECKS"]
@@ -317,7 +317,7 @@ async def a_rollback_before_the_commit_wins_whatever_the_run_says(make_store: Ma
         claim = await on.start(key="z")
         await on.interrupt(key="z")
         cause = Cause(kind="rollback", at=16.0)
-        await on.store.interrupt(Interrupt(principal="p", key="z", cause=cause, at=16.0))
+        await on.store.interrupt(InterruptRequest(principal="p", key="z", cause=cause, at=16.0))
     async with opened(make_store, at=2.0) as on:
         (rescued,) = await on.store.rescue(at=30.0)
         done = await on.commit(rescued)

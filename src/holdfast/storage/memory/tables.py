@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `Tables` documents its methods
-"""The tables of `holdfast.storage.records` as dictionaries.
+"""The tables of a store as dictionaries.
 
-Changes of a verb take effect at once and are never undone, so a verb must refuse before its first change.
+Changes of a transaction take effect at once and are never undone, so it must refuse before its first change.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored
 from holdfast.protocol.messages import Attachment, Entry
 from holdfast.protocol.transcript import memory_bytes
-from holdfast.storage.port import ALL_BYTES, KeyRecord
-from holdfast.storage.records import (
+from holdfast.storage.backend import Counters
+from holdfast.storage.packs import unpack_events
+from holdfast.storage.rows import (
     NOBODY,
-    Counters,
     EndedRun,
     HistoryRow,
     KnownMessage,
@@ -28,8 +28,8 @@ from holdfast.storage.records import (
     ScheduleRow,
     SessionRow,
     ready_since,
-    unpack_events,
 )
+from holdfast.storage.values import ALL_BYTES, KeyRecord
 
 __all__ = ["MemoryTables"]
 
@@ -98,7 +98,7 @@ _SESSION_BYTES = 2048
 
 
 class MemoryTables:
-    """The tables as dictionaries (see `holdfast.storage.records.Tables`)."""
+    """The tables as dictionaries (see `holdfast.storage.backend.Tables`)."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -370,9 +370,15 @@ class MemoryTables:
         return dropped
 
     def prune(
-        self, *, events_before: float, tombstones_before: float, idempotency_before: float, attachments_before: float
-    ) -> int:
-        """See `Store.prune`."""
+        self,
+        *,
+        events_before: float,
+        tombstones_before: float,
+        idempotency_before: float,
+        attachments_before: float,
+        after: int,
+    ) -> tuple[int, int | None]:
+        """Prune all sessions at once."""
         dropped = 0
         for session in list(self.sessions.values()):
             row = session.row
@@ -399,4 +405,16 @@ class MemoryTables:
                     del session.by_key[message.idempotency_key]
                     message.idempotency_key = None
                     dropped += 1
-        return dropped + self._drop_attachments(attachments_before)
+        return dropped + self._drop_attachments(attachments_before), None
+
+    def add_key(self, record: KeyRecord) -> None:
+        if record.key_id in self.keys:
+            raise StorageError(f"key {record.key_id!r} already exists")
+        self.keys[record.key_id] = record
+
+    def revoke_key(self, key_id: str, at: float) -> bool:
+        record = self.keys.get(key_id)
+        if record is None or record.revoked_at is not None:
+            return False
+        self.keys[key_id] = msgspec.structs.replace(record, revoked_at=at)
+        return True

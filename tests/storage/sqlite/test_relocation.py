@@ -17,12 +17,12 @@ import pytest
 from holdfast import Host, failpoints
 from holdfast.errors import ConfigurationError, StoreCorrupt, StoreLocked
 from holdfast.settings import default_store
-from holdfast.storage import relocation
-from holdfast.storage.filelock import FileLock
-from holdfast.storage.relocation import relocate_store
+from holdfast.storage.sqlite import relocation
+from holdfast.storage.sqlite.filelock import FileLock
+from holdfast.storage.sqlite.relocation import relocate_store
 
 POINTS = [name for name in failpoints.names() if name.startswith("relocation.")]
-MOVE = "import sys; from holdfast.storage.relocation import relocate_store; relocate_store(*sys.argv[1:])"
+MOVE = "import sys; from holdfast.storage.sqlite.relocation import relocate_store; relocate_store(*sys.argv[1:])"
 
 
 async def echo(run: object) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.storage.private_file import create_private_file, sync_folder
-from holdfast.storage.sql_rows import Database
+from holdfast.storage.sql.database import Database
+from holdfast.storage.sqlite.private_file import create_private_file, sync_folder
 
 __all__ = ["copy_before_migration", "move_kept"]
 

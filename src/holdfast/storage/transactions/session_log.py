@@ -8,8 +8,10 @@ from holdfast.errors import LimitExceeded, QuotaExceeded, SessionDeleted, StaleF
 from holdfast.protocol.events import Event, RunStarted, RunStopping, Stored, encode_event
 from holdfast.protocol.states import next_run_state
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.port import Claim, Lease
-from holdfast.storage.records import Mail, SessionRow, Tables, pack_events
+from holdfast.storage.backend import Tables
+from holdfast.storage.packs import pack_events
+from holdfast.storage.rows import Mail, SessionRow
+from holdfast.storage.values import Claim, Lease
 
 __all__ = [
     "Log",
@@ -17,10 +19,10 @@ __all__ = [
     "claim_again",
     "claim_of",
     "existing_session",
-    "free",
-    "held",
     "new_session",
-    "stale",
+    "release_slot",
+    "require_lease",
+    "stale_fence",
     "start_run",
     "stop_run",
 ]
@@ -109,15 +111,15 @@ def new_session(tables: Tables, principal: str, key: str, *, agent: str, at: flo
     )
 
 
-def held(tables: Tables, lease: Lease) -> SessionRow:
+def require_lease(tables: Tables, lease: Lease) -> SessionRow:
     """Return the session whose run has that lease. Raises `StaleFence`."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
-        raise stale(tables, lease, row)
+        raise stale_fence(tables, lease, row)
     return row
 
 
-def stale(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
+def stale_fence(tables: Tables, lease: Lease, row: SessionRow | None) -> StaleFence:
     """Return the error for a write under a stale lease."""
     tables.counters.stale_writes_refused += 1
     if row is None:
@@ -143,7 +145,7 @@ def start_run(tables: Tables, row: SessionRow, log: Log, taken: tuple[Mail, ...]
     row.started_seq = log.add(_started(row))
 
 
-def free(row: SessionRow) -> None:
+def release_slot(row: SessionRow) -> None:
     """Free the slot of the run that was active."""
     row.run_id = None
     row.run_state = "running"

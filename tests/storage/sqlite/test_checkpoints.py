@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.storage.checkpoints import Checkpoints
+from holdfast.storage.sqlite.checkpoints import Checkpoints
 
 PAGE_BYTES = 4096
 

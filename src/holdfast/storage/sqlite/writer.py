@@ -30,7 +30,8 @@ from queue import SimpleQueue
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import HoldfastError, StorageError
-from holdfast.storage.tables import SqlTables
+from holdfast.storage.backend import Tables
+from holdfast.storage.sql.tables import SqlTables
 
 __all__ = ["Connection", "Write", "Writer", "call_loop", "fail", "succeed"]
 
@@ -38,10 +39,10 @@ _T = TypeVar("_T")
 
 _BATCH_LIMIT: Final = 512
 _BUFFER_LIMIT: Final = 65_536
-_PATIENCE_S: Final = 0.001
-_WAY_S: Final = 0.002
-_NAP_S: Final = 20e-6
-_PAUSE_S: Final = 0.001
+SLOW_BATCH_S: Final = 0.001
+GIL_YIELD_S: Final = 0.002
+GIL_NAP_S: Final = 20e-6
+GIL_YIELD_EVERY_S: Final = 0.001
 """All times here are at least a millisecond: loops round shorter times to zero and would spin."""
 
 
@@ -49,7 +50,7 @@ class Write(NamedTuple):
     """A pending write: the verb's name, its action on the tables, and the future to resolve."""
 
     verb: str
-    action: Callable[[SqlTables], Any]
+    action: Callable[[Tables], Any]
     future: asyncio.Future[Any]
 
 
@@ -114,7 +115,7 @@ class Writer:
         self._scheduled = False
         self._closing = False
         self._ended: asyncio.Future[None] | None = None
-        self.made_way = 0
+        self.gil_yields = 0
 
     async def open(self) -> SqlTables:
         """Start the thread and open the database in it. Raises as `Connection.open`."""
@@ -127,7 +128,7 @@ class Writer:
         self._thread.start()
         return await asyncio.shield(opened)
 
-    def submit(self, verb: str, action: Callable[[SqlTables], _T]) -> asyncio.Future[_T]:
+    def submit(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
         """Submit a write to the thread; cancelling the future does not undo it.
 
         The future's error is the verb's refusal, a database error translated by `Connection.translate`, or a
@@ -182,23 +183,23 @@ class Writer:
         self._batches.put(batch)
         if not self._watching:
             self._watching = True
-            self._loop.call_later(_PATIENCE_S, self._make_way)
+            self._loop.call_later(SLOW_BATCH_S, self._yield_gil)
 
-    def _make_way(self) -> None:
+    def _yield_gil(self) -> None:
         """Yield the GIL to the thread for a moment, repeatedly while a batch has been in flight for long."""
         loop = self._loop
         assert loop is not None
         if not self._in_flight:
             self._watching = False
             return
-        if loop.time() < self._sent_at + _PATIENCE_S:
-            loop.call_later(_PATIENCE_S, self._make_way)
+        if loop.time() < self._sent_at + SLOW_BATCH_S:
+            loop.call_later(SLOW_BATCH_S, self._yield_gil)
             return
-        self.made_way += 1
-        if self._preparing.acquire(timeout=_WAY_S):
+        self.gil_yields += 1
+        if self._preparing.acquire(timeout=GIL_YIELD_S):
             self._preparing.release()
-            time.sleep(_NAP_S)  # noqa: TID251 - it is there to block the loop, for less than a tenth of a millisecond
-        loop.call_later(_PAUSE_S, self._make_way)
+            time.sleep(GIL_NAP_S)  # noqa: TID251 - it is there to block the loop, for less than a tenth of a millisecond
+        loop.call_later(GIL_YIELD_EVERY_S, self._yield_gil)
 
     def _break(self, batch: list[Write], error: BaseException) -> None:
         """Fail all waiting writes, because the thread has failed with this batch."""

@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.errors import StorageError, StoreFull, StoreLocked
 from holdfast.storage import SqliteStore
-from holdfast.storage.filelock import FileLock
-from holdfast.storage.writer import Writer
-from tests.storage.test_writer import FakeConnection
+from holdfast.storage.sqlite.filelock import FileLock
+from holdfast.storage.sqlite.writer import Writer
+from tests.storage.sqlite.test_writer import FakeConnection
 
 
 def run(scenario):

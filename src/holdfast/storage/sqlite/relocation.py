@@ -17,8 +17,8 @@ from typing import Final
 
 from holdfast import failpoints
 from holdfast.errors import ConfigurationError, StorageError, StoreCorrupt, StoreLocked, StoreReadOnly
-from holdfast.storage.filelock import FileLock
-from holdfast.storage.private_file import (
+from holdfast.storage.sqlite.filelock import FileLock
+from holdfast.storage.sqlite.private_file import (
     prepare_folder,
     refuse_foreign_files,
     set_journal_aside,

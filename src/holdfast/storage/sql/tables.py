@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - `Tables` documents its methods
-"""The tables of `holdfast.storage.records` in SQL.
+"""The tables of a store in SQL.
 
 Session rows are cached between transactions, because only this object writes them. Message contents beyond a few
 thousand characters are read again when needed (`Mail.shelved`). Writes are collected, and `flush` sends many rows per
@@ -18,22 +18,11 @@ import msgspec
 from holdfast.errors import StorageError
 from holdfast.protocol.events import Stored, encode_json
 from holdfast.protocol.messages import Attachment, Entry
-from holdfast.storage.port import KeyRecord
-from holdfast.storage.records import (
-    Counters,
-    EndedRun,
-    HistoryRow,
-    KnownMessage,
-    Mail,
-    ScheduleRow,
-    SessionRow,
-    pack_entries,
-)
-from holdfast.storage.sql_reads import SqlReads
-from holdfast.storage.sql_rows import (
-    LARGE_BYTES,
+from holdfast.storage.backend import Counters
+from holdfast.storage.packs import pack_entries
+from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
+from holdfast.storage.sql.columns import (
     LIVE_COLUMN,
-    Database,
     decode_attachment,
     decode_run,
     ended_of,
@@ -47,6 +36,9 @@ from holdfast.storage.sql_rows import (
     shelve,
     state_columns,
 )
+from holdfast.storage.sql.database import LARGE_BYTES, Database
+from holdfast.storage.sql.reads import SqlReads
+from holdfast.storage.values import ALL_ENTRIES, KeyRecord
 
 __all__ = ["SessionChanged", "SqlTables"]
 
@@ -54,7 +46,6 @@ _KEPT_SESSIONS = 2048
 _KEPT_MAILS = 20_000
 _KEPT_CHARACTERS = 4_096
 _PRUNED_TOGETHER = 1000
-_ALL = 2**62
 _CONTENTS = ("purge_withdrawn_messages", "purge_edits", "purge_kept")
 _PURGES = (*_CONTENTS, "purge_events")
 
@@ -64,7 +55,7 @@ class SessionChanged(Exception):
 
 
 class SqlTables:
-    """See the module, and `holdfast.storage.records.Tables`.
+    """See the module, and `holdfast.storage.backend.Tables`.
 
     Parameters:
         database: runs the statements.
@@ -384,7 +375,7 @@ class SqlTables:
 
     def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
         self._flush_for(row)
-        return tuple(read_entries(self._database, row.session, history_id, after=0, limit=_ALL))
+        return tuple(read_entries(self._database, row.session, history_id, after=0, limit=ALL_ENTRIES))
 
     def attachment(self, principal: str, digest: str) -> Attachment | None:
         rows = self._database.query("attachment", principal, digest)
@@ -448,7 +439,7 @@ class SqlTables:
         self._drop(row.principal, "prune_events", row.session, row.next_seq - 1)
 
     def _purge_runs(self, row: SessionRow, keep_run_id: str | None = None) -> None:
-        for (body,) in self._database.query("ended_runs", row.session, row.session, _ALL, row.session):
+        for (body,) in self._database.query("ended_runs", row.session, row.session, ALL_ENTRIES, row.session):
             run = decode_run(body)
             if run.run_id != keep_run_id:
                 self._drop(row.principal, "purge_run", run.run_id, row.session)
@@ -464,7 +455,6 @@ class SqlTables:
         attachments_before: float,
         after: int,
     ) -> tuple[int, int | None]:
-        """See `Store.prune`, for some sessions numbered above ``after``; return what was dropped and the next start."""
         upto = after + _PRUNED_TOGETHER
         self.flush()
         self._between()
@@ -506,7 +496,6 @@ class SqlTables:
         return len(sizes)
 
     def add_key(self, record: KeyRecord) -> None:
-        """See `Store.add_key`."""
         if any(key_id == record.key_id for key_id, *_ in self._database.query("keys")):
             raise StorageError(f"key {record.key_id!r} already exists")
         self._database.write(
@@ -523,7 +512,6 @@ class SqlTables:
         self._between()
 
     def revoke_key(self, key_id: str, at: float) -> bool:
-        """See `Store.revoke_key`."""
         revoked = self._database.write("revoke_key", at, key_id) == 1
         self._between()
         return revoked

@@ -1,10 +1,10 @@
-"""Conversion of the SQL stores' rows to values and back: columns and JSON bodies of `SessionRow` and the others."""
+"""Columns and JSON bodies of the rows in SQL: how `SessionRow` and the others are read from them and written."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -13,7 +13,8 @@ from holdfast.protocol.events import encode_json
 from holdfast.protocol.messages import Attachment, Entry, Message, Question, RunState, RunView
 from holdfast.protocol.schedules import LEAST_EVERY_S, Progress, ScheduleSpec
 from holdfast.protocol.stopping import Cause
-from holdfast.storage.records import (
+from holdfast.storage.packs import entries_after, unpack_entries
+from holdfast.storage.rows import (
     EndedRun,
     HistoryRow,
     KnownMessage,
@@ -21,16 +22,13 @@ from holdfast.storage.records import (
     ScheduleRow,
     SessionRow,
     due_at,
-    entries_after,
     question_due,
     ready_since,
-    unpack_entries,
 )
+from holdfast.storage.sql.database import Database
 
 __all__ = [
-    "LARGE_BYTES",
     "LIVE_COLUMN",
-    "Database",
     "decode_attachment",
     "decode_live",
     "decode_run",
@@ -50,45 +48,10 @@ __all__ = [
 ]
 
 
-LARGE_BYTES = 65_536
-"""Maximum bytes of rows in one statement, which may keep them until its next use."""
 LIVE_COLUMN = -11
 """Index of the active run in `state_columns`, from the end: its only column that may be large."""
 _SHORT = 80
 """Maximum characters of a queued content that stays in memory."""
-
-
-class Database(Protocol):
-    """A connection inside a transaction (or, for reads, outside of one)."""
-
-    def query(self, name: str, *parameters: object) -> list[tuple[Any, ...]]:
-        """Return the rows of a named statement."""
-        ...
-
-    def rows(self, name: str, *parameters: object) -> Generator[tuple[Any, ...]]:
-        """Yield the rows of a named statement; close it if you do not read it to the end."""
-        ...
-
-    def write(self, name: str, *parameters: object) -> int:
-        """Execute a named statement; return the number of rows it wrote."""
-        ...
-
-    def write_large(self, name: str, *parameters: object, value: bytes | bytearray) -> None:
-        """Execute a named statement that inserts a row whose last column is `value`, which may be large."""
-        ...
-
-    def read_large(self, name: str, *parameters: object, start: int, size: int) -> bytes | None:
-        """Return at most `size` bytes, from `start` on, of the value that a named statement selects; None: no row."""
-        ...
-
-    def write_rows(self, name: str, rows: Sequence[tuple[object, ...]], *, large: bool) -> int:
-        """Execute a named statement for many rows; return the number of rows it wrote.
-
-        Parameters:
-            large: whether the rows may exceed `LARGE_BYTES` in total. Measuring them takes as long as binding them, and
-                most are known to be small.
-        """
-        ...
 
 
 class _LiveRun(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,10 +31,12 @@ from holdfast.errors import (
 )
 from holdfast.protocol import schedules
 from holdfast.protocol.schedules import Cadence, Firing, ScheduleView
-from holdfast.storage import verbs
-from holdfast.storage.port import Fire, Fired, PutSchedule, Send, SendResult
-from holdfast.storage.records import ScheduleRow, Tables, schedule_view
-from holdfast.storage.session_log import check_quota
+from holdfast.storage.backend import Tables
+from holdfast.storage.rows import ScheduleRow
+from holdfast.storage.transactions import messages
+from holdfast.storage.transactions.session_log import check_quota
+from holdfast.storage.values import Fire, Fired, PutSchedule, Send, SendResult
+from holdfast.storage.views import schedule_view
 
 __all__ = ["delete_schedule", "fire_schedule", "pause_schedule", "put_schedule"]
 
@@ -208,7 +210,7 @@ def _fire_by_hand(tables: Tables, row: ScheduleRow, request: Fire) -> Fired:
 
 
 def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str) -> SendResult:
-    """Accept the message. Raises as `verbs.send`, and `UnknownAgent`; a refusal changes nothing."""
+    """Accept the message. Raises as `messages.send`, and `UnknownAgent`; a refusal changes nothing."""
     send: Send = _replace(request.send, idempotency_key=idempotency_key, body_hash=_BODY_HASH)
     session = tables.find(send.principal, send.key)
     agent = send.agent
@@ -223,4 +225,4 @@ def _send(tables: Tables, row: ScheduleRow, request: Fire, idempotency_key: str)
     idle = session is None or (session.run_id is None and not session.waiting)
     if send.policy == "reject" and send.run_id is None and idle:  # the host has no room: wait for it
         send = _replace(send, policy="queue")
-    return verbs.send(tables, send)
+    return messages.send(tables, send)

@@ -1,8 +1,8 @@
-"""Transactions of an active run that talks with people: steer, suspend, answer, park and its claim.
+"""Transactions on the questions of a run: suspend, answer, park, and the claim that resumes it.
 
 Invariants:
 
-- A run whose interrupt is recorded takes no steered message, asks nothing and waits for no answer.
+- A run whose interrupt is recorded asks nothing and waits for no answer.
 - A parked run has no holder and a higher fence, so that its former holder can write nothing more.
 - A question is asked once and answered once; a repeated answer returns the one in the log.
 """
@@ -13,14 +13,15 @@ import msgspec
 
 from holdfast.errors import AlreadyAnswered, CallMismatch, InvalidRequest, UnknownQuestion
 from holdfast.protocol.call_hash import hash_call
-from holdfast.protocol.events import MessageSteered, RunResumed, RunSuspended, Stored, decode_event, encode_json
+from holdfast.protocol.events import RunResumed, RunSuspended, Stored, decode_event, encode_json
 from holdfast.protocol.messages import Answer, Question
 from holdfast.protocol.states import next_run_state
-from holdfast.storage.port import Answered, Appended, Claim, Lease, Parked, Steered
-from holdfast.storage.records import NOBODY, SessionRow, Tables
-from holdfast.storage.session_log import Log, claim_of, existing_session, held, stale
+from holdfast.storage.backend import Tables
+from holdfast.storage.rows import NOBODY, SessionRow
+from holdfast.storage.transactions.session_log import Log, claim_of, existing_session, require_lease, stale_fence
+from holdfast.storage.values import Answered, Appended, Claim, Lease, Parked
 
-__all__ = ["answer", "park", "resume", "steer", "suspend"]
+__all__ = ["answer", "park", "resume", "suspend"]
 
 _DECISIONS = {"approval": ("approved", "denied", "expired"), "question": ("answered", "expired")}
 
@@ -28,30 +29,9 @@ _decode_question = msgspec.json.Decoder(Question).decode
 _decode_answer = msgspec.json.Decoder(Answer).decode
 
 
-def steer(tables: Tables, lease: Lease, step: int, at: float) -> Steered:
-    """See `Store.steer`."""
-    row = held(tables, lease)
-    if row.cause is not None:
-        return Steered(messages=())
-    taken = tuple(mail for mail in row.waiting if mail.message.policy == "steer" and mail.target_run_id == lease.run_id)
-    if not taken:
-        return Steered(messages=())
-    log = Log(row)
-    for mail in taken:
-        log.add(MessageSteered(at=at, message_id=mail.message.message_id, run_id=lease.run_id, step=step))
-    row.waiting = tuple(mail for mail in row.waiting if mail not in taken)
-    row.taken = (*row.taken, *taken)
-    row.steered += len(taken)
-    row.updated_at = at
-    tables.save(row)
-    tables.take(row, taken, lease.run_id)
-    messages = tuple(mail.message for mail in tables.unshelve(row, taken))
-    return Steered(messages=messages, events=log.write(tables, lease.run_id, at))
-
-
 def suspend(tables: Tables, lease: Lease, question: Question) -> Appended:
     """See `Store.suspend`."""
-    row = held(tables, lease)
+    row = require_lease(tables, lease)
     state = next_run_state(row.run_state, "suspend")
     if _known(row, question.question_id):
         return Appended(events=())
@@ -137,11 +117,11 @@ def park(tables: Tables, lease: Lease, at: float) -> Parked:
     """See `Store.park`."""
     row = tables.get(lease.session)
     if row is None or row.run_id != lease.run_id:
-        raise stale(tables, lease, row)
+        raise stale_fence(tables, lease, row)
     if row.holder == NOBODY and row.fence == lease.fence + 1:
         tables.counters.duplicates_prevented += 1
         return Parked(ready=not row.questions)
-    held(tables, lease)
+    require_lease(tables, lease)
     row.fence += 1
     row.holder = NOBODY
     row.append_nth = row.append_seq = 0

@@ -12,10 +12,11 @@ from holdfast import failpoints
 from holdfast.errors import StorageError, StoreCorrupt
 from holdfast.protocol.messages import Entry, KeptState
 from holdfast.protocol.stopping import Cause
-from holdfast.storage import SqliteStore, writer
-from holdfast.storage.port import Claim, Interrupt, Lease, RunCommit, Send
-from holdfast.storage.records import Counters
-from holdfast.storage.writer import Writer
+from holdfast.storage import SqliteStore
+from holdfast.storage.backend import Counters
+from holdfast.storage.port import Claim, InterruptRequest, Lease, RunCommit, Send
+from holdfast.storage.sqlite import writer
+from holdfast.storage.sqlite.writer import Writer
 
 
 class FakeTables:
@@ -206,15 +207,15 @@ def test_the_loop_makes_way_again_and_again_while_a_batch_is_in_flight_and_then_
     async def scenario(connection, subject):
         connection.gate.clear()
         write = subject.submit("w", lambda tables: 1)
-        await until(lambda: subject.made_way >= 3)
+        await until(lambda: subject.gil_yields >= 3)
         assert not write.done()
         connection.gate.set()
         await write
         await until(lambda: not subject._watching)
-        made_way = subject.made_way
+        gil_yields = subject.gil_yields
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert subject.made_way == made_way
+        assert subject.gil_yields == gil_yields
 
     run(scenario)
 
@@ -294,7 +295,7 @@ def test_every_verb_can_be_repeated_after_its_reply_was_lost(tmp_path):
         assert [event.seq for event in appended.events] == [3, 4]
         await store.send(request(2))
         cause = Cause(kind="user")
-        stop = Interrupt(principal="p", key="k", cause=cause, at=3.0)
+        stop = InterruptRequest(principal="p", key="k", cause=cause, at=3.0)
         hit = await lost(store, "interrupt", lambda: store.interrupt(stop))
         assert (hit.run_id, hit.events) == ("r1", ())
         commit = RunCommit(

@@ -21,8 +21,9 @@ from holdfast.storage.port import Claim, EditHistory, RunCommit, Send
 from holdfast.storage.sqlite import SCHEMA_VERSION
 from tests.storage.audit import audit, recover
 
-OLD = pathlib.Path(__file__).with_name("version_1.sql").read_text("utf-8")
-WITH_STATES = pathlib.Path(__file__).with_name("version_3.sql").read_text("utf-8")
+FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
+OLD = (FIXTURES / "version_1.sql").read_text("utf-8")
+WITH_STATES = (FIXTURES / "version_3.sql").read_text("utf-8")
 
 
 def run(coroutine):

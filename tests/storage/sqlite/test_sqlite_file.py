@@ -293,7 +293,7 @@ def test_a_full_disk_loses_nothing_and_works_again_with_space(tmp_path):
 
     async def main():
         async with opened(path) as store:
-            database = store._writer._connection._connection
+            database = store.backend.writer._connection._connection
             claim = (await store.send(message(0, key="first"))).claim
             database.execute("PRAGMA max_page_count = 60")
             accepted = await fill_up(store, 1)
@@ -357,14 +357,14 @@ def test_a_row_changed_from_outside_is_never_overwritten(tmp_path):
 
 
 def test_the_kept_sessions_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.storage.tables._KEPT_SESSIONS", 8)
+    monkeypatch.setattr("holdfast.storage.sql.tables._KEPT_SESSIONS", 8)
 
     async def main():
         async with opened(tmp_path / "store.db") as store:
             claims = {}
             for n in range(50):
                 claims[n] = (await store.send(message(n, key=f"k{n}"))).claim
-                assert len(store._tables._rows) <= 8
+                assert len(store.backend.tables._rows) <= 8
             await store.send(message(99, key="k3"))
             done = await store.commit_run(
                 RunCommit(lease=claims[3].lease, status="completed", at=9.0, next_run_id="r_next")
@@ -380,7 +380,7 @@ def test_contents_that_wait_are_not_kept_in_memory(tmp_path):
             for key in ("a", "b"):
                 for n in range(6):
                     await store.send(message(n, key=key, content=str(n) * 3000))
-            kept = [mail for row in store._tables._rows.values() for mail in (*row.waiting, *row.taken)]
+            kept = [mail for row in store.backend.tables._rows.values() for mail in (*row.waiting, *row.taken)]
             assert len(kept) == 12
             assert sum(len(mail.message.content) for mail in kept) <= 2 * 4096
             assert {mail.size for mail in kept} == {3000}
@@ -389,14 +389,14 @@ def test_contents_that_wait_are_not_kept_in_memory(tmp_path):
 
 
 def test_kept_sessions_have_a_bounded_number_of_messages(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.storage.tables._KEPT_MAILS", 10)
+    monkeypatch.setattr("holdfast.storage.sql.tables._KEPT_MAILS", 10)
 
     async def main():
         async with opened(tmp_path / "store.db") as store:
             for n in range(8):
                 for key in ("a", "b", "c"):
                     await store.send(message(n, key=key))
-                    rows = store._tables._rows.values()
+                    rows = store.backend.tables._rows.values()
                     assert sum(len(row.waiting) + len(row.taken) for row in rows) <= 10
 
     run(main())
@@ -441,7 +441,7 @@ def test_a_refused_message_is_gone_without_the_collector(tmp_path):
 
 
 def test_pruning_goes_through_all_sessions_in_small_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.storage.tables._PRUNED_TOGETHER", 7)
+    monkeypatch.setattr("holdfast.storage.sql.tables._PRUNED_TOGETHER", 7)
 
     async def main():
         async with opened(tmp_path / "store.db") as store:

@@ -1,5 +1,5 @@
-# ruff: noqa: D102 - the port documents the reads
-"""The reads of the port in SQL, on one connection."""
+# ruff: noqa: D102 - `Store` documents the reads
+"""The reads of a store in SQL, on one connection."""
 
 from __future__ import annotations
 
@@ -9,22 +9,10 @@ from contextlib import closing
 import msgspec
 
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Attachment, Entry, Question, RunView, SessionView, Settlement
+from holdfast.protocol.messages import Attachment, Entry, MailboxItem, Question, RunView, SessionView, Settlement
 from holdfast.protocol.schedules import SET_BACK_S, ScheduleView
-from holdfast.storage.port import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
-from holdfast.storage.records import (
-    Mail,
-    due_of,
-    journal,
-    live_run,
-    schedule_due,
-    schedule_view,
-    session_view,
-    settlement_of,
-    unpack_events,
-)
-from holdfast.storage.sql_rows import (
-    Database,
+from holdfast.storage.packs import journal, unpack_events
+from holdfast.storage.sql.columns import (
     decode_attachment,
     decode_live,
     decode_run,
@@ -38,12 +26,27 @@ from holdfast.storage.sql_rows import (
     row_of,
     schedule_of,
 )
+from holdfast.storage.sql.database import Database
+from holdfast.storage.values import ALL_BYTES, DueQuestion, DueSchedule, KeyRecord, Ready
+from holdfast.storage.views import (
+    due_of,
+    live_run,
+    mailbox_items,
+    schedule_due,
+    schedule_view,
+    session_view,
+    settlement_of,
+)
 
 __all__ = ["SqlReads"]
 
 
 class SqlReads:
-    """The reads of the port, on one connection."""
+    """See `holdfast.storage.backend.Reads`.
+
+    Parameters:
+        database: runs the statements.
+    """
 
     def __init__(self, database: Database) -> None:
         self._query = database.query
@@ -148,9 +151,9 @@ class SqlReads:
             views.append(session_view(row, waiting=waiting))
         return tuple(views)
 
-    def mailbox(self, session: int) -> tuple[Mail, ...]:
+    def mailbox(self, session: int) -> tuple[MailboxItem, ...]:
         with closing(self._database.rows("waiting_messages", session)) as rows:
-            return tuple(map(mail_of, rows))
+            return mailbox_items(map(mail_of, rows))
 
     def settlement(self, session: int, message_id: str) -> Settlement | None:
         known = known_of(self._query("message_by_id", session, message_id))

@@ -1,4 +1,4 @@
-"""Transactions that change a transcript while no run is active, and attachments.
+"""Transactions that change a transcript while no run is active.
 
 A change writes a new history row or steps back to the previous one; written rows never change.
 """
@@ -12,18 +12,18 @@ import msgspec
 from holdfast.errors import (
     HistoryChanged,
     InvalidRequest,
-    LimitExceeded,
     NothingToUndo,
     SessionBusy,
-    UnknownAttachment,
 )
 from holdfast.protocol.events import HistoryEdited, plain
 from holdfast.protocol.messages import Attachment, Entry, HistoryEdit
-from holdfast.storage.port import Edited, EditHistory
-from holdfast.storage.records import HistoryRow, SessionRow, Tables
-from holdfast.storage.session_log import Log, check_quota, existing_session, new_session
+from holdfast.storage.backend import Tables
+from holdfast.storage.rows import HistoryRow, SessionRow
+from holdfast.storage.transactions.attachments import stored_attachments
+from holdfast.storage.transactions.session_log import Log, check_quota, existing_session, new_session
+from holdfast.storage.values import Edited, EditHistory
 
-__all__ = ["add_attachment", "check_retry", "drop_retried", "edit_history", "kept_attachments", "number_entries"]
+__all__ = ["check_retry", "drop_retried", "edit_history", "number_entries"]
 
 
 def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -40,17 +40,6 @@ def number_entries(tables: Tables, row: SessionRow, entries: Sequence[Entry]) ->
             tables.add_kept(row, entry.n, plain(entry.kept.body))
             numbered[index] = replace(entry, kept=replace(entry.kept, body="", n=entry.n))
     return tuple(numbered)
-
-
-def kept_attachments(tables: Tables, principal: str, wanted: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """Return these attachments as stored. Raises `UnknownAttachment`."""
-    kept = []
-    for attachment in wanted:
-        found = tables.attachment(principal, attachment.digest)
-        if found is None:
-            raise UnknownAttachment(f"no such attachment: {attachment.digest!r}")
-        kept.append(found)
-    return tuple(kept)
 
 
 def check_retry(tables: Tables, row: SessionRow | None, run_id: str) -> None:
@@ -114,7 +103,7 @@ def _replace(tables: Tables, request: EditHistory) -> Edited:
     row = tables.find(request.principal, request.key)
     fresh = row is None and request.edit != "compact"
     if row is None and fresh:
-        kept_attachments(tables, request.principal, _attached(request))
+        stored_attachments(tables, request.principal, _attached(request))
         row = new_session(
             tables, request.principal, request.key, agent=request.agent, at=request.at, limit=request.session_limit
         )
@@ -124,7 +113,7 @@ def _replace(tables: Tables, request: EditHistory) -> Edited:
         newest = _check_idle(tables, row, request)
         if newest is not None and request.edit != "compact":
             raise SessionBusy(f"session {request.key!r} already has a history", hint="use a new key")
-        kept_attachments(tables, request.principal, _attached(request))
+        stored_attachments(tables, request.principal, _attached(request))
     size = sum(len(entry.content) for entry in request.entries)
     check_quota(tables, request.principal, size, request.stored_limit)
     removed = tables.transcript(row, row.history_id) if newest is not None else ()
@@ -159,31 +148,3 @@ def _check_idle(tables: Tables, row: SessionRow, request: EditHistory) -> Histor
 
 def _done(tables: Tables, row: SessionRow, removed: tuple[Entry, ...], log: Log, at: float) -> Edited:
     return Edited(session=row.session, number=row.session, removed=removed, events=log.write(tables, None, at))
-
-
-def add_attachment(
-    tables: Tables,
-    principal: str,
-    attachment: Attachment,
-    body: bytes | bytearray,
-    at: float,
-    limit_bytes: int,
-    stored_limit: int,
-) -> Attachment:
-    """See `Store.add_attachment`."""
-    found = tables.attachment(principal, attachment.digest)
-    if found is not None:
-        tables.touch_attachment(principal, attachment.digest, at)
-        return found
-    used = tables.attached_bytes(principal)
-    if used + len(body) > limit_bytes:
-        raise LimitExceeded(
-            f"attachments of {principal!r} take {used} bytes; {len(body)} more would exceed the limit of {limit_bytes}",
-            hint="delete sessions whose attachments you do not need",
-        )
-    check_quota(tables, principal, len(body), stored_limit)
-    attachment = msgspec.structs.replace(
-        attachment, name=plain(attachment.name), media_type=plain(attachment.media_type), size_bytes=len(body)
-    )
-    tables.add_attachment(principal, attachment, body, at)
-    return attachment

@@ -1,0 +1,325 @@
+# ruff: noqa: D102 - `Store` documents the reads
+"""Interface of a backend: where the rows of a store are, and how they are written and read.
+
+`Store` runs its transactions and reads on a backend and knows nothing else of it. A new kind of store is a `Backend`
+with its `Tables` and `Reads`; one on an SQL database takes those of `holdfast.storage.sql` and writes only the
+statements' `holdfast.storage.sql.columns.Database`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from holdfast.protocol.events import Stored
+from holdfast.protocol.messages import (
+    Attachment,
+    Entry,
+    MailboxItem,
+    Question,
+    RunView,
+    SessionView,
+    Settlement,
+)
+from holdfast.protocol.schedules import ScheduleView
+from holdfast.storage.rows import EndedRun, HistoryRow, KnownMessage, Mail, ScheduleRow, SessionRow
+from holdfast.storage.values import DueQuestion, DueSchedule, KeyRecord, Ready
+
+__all__ = ["Backend", "Counters", "Reads", "Tables"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counters of a store since it was opened."""
+
+    commits: int = 0
+    batches: int = 0
+    stale_writes_refused: int = 0
+    duplicates_prevented: int = 0
+
+
+class Tables(Protocol):
+    """Operations of a backend for transactions, inside one transaction.
+
+    The caller may change rows it was given; ``save`` (or ``add_session``) makes the change part of the transaction.
+    Reads see what the same transaction wrote.
+    """
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the node that writes."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """Counters that transactions increment."""
+        ...
+
+    def find(self, principal: str, key: str) -> SessionRow | None:
+        """Return the session with that key; a deleted one until it is purged."""
+        ...
+
+    def get(self, session: int) -> SessionRow | None:
+        """Return the session with that number."""
+        ...
+
+    def live_sessions(self, principal: str) -> int:
+        """Return the number of the principal's sessions, without deleted ones."""
+        ...
+
+    def stored_bytes(self, principal: str) -> int:
+        """Return the number of bytes that the principal's rows take."""
+        ...
+
+    def grow(self, principal: str, amount: int) -> None:
+        """Count bytes that were written (dropped, if negative); ``add_…`` and ``prune`` do so by themselves."""
+        ...
+
+    def new_session_number(self) -> int:
+        """Return a number that no session ever had."""
+        ...
+
+    def by_idempotency_key(self, row: SessionRow, key: str) -> KnownMessage | None:
+        """Return the message that was accepted under that key."""
+        ...
+
+    def known_message(self, row: SessionRow, message_id: str) -> KnownMessage | None:
+        """Return the message with that id, queued or not."""
+        ...
+
+    def ended_run(self, row: SessionRow, run_id: str) -> EndedRun | None:
+        """Return the run with that id, if it has ended."""
+        ...
+
+    def events_between(self, row: SessionRow, first: int, last: int) -> tuple[Stored, ...]:
+        """Return events first ≤ seq ≤ last."""
+        ...
+
+    def orphans(self) -> Sequence[SessionRow]:
+        """Return sessions whose run another epoch holds (parked ones excluded), the longest running first."""
+        ...
+
+    def add_session(self, row: SessionRow) -> None:
+        """Write a new session."""
+        ...
+
+    def save(self, row: SessionRow) -> None:
+        """Write a changed session."""
+        ...
+
+    def refuse_used_message_id(self, row: SessionRow, message_id: str) -> None:
+        """Raise `StorageError` if the session has a message with that id (or let the write fail and be undone)."""
+        ...
+
+    def add_message(self, row: SessionRow, mail: Mail, *, idempotency_key: str | None, body_hash: bytes) -> None:
+        """Write a queued message."""
+        ...
+
+    def unshelve(self, row: SessionRow, mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
+        """Return these messages of the session with their contents; rows that were read may lack large ones."""
+        ...
+
+    def take(self, row: SessionRow, mails: Sequence[Mail], run_id: str) -> None:
+        """Record the run of messages that were queued."""
+        ...
+
+    def withdraw(self, row: SessionRow, mails: Sequence[Mail], at: float) -> None:
+        """Record that messages were withdrawn."""
+        ...
+
+    def add_events(
+        self, row: SessionRow, run_id: str | None, at: float, first_seq: int, last_seq: int, body: bytes
+    ) -> None:
+        """Write events of these numbers, as `pack_events` packs them."""
+        ...
+
+    def add_run(self, row: SessionRow, run: EndedRun, history: HistoryRow | None) -> None:
+        """Write an ended run, with its piece of the transcript."""
+        ...
+
+    def add_kept(self, row: SessionRow, n: int, body: str) -> None:
+        """Write the state that an agent keeps with the entry of that number."""
+        ...
+
+    def add_edit(self, row: SessionRow, history: HistoryRow) -> None:
+        """Write a history row without a run; it is ``whole``."""
+        ...
+
+    def history(self, row: SessionRow) -> HistoryRow | None:
+        """Return the newest history row."""
+        ...
+
+    def transcript(self, row: SessionRow, history_id: str | None) -> tuple[Entry, ...]:
+        """Return all entries as of that history row, in order."""
+        ...
+
+    def attachment(self, principal: str, digest: str) -> Attachment | None:
+        """Return the principal's attachment with that digest."""
+        ...
+
+    def attached_bytes(self, principal: str) -> int:
+        """Return the number of bytes that the principal's attachments take."""
+        ...
+
+    def add_attachment(self, principal: str, attachment: Attachment, body: bytes | bytearray, at: float) -> None:
+        """Write an attachment that the principal does not have."""
+        ...
+
+    def touch_attachment(self, principal: str, digest: str, at: float) -> None:
+        """Record that an attachment was uploaded again."""
+        ...
+
+    def use_attachments(self, row: SessionRow, digests: Iterable[str]) -> None:
+        """Record that the session refers to these; existing references stay unchanged."""
+        ...
+
+    def purge_contents(self, row: SessionRow, *, keep_run_id: str | None = None) -> None:
+        """Drop messages, runs, transcript and events of a deleted session except its last pack of events.
+
+        Parameters:
+            keep_run_id: run whose row stays, so that its commit may be repeated.
+        """
+        ...
+
+    def find_schedule(self, principal: str, schedule_id: str) -> ScheduleRow | None:
+        """Return the principal's schedule with that id."""
+        ...
+
+    def schedule(self, schedule: int) -> ScheduleRow | None:
+        """Return the schedule of that row."""
+        ...
+
+    def schedules_of(self, principal: str) -> int:
+        """Return the number of the principal's schedules."""
+        ...
+
+    def add_schedule(self, row: ScheduleRow) -> None:
+        """Write a new schedule; the store assigns its row id."""
+        ...
+
+    def save_schedule(self, row: ScheduleRow) -> None:
+        """Write a changed schedule; its revision has increased by one."""
+        ...
+
+    def put_off_schedule(self, row: ScheduleRow, *, at: float, until: float) -> None:
+        """Postpone the next check of an unreadable schedule to ``until`` or later; what is stored stays."""
+        ...
+
+    def drop_schedule(self, row: ScheduleRow) -> None:
+        """Forget a schedule."""
+        ...
+
+    def prune(
+        self,
+        *,
+        events_before: float,
+        tombstones_before: float,
+        idempotency_before: float,
+        attachments_before: float,
+        after: int,
+    ) -> tuple[int, int | None]:
+        """Prune some sessions numbered above ``after``, as `Store.prune`.
+
+        Return the number of rows dropped or changed, and the next ``after``; None if no session is left.
+        """
+        ...
+
+    def add_key(self, record: KeyRecord) -> None:
+        """Write an API key. Raises `StorageError` if its id is in use."""
+        ...
+
+    def revoke_key(self, key_id: str, at: float) -> bool:
+        """Revoke a key; return False if no valid key has that id."""
+        ...
+
+
+class Reads(Protocol):
+    """Reads of what is committed, each from one moment; `Store` documents them."""
+
+    def events(self, session: int, *, after: int, limit: int, limit_bytes: int) -> Sequence[Stored]: ...
+    def oldest_seq(self, session: int) -> int: ...
+    def run_events(self, session: int, run_id: str) -> Sequence[Stored]: ...
+    def transcript(self, session: int, *, after: int, limit: int, limit_bytes: int) -> Sequence[Entry]: ...
+    def transcript_within(self, session: int, *, limit_bytes: int) -> Sequence[Entry] | int: ...
+    def kept(self, session: int, n: int) -> str: ...
+    def questions(self, session: int) -> Sequence[Question]: ...
+    def due_questions(self, *, before: float, limit: int) -> Sequence[DueQuestion]: ...
+    def attachment_about(self, principal: str, digest: str) -> Attachment | None: ...
+    def attachment(self, principal: str, digest: str) -> tuple[Attachment, bytes] | None: ...
+    def attachment_part(self, principal: str, digest: str, *, start: int, size: int) -> bytes | None: ...
+    def find_session(self, principal: str, key: str) -> tuple[int, SessionView] | None: ...
+    def sessions(self, *, principal: str | None, limit: int, before: float | None) -> Sequence[SessionView]: ...
+    def live_sessions(self) -> int: ...
+    def mailbox(self, session: int) -> Sequence[MailboxItem]: ...
+    def settlement(self, session: int, message_id: str) -> Settlement | None: ...
+    def run(self, session: int, run_id: str) -> RunView | None: ...
+    def runs(self, session: int, *, limit: int) -> Sequence[RunView]: ...
+    def ready(self, *, limit: int) -> Sequence[Ready]: ...
+    def due_schedules(self, *, now: float, limit: int) -> Sequence[DueSchedule]: ...
+    def next_schedule(self) -> float | None: ...
+    def schedule(self, principal: str, schedule_id: str) -> tuple[DueSchedule, ScheduleView] | None: ...
+    def schedules(self, *, principal: str | None, session: str | None, limit: int) -> Sequence[ScheduleView]: ...
+    def stored_bytes(self, principal: str) -> int: ...
+    def most_stored(self, *, limit: int) -> Sequence[tuple[str, int]]: ...
+    def keys(self) -> Sequence[KeyRecord]: ...
+
+
+class Backend(Protocol):
+    """Keeps the rows of one store.
+
+    Call its methods on the event loop that opened it.
+    """
+
+    @property
+    def engine(self) -> str:
+        """Its kind, for people."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Path of its file; empty if it has none."""
+        ...
+
+    @property
+    def version(self) -> str:
+        """Version of its schema, for people."""
+        ...
+
+    @property
+    def counters(self) -> Counters:
+        """Counters since it was opened."""
+        ...
+
+    async def open(self, *, node_id: str, at: float) -> None:
+        """As `Store.open`."""
+        ...
+
+    async def close(self) -> None:
+        """As `Store.close`."""
+        ...
+
+    def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
+        """Run the action as one transaction; the future has its result once that is durable.
+
+        Actions run one after the other, in the order of the calls, and the futures are resolved in that order. The
+        action runs whatever happens to the caller. An action that raises a `HoldfastError` has written nothing, and
+        its transaction may hold others; after any other error a backend that can undo writes does so, and it may run
+        the action again. Every error arrives through the future.
+
+        Parameters:
+            verb: name of the store's method, for failpoints and traces.
+            action: neither awaits nor blocks. It may run in another thread.
+        """
+        ...
+
+    def read(self, query: Callable[[Reads], _T]) -> Awaitable[_T]:
+        """Run the query on what is committed: at least all that was answered before the call.
+
+        Parameters:
+            query: as the action of `write`.
+        """
+        ...

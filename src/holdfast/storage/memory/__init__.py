@@ -1,0 +1,21 @@
+"""The in-memory store: for tests, demos, and as the reference model for other stores."""
+
+from __future__ import annotations
+
+from holdfast.storage.memory.backend import MemoryBackend
+from holdfast.storage.store import Store
+
+__all__ = ["MemoryBackend", "MemoryStore"]
+
+
+class MemoryStore(Store):
+    """A `Store` in memory.
+
+    Parameters:
+        yielding: see `MemoryBackend`.
+    """
+
+    backend: MemoryBackend
+
+    def __init__(self, *, yielding: bool = False) -> None:
+        super().__init__(MemoryBackend(yielding=yielding))

@@ -1,0 +1,82 @@
+# ruff: noqa: D102 - `Backend` documents its methods
+"""The backend in one SQLite file: durable on one machine, for one host at a time.
+
+- All writes go through one thread (`holdfast.storage.sqlite.writer`) as group commits, WAL, ``synchronous=FULL``.
+- Reads have their own threads and connections and see what is committed, so also everything already answered.
+- A lock on ``<file>-lock`` refuses a second host, in another process or in this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from holdfast.errors import StorageError, StoreLocked
+from holdfast.storage.backend import Counters, Reads, Tables
+from holdfast.storage.sql.tables import SqlTables
+from holdfast.storage.sqlite.private_file import store_path
+from holdfast.storage.sqlite.readers import Readers
+from holdfast.storage.sqlite.write_connection import SCHEMA_VERSION, WriteConnection
+from holdfast.storage.sqlite.writer import Writer
+
+__all__ = ["SqliteBackend"]
+
+_T = TypeVar("_T")
+
+_READERS: Final = 2
+
+
+class SqliteBackend:
+    """See the module, and `holdfast.storage.backend.Backend`.
+
+    Parameters:
+        path: path of the file; created if missing. Beside it are ``-wal``, ``-shm`` and ``-lock``.
+    """
+
+    engine = "sqlite"
+    version = f"{SCHEMA_VERSION} (SQLite {sqlite3.sqlite_version})"
+
+    def __init__(self, path: str) -> None:
+        self.path = store_path(path)
+        self.counters = Counters()
+        self.tables: SqlTables | None = None
+        self.writer: Writer | None = None
+        self._readers: Readers | None = None
+
+    async def open(self, *, node_id: str, at: float) -> None:
+        if self.writer is not None:
+            raise StoreLocked(f"{self.path} is already open")
+        writer = Writer(WriteConnection(self.path, node_id=node_id, at=at), name="holdfast-writer")
+        try:
+            self.tables = await writer.open()
+        except BaseException:
+            await writer.close()
+            raise
+        self.counters = self.tables.counters
+        self.writer = writer
+        self._readers = Readers(self.path, _READERS)
+
+    async def close(self) -> None:
+        writer, self.writer = self.writer, None
+        readers, self._readers = self._readers, None
+        if writer is not None and readers is not None:
+            try:
+                await readers.close()
+            finally:
+                await writer.close()
+
+    def write(self, verb: str, action: Callable[[Tables], _T]) -> asyncio.Future[_T]:
+        writer = self.writer
+        return _not_open() if writer is None else writer.submit(verb, action)
+
+    def read(self, query: Callable[[Reads], _T]) -> asyncio.Future[_T]:
+        readers = self._readers
+        return _not_open() if readers is None else readers.submit(query)
+
+
+def _not_open() -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    future.set_exception(StorageError("the store is not open"))
+    return future

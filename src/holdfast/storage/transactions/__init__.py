@@ -1,0 +1,38 @@
+"""Transactions of the store: they decide, change the session's row and write through `Tables`.
+
+Each function is called inside one transaction. A refusal raises **before** the first change, so that it writes nothing.
+Nothing here awaits, blocks or reads a clock.
+"""
+
+from __future__ import annotations
+
+from holdfast.storage.transactions.attachments import add_attachment
+from holdfast.storage.transactions.history import edit_history
+from holdfast.storage.transactions.messages import send, steer, withdraw
+from holdfast.storage.transactions.questions import answer, park, suspend
+from holdfast.storage.transactions.runs import append, claim, commit_run, rescue, restart
+from holdfast.storage.transactions.schedules import delete_schedule, fire_schedule, pause_schedule, put_schedule
+from holdfast.storage.transactions.stops import delete_session, interrupt, stop_session
+
+__all__ = [
+    "add_attachment",
+    "answer",
+    "append",
+    "claim",
+    "commit_run",
+    "delete_schedule",
+    "delete_session",
+    "edit_history",
+    "fire_schedule",
+    "interrupt",
+    "park",
+    "pause_schedule",
+    "put_schedule",
+    "rescue",
+    "restart",
+    "send",
+    "steer",
+    "stop_session",
+    "suspend",
+    "withdraw",
+]

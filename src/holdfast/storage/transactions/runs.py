@@ -1,0 +1,326 @@
+"""Transactions on runs: claim, append, commit, rescue and restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from holdfast.errors import InvalidRequest, UnknownSession
+from holdfast.protocol.decisions import Waiting, take
+from holdfast.protocol.events import MessageSettled, RunFinished, RunRestarted, RunRolledBack, Stored, plain
+from holdfast.protocol.messages import RunView, Settlement
+from holdfast.protocol.states import next_run_state
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.backend import Tables
+from holdfast.storage.rows import EndedRun, HistoryRow, Mail, SessionRow, due_at
+from holdfast.storage.transactions.history import number_entries
+from holdfast.storage.transactions.questions import resume
+from holdfast.storage.transactions.session_log import (
+    Log,
+    check_quota,
+    claim_again,
+    claim_of,
+    release_slot,
+    require_lease,
+    stale_fence,
+    start_run,
+    stop_run,
+)
+from holdfast.storage.values import ALL_BYTES, Appended, Claim, Committed, Lease, NotReady, RunCommit
+from holdfast.storage.views import ended_state
+
+__all__ = ["append", "claim", "commit_run", "rescue", "restart"]
+
+_ASKED: Final = frozenset(("user", "stop"))
+"""Kinds of interrupt that take effect even if the store failed to record them."""
+_SET_BACK_S: Final = 1.0
+"""A message accepted this much later than now was accepted before the clock was set back."""
+
+
+def _choose(row: SessionRow, now: float) -> tuple[tuple[Mail, ...], tuple[Mail, ...]]:
+    """Return what the next run takes, and what stays."""
+    waiting = row.waiting
+    if len(waiting) == 1:
+        mail = waiting[0]
+        due = mail.message.seq <= row.sweep or _due_at(mail, now) <= now
+        return (waiting, ()) if due else ((), waiting)
+    seqs = set(
+        take(
+            [Waiting(mail.message.seq, mail.batch, _due_at(mail, now)) for mail in waiting], sweep=row.sweep, now=now
+        ).seqs
+    )
+    return (
+        tuple(mail for mail in waiting if mail.message.seq in seqs),
+        tuple(mail for mail in waiting if mail.message.seq not in seqs),
+    )
+
+
+def _due_at(mail: Mail, now: float) -> float:
+    """Return when a message may be taken. One from the future has waited for an unknown time: take it at once."""
+    return 0.0 if now < mail.message.accepted_at - _SET_BACK_S else mail.due_at
+
+
+def claim(tables: Tables, session: int, run_id: str, at: float) -> Claim | NotReady:
+    """See `Store.claim`."""
+    row = tables.get(session)
+    if row is None:
+        raise UnknownSession(f"no such session number: {session}")
+    if row.run_id is not None:
+        if row.holder == tables.epoch and run_id in (row.run_id, row.resumed_as):
+            return claim_again(tables, row)
+        return resume(tables, row, run_id, at) or NotReady(waiting=len(row.waiting), busy=True)
+    taken, left = _choose(row, at)
+    if not taken or tables.ended_run(row, run_id) is not None:
+        return NotReady(waiting=len(row.waiting), not_before=due_at(row))
+    row.waiting = left
+    row.updated_at = at
+    log = Log(row)
+    start_run(tables, row, log, taken, run_id, at)
+    tables.save(row)
+    tables.take(row, taken, run_id)
+    return claim_of(tables, row, log.write(tables, run_id, at))
+
+
+def append(
+    tables: Tables, lease: Lease, events: Sequence[tuple[str, bytes]], nth: int, stored_limit: int = ALL_BYTES
+) -> Appended:
+    """See `Store.append`."""
+    row = require_lease(tables, lease)
+    if nth and nth == row.append_nth:
+        tables.counters.duplicates_prevented += 1
+        first = row.append_seq
+        return Appended(events=tuple(Stored(first + i, kind, body) for i, (kind, body) in enumerate(events)))
+    if nth and nth != row.append_nth + 1:
+        raise InvalidRequest(f"append {nth} of run {lease.run_id} does not follow append {row.append_nth}")
+    if not events:
+        return Appended(events=())
+    for _, body in events:
+        if b"\n" in body:
+            raise InvalidRequest("an event's JSON must be one line")
+    check_quota(tables, row.principal, sum([len(body) for _, body in events]), stored_limit)
+    log = Log(row)
+    first = row.next_seq
+    for kind, body in events:
+        log.add_raw(kind, body)
+    if nth:
+        row.append_nth, row.append_seq = nth, first
+    tables.save(row)
+    return Appended(events=log.write(tables, lease.run_id, row.updated_at))
+
+
+def commit_run(tables: Tables, commit: RunCommit) -> Committed:
+    """See `Store.commit_run`."""
+    lease = commit.lease
+    row = tables.get(lease.session)
+    if row is None or row.run_id != lease.run_id or row.fence != lease.fence:
+        ended = None if row is None else tables.ended_run(row, lease.run_id)
+        if row is None or ended is None or ended.fence != lease.fence:
+            raise stale_fence(tables, lease, row)
+        tables.counters.duplicates_prevented += 1
+        return _commit_again(tables, row, ended)
+    for _, body in commit.events:
+        if b"\n" in body:
+            raise InvalidRequest("an event's JSON must be one line")
+    check_quota(tables, row.principal, _commit_bytes(commit), commit.stored_limit)
+
+    at = commit.at
+    unrecorded = _unrecorded_stop(row, commit)
+    status = _final_state(row, commit.status)
+    cause = commit.cause if status == "completed" else commit.cause or row.cause
+    text = plain(commit.text)
+    error = None if commit.error is None else plain(commit.error)
+    taken = row.taken
+    started_seq = row.started_seq
+    rolled_back = row.rolled_back
+    log = Log(row)
+    commit_seq = row.next_seq
+    for kind, body in commit.events:
+        log.add_raw(kind, body)
+    if unrecorded is not None:
+        stop_run(row, log, unrecorded, at)
+    if rolled_back:
+        log.add(RunRolledBack(at=at, run_id=lease.run_id, not_undone=commit.not_undone))
+    log.add(
+        RunFinished(
+            at=at,
+            run_id=lease.run_id,
+            status=status,
+            text=text,
+            cause=cause,
+            error=error,
+            receipt=commit.receipt,
+            usage=commit.usage,
+        )
+    )
+    settled = "superseded" if rolled_back else status
+    for mail in taken:
+        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state=settled, run_id=lease.run_id))
+    view = RunView(
+        run_id=lease.run_id,
+        agent=row.run_agent,
+        state=status,
+        attempt=row.attempt,
+        messages=tuple([mail.message.message_id for mail in taken]),
+        started_at=row.started_at,
+        ended_at=at,
+        cause=cause,
+        error=error,
+        text=text,
+        receipt=commit.receipt,
+        usage=commit.usage,
+    )
+    end_seq = row.next_seq - 1
+    history = None
+    if (commit.entries or commit.replaces_history) and not rolled_back:
+        entries = number_entries(tables, row, commit.entries)
+        history = HistoryRow(lease.run_id, row.history_id, commit.replaces_history, row.next_n - 1, entries)
+        row.history_id = lease.run_id
+    last_n = row.next_n - 1
+    previous_run_id, row.last_run_id = row.last_run_id, lease.run_id
+    release_slot(row)
+    row.updated_at = at
+
+    chosen: tuple[Mail, ...] = ()
+    next_log = Log(row)
+    if commit.next_run_id is not None and row.waiting:
+        chosen, left = _choose(row, at)
+        if chosen:
+            row.waiting = left
+            start_run(tables, row, next_log, chosen, commit.next_run_id, at)
+    next_run_id = commit.next_run_id if chosen else None
+    tables.save(row)
+    ended = EndedRun(
+        view, lease.fence, started_seq, commit_seq, end_seq, next_run_id, previous_run_id, last_n, rolled_back
+    )
+    if row.deleted_at is None:
+        tables.add_run(row, ended, history)
+    else:
+        row.history_id = None
+        tables.add_run(row, msgspec.structs.replace(ended, view=_without_content(view)), None)
+        tables.purge_contents(row, keep_run_id=lease.run_id)
+    events = log.write(tables, lease.run_id, at)
+    next_claim = None
+    if next_run_id is not None:
+        tables.take(row, chosen, next_run_id)
+        started = next_log.write(tables, next_run_id, at)
+        next_claim = claim_of(tables, row, started)
+        events += started
+    return Committed(
+        events=events,
+        settled=_settlements(ended),
+        claim=next_claim,
+        waiting=len(row.waiting),
+        not_before=due_at(row),
+    )
+
+
+def _commit_bytes(commit: RunCommit) -> int:
+    """Return about how many bytes a commit adds: the text is stored in ``run.finished`` and in the run."""
+    size = 2 * len(commit.text)
+    for _, body in commit.events:
+        size += len(body)
+    for entry in commit.entries:
+        size += len(entry.content)
+        if entry.kept is not None:
+            size += len(entry.kept.body)
+    return size
+
+
+def _without_content(view: RunView) -> RunView:
+    """Return a run of a deleted session without its content, because its commit may still be retried."""
+    return msgspec.structs.replace(view, text="", error=None, receipt=None)
+
+
+def _commit_again(tables: Tables, row: SessionRow, ended: EndedRun) -> Committed:
+    events = tables.events_between(row, ended.commit_seq, ended.end_seq)
+    next_claim = None
+    if ended.next_run_id is not None and row.run_id == ended.next_run_id and row.holder == tables.epoch:
+        next_claim = claim_again(tables, row)
+        events += next_claim.events
+    return Committed(
+        events=events,
+        settled=_settlements(ended),
+        claim=next_claim,
+        waiting=len(row.waiting),
+        not_before=due_at(row),
+    )
+
+
+def _unrecorded_stop(row: SessionRow, commit: RunCommit) -> Cause | None:
+    """Return why a user stopped the run, if the store failed to record that at the time."""
+    cause = commit.cause
+    while cause is not None and cause.parent is not None:
+        cause = cause.parent
+    if commit.status != "interrupted" or row.cause is not None or cause is None or cause.kind not in _ASKED:
+        return None
+    return cause
+
+
+def _final_state(
+    row: SessionRow, status: Literal["completed", "failed", "interrupted"]
+) -> Literal["completed", "failed", "interrupted"]:
+    """Return how the state table ends a run in this state: an error while stopping is an interrupt.
+
+    A run that ends by itself no longer waits for an answer. One that is rolled back is interrupted, however it ended.
+    """
+    state = row.run_state
+    if row.rolled_back:
+        status = "interrupted"
+    elif state == "suspended" and status != "interrupted":
+        state = next_run_state(state, "resume")
+    match status:
+        case "completed":
+            next_run_state(state, "complete")
+            return "completed"
+        case "failed":
+            return "failed" if next_run_state(state, "fail") == "failed" else "interrupted"
+        case "interrupted":
+            next_run_state(next_run_state(state, "interrupt"), "stopped")
+            return "interrupted"
+
+
+def _settlements(ended: EndedRun) -> tuple[Settlement, ...]:
+    view = ended.view
+    state = "superseded" if ended.rolled_back else ended_state(view)
+    return tuple(
+        [
+            Settlement(
+                message_id=message_id,
+                state=state,
+                run_id=view.run_id,
+                text=view.text,
+                cause=view.cause,
+                error=view.error,
+            )
+            for message_id in view.messages
+        ]
+    )
+
+
+def rescue(tables: Tables, at: float) -> tuple[Claim, ...]:
+    """See `Store.rescue`."""
+    claims = []
+    for row in tables.orphans():
+        row.fence += 1
+        row.holder = tables.epoch
+        row.attempt += 1
+        row.append_nth = row.append_seq = 0
+        row.resumed_as = None
+        row.updated_at = at
+        tables.save(row)
+        claims.append(claim_of(tables, row))
+    return tuple(claims)
+
+
+def restart(tables: Tables, lease: Lease, at: float, discard_from: int | None = None) -> Appended:
+    """See `Store.restart`."""
+    row = require_lease(tables, lease)
+    if discard_from is None:
+        discard_from = row.started_seq + 1
+    log = Log(row)
+    log.add(RunRestarted(at=at, run_id=lease.run_id, attempt=row.attempt, discard_from=discard_from))
+    row.updated_at = at
+    tables.save(row)
+    return Appended(events=log.write(tables, lease.run_id, at))

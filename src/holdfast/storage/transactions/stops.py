@@ -1,0 +1,77 @@
+"""Transactions that stop: the interrupt of a run, the stop of a session and its deletion."""
+
+from __future__ import annotations
+
+from holdfast.protocol.events import MessageSettled, SessionDeletedEvent
+from holdfast.protocol.messages import Message
+from holdfast.protocol.stopping import Cause
+from holdfast.storage.backend import Tables
+from holdfast.storage.rows import SessionRow
+from holdfast.storage.transactions.session_log import Log, existing_session, stop_run
+from holdfast.storage.values import InterruptRequest, InterruptResult, Stopped
+
+__all__ = ["delete_session", "interrupt", "stop_session"]
+
+
+def interrupt(tables: Tables, request: InterruptRequest) -> InterruptResult:
+    """See `Store.interrupt`."""
+    row = existing_session(tables, request.principal, request.key)
+    if row.run_id is None or (request.run_id is not None and request.run_id != row.run_id):
+        return InterruptResult(session=row.session, number=row.session, run_id=None)
+    log = Log(row)
+    if stop_run(row, log, request.cause, request.at):
+        row.updated_at = request.at
+        tables.save(row)
+    return InterruptResult(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        events=log.write(tables, row.run_id, request.at),
+    )
+
+
+def _stop(tables: Tables, row: SessionRow, log: Log, cause: Cause, at: float) -> tuple[Message, ...]:
+    if row.run_id is not None:
+        stop_run(row, log, cause, at)
+    withdrawn = row.waiting
+    row.waiting = ()
+    for mail in withdrawn:
+        log.add(MessageSettled(at=at, message_id=mail.message.message_id, state="withdrawn"))
+    if withdrawn:
+        withdrawn = tables.unshelve(row, withdrawn)
+        tables.withdraw(row, withdrawn, at)
+    return tuple(mail.message for mail in withdrawn)
+
+
+def stop_session(tables: Tables, request: InterruptRequest) -> Stopped:
+    """See `Store.stop_session`."""
+    row = existing_session(tables, request.principal, request.key)
+    if request.run_id is not None and request.run_id != row.run_id:
+        return Stopped(session=row.session, number=row.session, run_id=None)
+    log = Log(row)
+    was = row.rolled_back
+    withdrawn = _stop(tables, row, log, request.cause, request.at)
+    if log.events or row.rolled_back != was:
+        row.updated_at = request.at
+        tables.save(row)
+    return Stopped(
+        session=row.session,
+        number=row.session,
+        run_id=row.run_id,
+        withdrawn=withdrawn,
+        events=log.write(tables, row.run_id, request.at),
+    )
+
+
+def delete_session(tables: Tables, principal: str, key: str, at: float, cause: Cause) -> Stopped:
+    """See `Store.delete_session`."""
+    row = existing_session(tables, principal, key)
+    log = Log(row)
+    withdrawn = _stop(tables, row, log, cause, at)
+    log.add(SessionDeletedEvent(at=at, reason=cause.reason))
+    row.deleted_at = row.updated_at = at
+    tables.save(row)
+    events = log.write(tables, row.run_id, at)
+    if row.run_id is None:  # otherwise the end of the run does it
+        tables.purge_contents(row)
+    return Stopped(session=row.session, number=row.session, run_id=row.run_id, withdrawn=withdrawn, events=events)
