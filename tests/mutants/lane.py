@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  {verdict.outcome}: {verdict.mutant.name}")
     for test in unsound:
         print(f"  fails on the unharmed product too: {test}")
-    if chosen == list(MUTANTS) and not options.check:
+    if chosen == list(MUTANTS) and not options.only and not options.check:
         write_page(table(verdicts, at=began, commit=commit))
         caught = {verdict.mutant.name: verdict.test for verdict in verdicts if verdict.outcome == "caught"}
         WITNESSES.write_text(json.dumps(caught, indent=1, sort_keys=True) + "\n", "utf-8")

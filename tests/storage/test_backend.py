@@ -14,7 +14,7 @@ from holdfast.storage.backend import Backend, Counters, Reads, Tables
 from holdfast.storage.memory.reads import MemoryReads
 from holdfast.storage.memory.tables import MemoryTables
 from holdfast.storage.port import Store
-from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
+from holdfast.testing.suites.store import STORE_CHECKS, run_store_check
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
-"""`Run.map` and `Run.parallel`: the same work for many items, or several functions, so many at a time.
+"""`Run.map` and `Run.parallel`: the same work for many items, or several functions, a bounded number at a time.
 
-Functions go through `holdfast.agents.lanes`, agents through `holdfast.agents.branches`; both bound what is at work, and
-take the next one only when there is room for it.
+Functions run in `holdfast.agents.lanes`, agents in `holdfast.agents.branches`. Both bound how many are active, and take
+the next one only when there is room for it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.agent import Agent
 from holdfast.agents.branches import Branches
-from holdfast.agents.call import check_said
 from holdfast.agents.children import Child, ChildTask, past_end
 from holdfast.agents.journal import Branch, current_branch
 from holdfast.agents.lanes import Lanes
+from holdfast.agents.output import require_text
 from holdfast.agents.placing import name_of, placed, placement_of
 from holdfast.errors import Interrupted, InvalidRequest, RunFailed, RunInterrupted
 from holdfast.protocol.stopping import Cause
 from holdfast.runtime import current_scope
 
 if TYPE_CHECKING:
-    from holdfast.agents.run import Run
+    from holdfast.agents.context import RunContext
     from holdfast.protocol.events import ChildFinished
     from holdfast.runtime import Scope
 
@@ -35,7 +35,7 @@ _END = object()
 
 
 async def run_map(
-    run: Run,
+    context: RunContext,
     work: Agent | Callable[[Any], Any],
     items: Iterable[Any] | AsyncIterable[Any],
     *,
@@ -45,31 +45,31 @@ async def run_map(
 ) -> list[Any]:
     """See `Run.map`."""
     if not isinstance(work, Agent):
-        _check_function(work, "map() calls a function with each item")
+        _check_function(work, "map()")
     if not isinstance(items, (AsyncIterable, Iterable)) and not hasattr(items, "__getitem__"):
         raise InvalidRequest(
-            f"the items of map() are {items!r:.200}, which gives no items",
-            hint="give a list, or anything else for which 'for' or 'async for' works; for so many times: range(n)",
+            f"invalid items for map(): {items!r:.200} is not iterable",
+            hint="pass a list or another iterable or async iterable; to repeat n times, pass range(n)",
         )
     async with aclosing(items) if isinstance(items, AsyncGenerator) else nullcontext():
         if isinstance(work, Agent):
-            return await _Asked(run, work, items, concurrency, name or work.name, timeout_s).results()
+            return await _AgentMap(context, work, items, concurrency, name or work.name, timeout_s).results()
         if isinstance(items, Sized):
             concurrency = max(1, min(concurrency, len(items)))
-        return await _call_each(run, work, items, concurrency, name or name_of(work), timeout_s)
+        return await _call_each(context, work, items, concurrency, name or name_of(work), timeout_s)
 
 
-async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[Any]:
+async def run_parallel(context: RunContext, branches: Sequence[Callable[[], Any]]) -> list[Any]:
     """See `Run.parallel`."""
     if not branches:
         return []
     for work in branches:
-        _check_function(work, "parallel() calls functions")
-    parent = current_branch.get() or run._branch
+        _check_function(work, "parallel()")
+    parent = current_branch.get() or context.call_path
     paths = [parent.next_id() for _ in branches]
-    scope = run._around().child("parallel")
+    scope = context.innermost_scope().child("parallel")
     lanes = Lanes(
-        run,
+        context,
         scope,
         label=lambda number: f"{name_of(branches[number % len(branches)])} {number + 1}",
         items=branches,
@@ -80,24 +80,25 @@ async def run_parallel(run: Run, branches: Sequence[Callable[[], Any]]) -> list[
     return await lanes.done()
 
 
-def _check_function(work: object, what: str) -> None:
-    """Raise `InvalidRequest` for what cannot be called."""
+def _check_function(work: object, method: str) -> None:
+    """Raise `InvalidRequest` unless `work` is callable."""
     if not callable(work):
-        hint = "an agent is asked by map() or delegate()" if isinstance(work, Agent) else "give it, not what it returns"
-        raise InvalidRequest(f"{what}, and {work!r:.200} is none", hint=hint)
+        is_agent = isinstance(work, Agent)
+        hint = "run an agent with map() or delegate()" if is_agent else "pass the function, not its result"
+        raise InvalidRequest(f"{method} takes functions; {work!r:.200} is not callable", hint=hint)
 
 
 async def _call_each(
-    run: Run,
+    context: RunContext,
     work: Callable[[Any], Any],
     items: Iterable[Any] | AsyncIterable[Any],
     concurrency: int,
     name: str,
     timeout_s: float | None,
 ) -> list[Any]:
-    """A function for each item."""
-    path = run._next_id()
-    scope = run._around().child(name)
+    """Call a function with each item."""
+    path = context.next_id()
+    scope = context.innermost_scope().child(name)
     begin: Callable[[Any], Coroutine[Any, Any, Any]] = work
     if placement_of(work) != "loop":
         # More would only wait for threads, in front of the calls of the principal's other runs.
@@ -106,7 +107,7 @@ async def _call_each(
     if timeout_s is not None:
         begin = functools.partial(_in_time, scope, begin, name, timeout_s)
     lanes = Lanes(
-        run,
+        context,
         scope,
         label=lambda number: f"{name} {number + 1}",
         items=items,
@@ -118,7 +119,7 @@ async def _call_each(
 
 
 def _begun(scope: Scope, work: Callable[[], Any]) -> Coroutine[Any, Any, Any]:
-    """The coroutine of a function, which may be sync."""
+    """Return the coroutine of a function, which may be sync."""
     if type(work) is FunctionType and work.__code__.co_flags & CO_COROUTINE:
         begun: Coroutine[Any, Any, Any] = work()
         return begun
@@ -141,7 +142,7 @@ async def _in_thread(scope: Scope, name: str, work: Callable[..., Any], *items: 
 async def _in_time(
     scope: Scope, begin: Callable[[Any], Coroutine[Any, Any, Any]], name: str, timeout_s: float, item: Any
 ) -> Any:
-    """Let it end in time, or end it."""
+    """Run the coroutine of an item with a deadline."""
     try:
         async with scope.child(name, deadline_s=timeout_s):
             return await begin(item)
@@ -151,33 +152,33 @@ async def _in_time(
         raise
 
 
-class _Asked:
-    """An agent for each item."""
+class _AgentMap:
+    """`Run.map` of an agent: a child for each item."""
 
     def __init__(
         self,
-        run: Run,
+        context: RunContext,
         agent: Agent,
         items: Iterable[Any] | AsyncIterable[Any],
         concurrency: int,
         label: str,
         timeout_s: float | None,
     ) -> None:
-        self._run = run
+        self._context = context
         self._agent = agent
         self._ahead = aiter(items) if isinstance(items, AsyncIterable) else None
         self._plain = iter(()) if isinstance(items, AsyncIterable) else iter(items)
-        self._asking: Scope | None = None  # around the wait for the next item
+        self._waiting_scope: Scope | None = None  # around the wait for the next item
         self._concurrency = concurrency
         self._label = label
         self._timeout_s = timeout_s
-        self._path = run._next_id()
+        self._path = context.next_id()
         self._results: list[str] = []
         self._error: RunFailed | RunInterrupted | None = None
-        self._branches = Branches(run, self._take, on_closed=self._closed)
+        self._branches = Branches(context, self._take, on_closed=self._closed)
 
     async def results(self) -> list[str]:
-        """Ask all of them."""
+        """Run all; return the answers in the order of the items."""
         await self._branches.driven(self._drive)
         if self._error is not None:
             raise self._error
@@ -197,28 +198,28 @@ class _Asked:
             await branches.changed()
 
     async def _next(self) -> Any:
-        """The next item, or `_END`: there is none, or one that was begun does not complete."""
+        """Return the next item; `_END` after the last one, or if an earlier one did not complete."""
         if self._ahead is None:
             return next(self._plain, _END)
-        self._asking = self._branches.scope.child("items")
+        self._waiting_scope = self._branches.scope.child("items")
         try:
-            async with self._asking:
+            async with self._waiting_scope:
                 return await anext(self._ahead, _END)
         except Interrupted:
-            self._branches.tell()
+            self._branches.report_ends()
             if self._error is None:
                 raise
             return _END
         finally:
-            self._asking = None
+            self._waiting_scope = None
 
     def _closed(self, child: Child) -> None:
-        """Nothing is left of a child; where it failed, the next item is not waited for."""
-        if self._asking is not None and child.scope.ended_by != "members":
-            self._asking.interrupt.trigger("an item did not complete", kind="stop")
+        """Handle the closed scope of a child: if the child failed, do not wait for the next item."""
+        if self._waiting_scope is not None and child.scope.ended_by != "members":
+            self._waiting_scope.interrupt.trigger("an item did not complete", kind="stop")
 
     async def _begin(self, item: Any) -> None:
-        check_said(item, f"an item of {self._label}")
+        require_text(item, f"an item of {self._label}")
         self._results.append("")
         number = len(self._results)
         task = ChildTask(
@@ -228,7 +229,7 @@ class _Asked:
             name=f"{self._label} {number}",
             deadline_s=self._timeout_s,
         )
-        past = past_end(self._run, task)
+        past = past_end(self._context, task)
         if past is not None:
             self._take(number, past, None)
         else:
@@ -242,4 +243,4 @@ class _Asked:
             self._error.__cause__ = problem
             self._error.add_note(f"in {self._label} {number}")
             reason = f"{self._label} {number} did not complete: {finished.error}"
-            self._branches.stop_all(Cause(kind="stop", reason=reason, origin=self._label, at=self._run.now()))
+            self._branches.stop_all(Cause(kind="stop", reason=reason, origin=self._label, at=self._context.now()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.storage.port import Interrupt
+from holdfast.storage.port import InterruptRequest
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
     from holdfast.storage.port import Claim, Committed
-    from holdfast.storage.port import Interrupted as InterruptDone
+    from holdfast.storage.port import InterruptResult
 
 __all__ = ["RunAccounting"]
 
@@ -88,7 +88,7 @@ class RunAccounting:
             return
         actor, run_id = run.actor, run.run_id
 
-        def recorded(done: asyncio.Future[InterruptDone]) -> None:
+        def recorded(done: asyncio.Future[InterruptResult]) -> None:
             error = done.exception()
             if error is None:
                 actor.publish(done.result().events)
@@ -96,7 +96,7 @@ class RunAccounting:
                 context.store_failed(actor.key, run_id, "interrupt", error)
 
         done = context.store.interrupt(
-            Interrupt(principal=actor.principal, key=actor.key, cause=cause, at=context.now(), run_id=run_id)
+            InterruptRequest(principal=actor.principal, key=actor.key, cause=cause, at=context.now(), run_id=run_id)
         )
         done.add_done_callback(recorded, context=context.variables)
 

@@ -54,7 +54,7 @@ from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.protocol.transcript import memory_bytes
 from holdfast.runtime import current_scope
-from holdfast.storage.port import Edited, Interrupt
+from holdfast.storage.port import Edited, InterruptRequest
 
 if TYPE_CHECKING:
     from holdfast.host.agent_registry import AgentRegistry
@@ -276,7 +276,7 @@ class Session:
         _check_stop(reason, grace_s)
         cause = Cause(kind="user", reason=reason, origin=self.key, at=self._context.now())
         done = self._context.store.interrupt(
-            Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
+            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at, run_id=run_id)
         )
         stopping = self._parts.stops.execute(self.principal, self.key, done, cause, grace_s, background=False)
         receipt, _ = await asyncio.shield(stopping)
@@ -287,7 +287,7 @@ class Session:
         _check_stop(reason, grace_s)
         cause = Cause(kind="stop", reason=reason, origin=self.key, at=self._context.now())
         done = self._context.store.stop_session(
-            Interrupt(principal=self.principal, key=self.key, cause=cause, at=cause.at)
+            InterruptRequest(principal=self.principal, key=self.key, cause=cause, at=cause.at)
         )
         stopping = self._parts.stops.execute(self.principal, self.key, done, cause, grace_s, background=True)
         receipt, withdrawn = await asyncio.shield(stopping)

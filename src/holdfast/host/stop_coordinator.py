@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from holdfast.host.run_launcher import RunLauncher
     from holdfast.host.run_parts import RunParts
     from holdfast.host.suspension import Suspension
-    from holdfast.storage.port import Interrupted as InterruptDone
+    from holdfast.storage.port import InterruptResult
 
 __all__ = ["StopCoordinator"]
 
@@ -35,7 +35,7 @@ class StopCoordinator:
         self,
         principal: str,
         key: str,
-        done: asyncio.Future[InterruptDone] | asyncio.Future[StopDone],
+        done: asyncio.Future[InterruptResult] | asyncio.Future[StopDone],
         cause: Cause,
         grace_s: float | None,
         *,
@@ -88,7 +88,7 @@ class StopCoordinator:
             withdrawn: tuple[Message, ...] = ()
             await acted  # not `done`: between its result and its callbacks, the stop has not happened yet
             try:
-                result: InterruptDone | StopDone = done.result()
+                result: InterruptResult | StopDone = done.result()
             except StorageError:
                 if background or not stops:  # waiting messages were not withdrawn: the caller must retry
                     raise

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 
-from holdfast.storage.private_file import store_path
+from holdfast.storage.sqlite.private_file import store_path
 
 __all__ = ["kept_private", "private_paths", "store_paths"]
 
