@@ -3,7 +3,7 @@
     BaseException
     └── Interrupted                  control flow: the surrounding scope was interrupted
     Exception
-    └── HoldfastError                code, message, hint, HTTP status
+    └── HoldfastError                code, message, hint
         ├── InvalidRequest           invalid input from the caller
         │   ├── InvalidCursor        not a cursor of this session
         │   ├── InvalidKey           session key with characters that are not allowed
@@ -200,10 +200,9 @@ class Interrupted(BaseException):
 
 
 class HoldfastError(Exception):
-    """Base class of all errors. ``code`` is stable, ``status`` is the HTTP status, ``hint`` is what to do next."""
+    """Base class of all errors. ``code`` is stable, ``hint`` is what to do next."""
 
     code: ClassVar[str] = "error"
-    status: ClassVar[int] = 500
     default_hint: ClassVar[str] = ""
     retry_after_s: float | None = None
     """Seconds after which to retry; None if a retry does not help."""
@@ -222,14 +221,12 @@ class InvalidRequest(HoldfastError):
     """The request is invalid."""
 
     code = "invalid_request"
-    status = 422
 
 
 class InvalidCursor(InvalidRequest):
     """The cursor does not belong to this session."""
 
     code = "invalid_cursor"
-    status = 400
     default_hint = (
         "use the cursor of a receipt or the last SSE id of the same session, or omit it to start at the beginning"
     )
@@ -253,7 +250,6 @@ class MalformedRequest(InvalidRequest):
     """The connection's bytes are not an HTTP request or exceed a limit; the connection is closed."""
 
     code = "malformed_request"
-    status = 400
     default_hint = "send HTTP/1.1 with a smaller request head"
 
 
@@ -261,7 +257,6 @@ class MalformedBody(InvalidRequest):
     """The body is not JSON."""
 
     code = "malformed_body"
-    status = 400
     default_hint = "send one JSON object in UTF-8"
 
 
@@ -269,14 +264,12 @@ class MethodNotAllowed(InvalidRequest):
     """The route exists, but not for this method."""
 
     code = "method_not_allowed"
-    status = 405
 
 
 class UnsupportedMediaType(InvalidRequest):
     """A write needs a JSON body."""
 
     code = "unsupported_media_type"
-    status = 415
     default_hint = "send 'content-type: application/json'"
 
 
@@ -297,7 +290,6 @@ class NotFound(HoldfastError):
     """No such resource, or you do not own it."""
 
     code = "not_found"
-    status = 404
 
 
 class UnknownSession(NotFound):
@@ -379,7 +371,6 @@ class Conflict(HoldfastError):
     """The current state does not allow this."""
 
     code = "conflict"
-    status = 409
 
 
 class SessionBusy(Conflict):
@@ -440,7 +431,6 @@ class IdempotencyMismatch(Conflict):
     """The idempotency key was already used with a different body."""
 
     code = "idempotency_mismatch"
-    status = 422
     default_hint = "use a new idempotency key for a new message"
 
 
@@ -448,7 +438,6 @@ class SessionDeleted(Conflict):
     """The session was deleted."""
 
     code = "session_deleted"
-    status = 410
     default_hint = "use another key, or reuse this key after the purge"
 
 
@@ -483,7 +472,6 @@ class LimitExceeded(HoldfastError):
     """A limit was reached; nothing was stored."""
 
     code = "limit_exceeded"
-    status = 429
     retry_after_s = 1.0
 
 
@@ -519,7 +507,6 @@ class QuotaExceeded(LimitExceeded):
     """The principal reached its storage quota; nothing was stored."""
 
     code = "quota_exceeded"
-    status = 507
     default_hint = "delete sessions, or raise the setting principal_stored_bytes"
     retry_after_s = 60.0
 
@@ -528,7 +515,6 @@ class HostBusy(LimitExceeded):
     """The host is out of a resource that all principals share; nothing was stored."""
 
     code = "host_busy"
-    status = 503
     default_hint = "retry after the time in Retry-After"
 
 
@@ -536,21 +522,18 @@ class BodyTooLarge(LimitExceeded):
     """The request body is too large for this host."""
 
     code = "body_too_large"
-    status = 413
 
 
 class AccessDenied(HoldfastError):
     """This caller may not do this."""
 
     code = "access_denied"
-    status = 403
 
 
 class Unauthenticated(AccessDenied):
     """The request has no valid API key."""
 
     code = "unauthenticated"
-    status = 401
     default_hint = "send 'Authorization: Bearer <key>'; create one with 'holdfast keys create'"
 
 
@@ -585,7 +568,6 @@ class Unavailable(HoldfastError):
     """Temporarily unavailable; nothing was stored."""
 
     code = "unavailable"
-    status = 503
     retry_after_s = 2.0
 
 
@@ -600,7 +582,6 @@ class WaitExpired(Unavailable):
     """The wait ended before the message was settled; the work continues."""
 
     code = "wait_expired"
-    status = 202
     default_hint = "follow the events from the receipt's cursor, or ask for the message's settlement"
 
 
@@ -649,14 +630,12 @@ class RunInterrupted(RunError):
     """The run was interrupted before it completed."""
 
     code = "run_interrupted"
-    status = 409
 
 
 class MessageWithdrawn(RunError):
     """The message was withdrawn before a run took it."""
 
     code = "message_withdrawn"
-    status = 409
 
 
 class CallFailed(HoldfastError):
@@ -736,7 +715,6 @@ class StorageError(HoldfastError):
     """The store operation failed; nothing was written."""
 
     code = "storage_error"
-    status = 503
     retry_after_s = 5.0
     default_hint = "retry; if it keeps failing, check the store's disk and the host's incidents"
 
@@ -745,7 +723,6 @@ class StaleFence(StorageError):
     """Another holder or run has the session now; nothing was written."""
 
     code = "stale_fence"
-    status = 409
     default_hint = "read the session again: another run has taken it over"
 
 
@@ -753,7 +730,6 @@ class StoreFull(StorageError):
     """The disk is full; nothing was written."""
 
     code = "store_full"
-    status = 507
     default_hint = "free some space on the store's disk; no accepted message is lost"
 
 
@@ -787,7 +763,6 @@ class ModelFailed(HoldfastError):
     """
 
     code = "model_failed"
-    status = 502
 
     def __init__(
         self,
@@ -810,7 +785,6 @@ class DeliveryFailed(HoldfastError):
     """
 
     code = "delivery_failed"
-    status = 502
 
     def __init__(self, message: str = "", *, hint: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, hint=hint)

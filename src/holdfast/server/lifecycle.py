@@ -25,11 +25,11 @@ from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
 from holdfast.local_token import keep_token, remove_token
 from holdfast.server.acceptor import Acceptor
-from holdfast.server.app import App
+from holdfast.server.asgi import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.server.connections import Connection, Connections
-from holdfast.server.joining import BoundedReader
 from holdfast.server.tokens import TokenVerifier
+from holdfast.server.write_coalescing import BoundedReader
 from holdfast.settings import Settings
 
 __all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
@@ -263,9 +263,9 @@ async def _last_frames(app: App) -> None:
     """Let the streams write their last frame, and cut those whose readers do not take it."""
     try:
         async with asyncio.timeout(_LAST_FRAMES_S):
-            await app.native.streams.all_ended()
+            await app.context.streams.all_ended()
     except TimeoutError:
-        app.native.streams.cut()
+        app.context.streams.cut()
 
 
 def _config(app: App) -> uvicorn.Config:

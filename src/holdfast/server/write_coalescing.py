@@ -30,12 +30,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from holdfast.errors import HoldfastError, InvalidRequest, LimitExceeded, MalformedRequest
 from holdfast.server.connections import CONNECTION, Connection, Connections
 from holdfast.server.delivery import CUT
-from holdfast.server.exchange import error_answer
+from holdfast.server.errors import error_response
 
 if TYPE_CHECKING:
     from holdfast.host.budgets import Charge
 
-__all__ = ["BoundedReader", "JoiningProtocol"]
+__all__ = ["BoundedReader", "CoalescingProtocol"]
 
 _HELD_LIMIT_BYTES = 16_384
 _RESET = struct.pack("ii", 1, 0)
@@ -53,7 +53,7 @@ _PIECE_BYTES = 64
 
 
 class BoundedReader(asyncio.BufferedProtocol):
-    """Reads in pieces of at most ``_READ_BYTES`` and hands them to a `JoiningProtocol`; takes the same parameters.
+    """Reads in pieces of at most ``_READ_BYTES`` and hands them to a `CoalescingProtocol`; takes the same parameters.
 
     All readers share a buffer: what it has is handed on before another one reads.
     """
@@ -62,7 +62,7 @@ class BoundedReader(asyncio.BufferedProtocol):
     _view = memoryview(_buffer)
 
     def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
-        self._protocol = JoiningProtocol(connections, *arguments, **options)
+        self._protocol = CoalescingProtocol(connections, *arguments, **options)
         self.connection_made = self._protocol.connection_made  # type: ignore[method-assign, assignment]
         self.connection_lost = self._protocol.connection_lost  # type: ignore[method-assign]
         self.pause_writing = self._protocol.pause_writing  # type: ignore[method-assign]
@@ -80,7 +80,7 @@ class BoundedReader(asyncio.BufferedProtocol):
         """The client sends nothing more: the connection is closed."""
 
 
-class JoiningProtocol(HttpToolsProtocol):
+class CoalescingProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol within bounds, on a transport that joins small writes.
 
     Parameters:
@@ -91,7 +91,7 @@ class JoiningProtocol(HttpToolsProtocol):
     peer = ""
     charge: Charge | None = None
     queue: OrderedDict[Connection, float] | None = None
-    transport: _JoiningTransport
+    transport: _CoalescingTransport
     on_lost: Callable[[], object] | None = None
     """Called when the client goes while a request is handled."""
 
@@ -117,7 +117,7 @@ class JoiningProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """A connection has come. Where there is no room for it, it is told so and closed."""
-        super().connection_made(_JoiningTransport(transport, self.loop))
+        super().connection_made(_CoalescingTransport(transport, self.loop))
         self.flow = _Flow(self.transport, self.pipeline)
         self.peer = self.client[0] if self.client else ""
         waited, self._waited = self._waited, None
@@ -364,16 +364,16 @@ class JoiningProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _write_refusal(self, error: HoldfastError) -> None:
-        answer = error_answer(error)
+        response = error_response(error)
         fields = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(answer.body)).encode()),
-            *answer.headers,
+            (b"content-length", str(len(response.body)).encode()),
+            *response.headers,
             (b"connection", b"close"),
         ]
         lines = [b"%s: %s\r\n" % field for field in fields]
-        self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", answer.body]))
+        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
         # Closed at once, with bytes still coming, the connection would be reset, and the client never see the answer.
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -405,7 +405,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _JoiningTransport(asyncio.Transport):
+class _CoalescingTransport(asyncio.Transport):
     """Holds small writes until the end of the turn; a larger one goes at once, behind what is held."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
