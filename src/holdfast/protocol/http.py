@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -12,12 +12,14 @@ from holdfast.protocol.messages import (
     Entry,
     MailboxItem,
     MessageState,
+    Policy,
     Question,
     Receipt,
     RunView,
     SessionView,
 )
-from holdfast.protocol.schedules import ScheduleView
+from holdfast.protocol.schedules import ScheduleSpec, ScheduleView
+from holdfast.protocol.send_options import SendOptions
 from holdfast.protocol.stopping import Cause
 
 __all__ = [
@@ -52,6 +54,7 @@ __all__ = [
     "Transcript",
 ]
 
+_SPEC_FIELDS = ScheduleSpec.__struct_fields__
 _YEAR_S = 366 * 86400.0
 
 Text = Annotated[str, Meta(max_length=2000)]
@@ -68,8 +71,8 @@ KeyRole = Literal["user", "admin", "trusted", "approver"]
 # ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the request bodies; unknown fields are refused."""
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the request bodies; the server refuses unknown fields, and the client omits defaults."""
 
 
 class SendBody(RequestBody, frozen=True, kw_only=True):
@@ -85,6 +88,32 @@ class SendBody(RequestBody, frozen=True, kw_only=True):
     quiet_s: Duration | None = None
     max_wait_s: Duration | None = None
     attachments: Annotated[list[str | Attachment], Meta(max_length=100)] = []
+
+    @classmethod
+    def of(cls, content: str, options: SendOptions) -> SendBody:
+        """Return the body that sends a message."""
+        return cls(
+            content=content,
+            policy=options.policy,
+            idempotency_key=options.idempotency_key,
+            agent=options.agent,
+            quiet_s=options.quiet_s,
+            max_wait_s=options.max_wait_s,
+            attachments=list(options.attachments),
+        )
+
+    def options(self) -> SendOptions:
+        """Return how the message is sent; the store completes an attachment that is named by its digest."""
+        return SendOptions(
+            policy=cast(Policy, self.policy),  # the store refuses unknown policies by name
+            idempotency_key=self.idempotency_key,
+            agent=self.agent,
+            quiet_s=self.quiet_s,
+            max_wait_s=self.max_wait_s,
+            attachments=[
+                Attachment(digest=one, media_type="") if isinstance(one, str) else one for one in self.attachments
+            ],
+        )
 
 
 class InterruptBody(RequestBody, frozen=True, kw_only=True):
@@ -171,6 +200,15 @@ class ScheduleBody(RequestBody, frozen=True, kw_only=True):
     initial_delay_s: float | None = None
     jitter_s: float = 0.0
     max_runs: int | None = None
+
+    @classmethod
+    def of(cls, spec: ScheduleSpec, schedule_id: str) -> ScheduleBody:
+        """Return the body that puts a schedule."""
+        return cls(schedule_id=schedule_id, **{name: getattr(spec, name) for name in _SPEC_FIELDS})
+
+    def spec(self) -> ScheduleSpec:
+        """Return what the schedule does; the host refuses unknown values of ``overlap`` and ``miss`` by name."""
+        return ScheduleSpec(**{name: getattr(self, name) for name in _SPEC_FIELDS})
 
 
 class PauseBody(RequestBody, frozen=True, kw_only=True):
