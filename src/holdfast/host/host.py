@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from holdfast import ids
 from holdfast.agents.agent import Agent, AgentLike, as_agent
@@ -37,8 +37,8 @@ from holdfast.host.upkeep import Upkeep
 from holdfast.host.watch import LoopWatch
 from holdfast.logs import log_failure, one_line
 from holdfast.protocol.events import Stored
-from holdfast.protocol.messages import Entry, Message, Policy, SessionView, Settlement, TreeNode
-from holdfast.protocol.schedules import Miss, ScheduleView
+from holdfast.protocol.messages import Entry, Message, SessionView, Settlement, TreeNode
+from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
 from holdfast.protocol.stopping import Cause, StopReceipt, join_receipts
 from holdfast.runtime import Restorer, Scope, ThreadPool, current_scope, detached, install
 from holdfast.runtime.adoption_processes import kill_everything
@@ -379,31 +379,11 @@ class Host:
         text: str,
         *,
         principal: str = "local",
-        every_s: float | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
         schedule_id: str | None = None,
-        agent: str | None = None,
-        overlap: Policy = "queue",
-        miss: Miss = "skip",
-        initial_delay_s: float | None = None,
-        jitter_s: float = 0.0,
-        max_runs: int | None = None,
+        **spec: Unpack[ScheduleKeywords],
     ) -> Schedule:
         """Send a session a message on a schedule; same as `SessionLike.schedule` of the session `key`."""
-        return await self.session(key, principal=principal).schedule(
-            text,
-            every_s=every_s,
-            cron=cron,
-            timezone=timezone,
-            schedule_id=schedule_id,
-            agent=agent,
-            overlap=overlap,
-            miss=miss,
-            initial_delay_s=initial_delay_s,
-            jitter_s=jitter_s,
-            max_runs=max_runs,
-        )
+        return await self.session(key, principal=principal).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:
         """Return a handle to a principal's schedule; no I/O, it need not exist. Raises `InvalidKey`."""

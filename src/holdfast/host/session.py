@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import msgspec
 
@@ -37,7 +37,6 @@ from holdfast.protocol.messages import (
     Decision,
     Entry,
     MailboxItem,
-    Policy,
     Question,
     Receipt,
     RunView,
@@ -49,7 +48,8 @@ from holdfast.protocol.messages import (
     check_seconds,
     check_text,
 )
-from holdfast.protocol.schedules import Miss, ScheduleSpec
+from holdfast.protocol.schedules import ScheduleKeywords, ScheduleSpec
+from holdfast.protocol.send_options import SendKeywords, SendOptions
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.protocol.transcript import memory_bytes
@@ -98,35 +98,15 @@ class Session:
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def send(
-        self,
-        content: str,
-        *,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> Receipt:
+    async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
         """See `SessionLike.send`."""
-        return await self._send(
-            ids.message_id(), content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
-        )
+        return await self._send(ids.message_id(), content, SendOptions(**options))
 
     async def _send(
-        self,
-        message_id: str,
-        content: str,
-        policy: Policy,
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-        retry_of: str | None = None,
+        self, message_id: str, content: str, options: SendOptions, *, retry_of: str | None = None
     ) -> Receipt:
         host = self._host
+        idempotency_key, attachments = options.idempotency_key, options.attachments
         if not isinstance(content, str):
             raise InvalidRequest("a message's content must be text (str)")
         if not isinstance(idempotency_key, (str, type(None))):
@@ -137,14 +117,16 @@ class Session:
             if not isinstance(attachment, Attachment):
                 raise InvalidRequest("attachments must be values returned by attach()")
         check_text(content + (idempotency_key or ""))
-        check_seconds(quiet_s=quiet_s, max_wait_s=max_wait_s)
+        check_seconds(quiet_s=options.quiet_s, max_wait_s=options.max_wait_s)
         body_hash = b""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:
                 raise InvalidRequest(f"an idempotency key must have 1 to {KEY_LENGTH} characters")
-            said = "\0".join((policy, agent or "", content, *(attachment.digest for attachment in attachments)))
+            said = "\0".join(
+                (options.policy, options.agent or "", content, *(attachment.digest for attachment in attachments))
+            )
             body_hash = hashlib.blake2b(said.encode(), digest_size=16).digest()
-        agent = agent or self._agent
+        agent = options.agent or self._agent
         if agent is not None:
             host.find_agent(agent, among=self._agents)
         if host.draining:
@@ -160,13 +142,13 @@ class Session:
             default_agent=host.default_agent,
             message_id=message_id,
             content=content,
-            policy=policy,
+            policy=options.policy,
             at=host.now(),
             idempotency_key=idempotency_key,
             body_hash=body_hash,
             run_id=ids.run_id() if reserved else None,
-            quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
-            max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
+            quiet_s=settings.quiet_s if options.quiet_s is None else options.quiet_s,
+            max_wait_s=settings.max_wait_s if options.max_wait_s is None else options.max_wait_s,
             mailbox_limit=settings.mailbox_limit,
             mailbox_size=settings.mailbox_size,
             session_limit=settings.principal_sessions,
@@ -230,49 +212,18 @@ class Session:
         except TimeoutError:
             raise WaitExpired(f"the message is not settled after {timeout_s:g} s") from None
 
-    async def ask(
-        self,
-        content: str,
-        *,
-        timeout_s: float | None = None,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> str:
+    async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
         """See `SessionLike.ask`."""
         self._refuse_to_wait_for_itself()
-        _, future = await self.send_expecting(
-            content,
-            policy=policy,
-            idempotency_key=idempotency_key,
-            agent=agent,
-            quiet_s=quiet_s,
-            max_wait_s=max_wait_s,
-            attachments=attachments,
-        )
+        _, future = await self.send_expecting(content, SendOptions(**options))
         return answer(await self._settled(future, timeout_s))
 
-    async def send_expecting(
-        self,
-        content: str,
-        *,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> tuple[Receipt, asyncio.Future[Settlement]]:
+    async def send_expecting(self, content: str, options: SendOptions) -> tuple[Receipt, asyncio.Future[Settlement]]:
         """Send, and also return a future of the message's settlement. Cancel it to stop waiting."""
         message_id = ids.message_id()
         future = self._expect(message_id)
         try:
-            receipt = await self._send(
-                message_id, content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
-            )
+            receipt = await self._send(message_id, content, options)
         except BaseException:
             future.cancel()
             raise
@@ -393,38 +344,19 @@ class Session:
     # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def schedule(
-        self,
-        text: str,
-        *,
-        every_s: float | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
-        schedule_id: str | None = None,
-        agent: str | None = None,
-        overlap: Policy = "queue",
-        miss: Miss = "skip",
-        initial_delay_s: float | None = None,
-        jitter_s: float = 0.0,
-        max_runs: int | None = None,
+        self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> Schedule:
         """See `SessionLike.schedule`."""
+        return await self.put_schedule(schedule_id, ScheduleSpec(session=self.key, text=text, **spec))
+
+    async def put_schedule(self, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
+        """Create or replace a schedule of this session; as `SessionLike.schedule`."""
         found = await self._host.store.find_session(self.principal, self.key)
         if found is not None and found[1].state == "deleted":
             raise SessionDeleted(f"the session {self.key!r} was deleted")
-        await self.check_agent(agent or self._agent)
-        spec = ScheduleSpec(
-            session=self.key,
-            text=text,
-            agent=agent or self._agent,
-            every_s=every_s,
-            cron=cron,
-            timezone=timezone,
-            overlap=overlap,
-            miss=miss,
-            initial_delay_s=initial_delay_s,
-            jitter_s=jitter_s,
-            max_runs=max_runs,
-        )
+        agent = spec.agent or self._agent
+        await self.check_agent(agent)
+        spec = msgspec.structs.replace(spec, agent=agent)
         return await self._host.timetable.put(self.principal, schedule_id, spec)
 
     # ── transcript edits ─────────────────────────────────────────────────────────────────────────────────────────
@@ -441,9 +373,8 @@ class Session:
     async def retry(self) -> Receipt:
         """See `SessionLike.retry`."""
         last = await history.last_run(self._host, self.principal, await self._row())
-        return await self._send(
-            ids.message_id(), last.content, "reject", attachments=last.attachments, retry_of=last.run_id
-        )
+        options = SendOptions(policy="reject", attachments=last.attachments)
+        return await self._send(ids.message_id(), last.content, options, retry_of=last.run_id)
 
     async def undo(self) -> list[Entry]:
         """See `SessionLike.undo`."""

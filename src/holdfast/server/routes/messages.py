@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from holdfast import errors
 from holdfast.host.budgets import SMALL_MESSAGE_CHARACTERS
 from holdfast.protocol.http import Outcome, SendBody
-from holdfast.protocol.messages import Attachment, Policy, Receipt, Settlement
+from holdfast.protocol.messages import Receipt, Settlement
 from holdfast.server.context import ServerContext
 from holdfast.server.parameters import JsonBody, NumberQuery
 from holdfast.server.request import Request
@@ -48,15 +46,7 @@ async def send_message(server: ServerContext, request: Request, body: SendBody) 
     large = len(body.content) > SMALL_MESSAGE_CHARACTERS
     writing = await request.take_write(len(body.content.encode())) if large else None
     try:
-        receipt, settling = await server.session(request).send_expecting(
-            body.content,
-            policy=cast(Policy, body.policy),  # the store refuses unknown policies by name
-            idempotency_key=body.idempotency_key,
-            agent=body.agent,
-            quiet_s=body.quiet_s,
-            max_wait_s=body.max_wait_s,
-            attachments=[_attachment(one) for one in body.attachments],
-        )
+        receipt, settling = await server.session(request).send_expecting(body.content, body.options())
     finally:
         if writing is not None:
             writing.release()
@@ -100,8 +90,3 @@ async def get_message(server: ServerContext, request: Request) -> Response:
 async def withdraw_message(server: ServerContext, request: Request) -> Response:
     """Withdraw a queued message."""
     return Response(200, encode(await server.session(request).withdraw(request.path["message_id"])))
-
-
-def _attachment(named: str | Attachment) -> Attachment:
-    """Return the attachment that a message names; the store completes a digest."""
-    return Attachment(digest=named, media_type="") if isinstance(named, str) else named

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from holdfast import errors
 from holdfast.host.schedules import Schedule
 from holdfast.protocol.http import NothingBody, PauseBody, ScheduleBody, ScheduleList
-from holdfast.protocol.messages import Policy, Receipt
-from holdfast.protocol.schedules import Miss, ScheduleView
+from holdfast.protocol.messages import Receipt
+from holdfast.protocol.schedules import ScheduleView
 from holdfast.server.context import ServerContext
 from holdfast.server.parameters import JsonBody, TextQuery
 from holdfast.server.request import Request
@@ -46,19 +44,7 @@ async def put_schedule(server: ServerContext, request: Request, body: ScheduleBo
 
     Sending an identical schedule with the same `schedule_id` changes nothing.
     """
-    schedule = await server.session_named(request, body.session).schedule(
-        body.text,
-        every_s=body.every_s,
-        cron=body.cron,
-        timezone=body.timezone,
-        schedule_id=body.schedule_id,
-        agent=body.agent,
-        overlap=cast(Policy, body.overlap),  # unknown policies are refused by name
-        miss=cast(Miss, body.miss),  # so are unknown values of miss
-        initial_delay_s=body.initial_delay_s,
-        jitter_s=body.jitter_s,
-        max_runs=body.max_runs,
-    )
+    schedule = await server.session_named(request, body.session).put_schedule(body.schedule_id, body.spec())
     return Response(201, encode(await schedule.info()))
 
 
