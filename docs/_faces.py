@@ -21,32 +21,31 @@ import holdfast
 
 def http_page() -> str:
     """Return every operation with its parameters, answers and refusals."""
-    from holdfast.server.app import operations as all_operations
+    from holdfast.server.errors import status_of
+    from holdfast.server.parameters import JsonBody
+    from holdfast.server.routes import ROUTES
 
-    operations = all_operations()
-    out = [table(("method", "address", ""), ((code(o.method), code(o.path), first_line(o.doc)) for o in operations))]
+    out = [table(("method", "address", ""), ((code(o.method), code(o.path), first_line(o.doc)) for o in ROUTES))]
     out += ["## Operations"]
-    for operation in operations:
-        out += ["", f"### `{operation.method} {operation.path}`", "", plain(operation.doc), ""]
-        if operation.admin:
+    for route in ROUTES:
+        out += ["", f"### `{route.method} {route.path}`", "", plain(route.doc), ""]
+        if route.access == "admin":
             out += ["Needs an admin key.", ""]
-        elif operation.public:
+        elif route.access == "public":
             out += ["Needs no key.", ""]
-        if isinstance(operation.body, str):
-            out += [f"Body: {code(operation.body)}.", ""]
-        elif operation.body is not None:
-            optional = " (may be left out)" if operation.optional_body else ""
-            out += [
-                f"Body{optional}: {fields_of(operation.body)}. {first_line(plain(operation.body.__doc__ or ''))}",
-                "",
-            ]
-        if operation.query:
-            rows = ((code(query.name), query.type, query.doc) for query in operation.query)
+        if isinstance(route.body, JsonBody):
+            optional, body = " (may be left out)" if route.body.optional else "", route.body.type
+            out += [f"Body{optional}: {fields_of(body)}. {first_line(plain(body.__doc__ or ''))}", ""]
+        elif route.body is not None:
+            media_type = route.body if isinstance(route.body, str) else route.body.media_type
+            out += [f"Body: {code(media_type)}.", ""]
+        if route.query:
+            rows = ((code(query.name), query.type, query.doc) for query in route.query)
             out += [table(("query", "type", ""), rows)]
-        answers = (f"{status}: {answer(kind)}" for status, kind in operation.answers.items())
+        answers = (f"{status}: {answer(kind)}" for status, kind in route.responses.items())
         out += ["Answers: " + "; ".join(answers) + ".", ""]
-        if operation.errors:
-            out += ["Refusals: " + ", ".join(f"{code(e.code)} ({e.status})" for e in operation.errors) + ".", ""]
+        if route.errors:
+            out += ["Refusals: " + ", ".join(f"{code(e.code)} ({status_of(e)})" for e in route.errors) + ".", ""]
     return "\n".join(out)
 
 

@@ -30,6 +30,7 @@ from _text import code, fields_of, plain, table
 import holdfast
 from holdfast import errors
 from holdfast.protocol import decisions, events, states
+from holdfast.server.errors import status_of
 from holdfast.settings import describe
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +57,7 @@ def errors_page() -> str:
         yield (
             indent + code(parent.__name__),
             code(parent.code),
-            str(parent.status),
+            str(status_of(parent)),
             meaning,
             plain(parent.default_hint),
         )

@@ -416,7 +416,7 @@ def test_events_go_on_when_the_server_was_started_again() -> None:
                 seen = [await anext(stream) for _ in range(5)]
                 port = int(first.url.rpartition(":")[2])
                 following = asyncio.create_task(anext(stream))
-                while not first.app.native.streams.open:
+                while not first.app.context.streams.open:
                     await asyncio.sleep(0.01)
                 await first.end()
                 async with live(store=store, port=port):

@@ -44,16 +44,15 @@ def test_principal_at_its_share_is_refused_and_the_others_are_not() -> None:
     with one.charge("alice", 60):
         with pytest.raises(BudgetExceeded, match="alice: 60 of 60 bytes under way in use") as refused:
             one.charge("alice", 1)
-        assert (refused.value.status, refused.value.retry_after_s) == (429, 1.0)
+        assert refused.value.retry_after_s == 1.0
         one.charge("bob", 40).release()
     assert one.usage().refused == 1
 
 
 def test_full_host_answers_busy() -> None:
     one = budget()
-    with one.charge("alice", 60), one.charge("bob", 40), pytest.raises(HostBusy) as refused:
+    with one.charge("alice", 60), one.charge("bob", 40), pytest.raises(HostBusy):
         one.charge("carol", 1)
-    assert refused.value.status == 503
 
 
 def test_refused_growth_keeps_what_is_held() -> None:

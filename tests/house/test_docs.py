@@ -20,7 +20,7 @@ from holdfast.cli import app
 from holdfast.cli.exits import Exit
 from holdfast.host import PROMISES
 from holdfast.protocol.events import EVENT_KINDS
-from holdfast.server.app import operations
+from holdfast.server.routes import ROUTES
 from holdfast.settings import describe
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def test_error_codes_are_unique() -> None:
 
 def test_every_operation_of_the_server_is_documented() -> None:
     text = page("reference/http.md")
-    found = operations()
+    found = ROUTES
     assert len(found) > 20
     assert [o.path for o in found if f"### `{o.method} {o.path}`" not in text] == []
     assert [q.name for o in found for q in o.query if f"`{q.name}`" not in text] == []

@@ -119,7 +119,7 @@ def served(scenario: Callable[[Live], Coroutine[Any, Any, None]], *agents: Any, 
             await server.end()
             statistics = server.host.statistics()
             assert statistics.readers == 0
-            assert server.app.native.streams.open == 0
+            assert server.app.context.streams.open == 0
             assert {number for number, count in statistics.promises.items() if count.broken} == set()
 
     asyncio.run(main())

@@ -117,7 +117,9 @@ def _constructs(node: ast.AST, alias: dict[str, str], typed: dict[str, str]) -> 
     match node:
         case ast.Attribute(attr=name, ctx=ast.Load()) if name in REFERRED:
             yield name
-        case ast.Attribute(attr=name, value=ast.Name(id=owner)) if name in REQUEST and typed.get(owner) == "Request":
+        case ast.Attribute(attr=name, value=ast.Name(id=owner)) if (
+            name in REQUEST and alias.get(typed.get(owner, ""), typed.get(owner)) == "Request"
+        ):
             yield f"a request's {name}"
         case ast.Attribute(attr="receive" | "_send" as name, ctx=ast.Load()):
             yield f"ASGI {name}"
@@ -137,6 +139,12 @@ def _constructs(node: ast.AST, alias: dict[str, str], typed: dict[str, str]) -> 
             yield "read"
         case ast.Constant(value=str() as word) if word in ASGI:
             yield f"ASGI {word}"
+
+
+def _real(owner: str, typed: dict[str, str], alias: dict[str, str]) -> str:
+    """The type that a parameter is annotated with, by the name that its own module gives it."""
+    given = typed.get(owner, "")
+    return alias.get(given, given)
 
 
 def collections(source: str) -> set[str]:
@@ -175,8 +183,8 @@ def files() -> Iterator[tuple[str, str]]:
             yield str(file.relative_to(SOURCE)), file.read_text()
 
 
-PASSES_ON = "hands what speaks ASGI on to Delivery or Exchange, and calls neither"
-SMALL = "what it writes is small: Exchange.answer charges the others before"
+PASSES_ON = "hands what speaks ASGI on to Delivery or Request, and calls neither"
+SMALL = "what it writes is small: Request.respond charges the others before"
 CHARGES = "charges what it reads or writes"
 LISTS = "the handler takes the principal's turn to read a list whole, and give_list charges it"
 OWN_CODE = "for callers in this process, the operator's own code; over HTTP it goes by pages or is charged"
@@ -184,44 +192,46 @@ OPEN = "not charged, see limits.md: "
 
 ALLOWED = {
     "server/acceptor.py Acceptor._peek": "_PEEK_BYTES, dropped at once",
-    "server/app.py App.__call__": PASSES_ON,
-    "server/app.py App._admit": PASSES_ON,
-    "server/app.py App._answer": PASSES_ON,
-    "server/app.py App._end_early": SMALL,
-    "server/app.py App._http": PASSES_ON,
-    "server/app.py _preflight": "an answer without a body",
-    "server/app.py _small_body": "a form, of _FORM_BYTES at most",
+    "server/asgi.py App.__call__": PASSES_ON,
+    "server/asgi.py App._admit": PASSES_ON,
+    "server/asgi.py App._respond": PASSES_ON,
+    "server/asgi.py App._respond_with_page": PASSES_ON,
+    "server/asgi.py App._end_early": SMALL,
+    "server/asgi.py App._http": PASSES_ON,
+    "server/asgi.py _preflight": "an answer without a body",
+    "server/routes/pages.py _read_form": "a form, of _FORM_BYTES at most",
     "server/delivery.py Delivery.__init__": PASSES_ON,
     "server/delivery.py Delivery.begin": "a head",
     "server/delivery.py Delivery.end": "an end",
     "server/delivery.py Delivery.put": "the one place where answers leave, one piece at a time",
     "server/delivery.py Delivery.send": CHARGES,
     "server/delivery.py Delivery.write": "pieces of what its caller had charged",
-    "server/doing.py doing": "by Budgets.read_page; questions are cut to lines",
-    "server/exchange.py Exchange.__init__": PASSES_ON,
-    "server/exchange.py ": "the fields that every answer has, joined once",
-    "server/exchange.py Exchange._read": CHARGES,
-    "server/exchange.py Exchange.answer": "writes at once what is small; the rest is charged before",
-    "server/exchange.py send_answer": SMALL,
-    "server/exchange.py send_refusal": SMALL,
-    "server/exports.py read_parts": CHARGES,
-    "server/exports.py give_list": CHARGES,
-    "server/exports.py give_transcript": "a page that Session.transcript_page charged",
-    "server/joining.py BoundedReader": "one buffer for all connections",
+    "server/activity.py current_activity": "by Budgets.read_page; questions are cut to lines",
+    "server/request.py Request.__init__": PASSES_ON,
+    "server/request.py ": "the fields that every answer has, joined once",
+    "server/request.py Request._read": CHARGES,
+    "server/request.py Request.respond": "writes at once what is small; the rest is charged before",
+    "server/parameters.py RawBody.load": "by Request._read",
+    "server/response.py send_response": SMALL,
+    "server/response.py send_refusal": SMALL,
+    "server/large_responses.py read_parts": CHARGES,
+    "server/large_responses.py respond_with_list": CHARGES,
+    "server/large_responses.py respond_with_transcript": "a page that Session.transcript_page charged",
+    "server/write_coalescing.py BoundedReader": "one buffer for all connections",
     "server/connections.py Connections.default_lines": SMALL,
-    "server/joining.py JoiningProtocol.take_body": "empties the body that it hands over to Exchange._read",
-    "server/joining.py JoiningProtocol._write_refusal": SMALL,
-    "server/joining.py JoiningProtocol.on_response_complete": "empties what came of a body that nobody reads any more",
-    "server/joining.py _JoiningTransport.writelines": "joins the head and one piece of a body",
-    "server/native.py Native.get_mailbox": LISTS,
-    "server/native.py Native.list_runs": LISTS,
+    "server/write_coalescing.py CoalescingProtocol.take_body": "empties the body that it hands over to Request._read",
+    "server/write_coalescing.py CoalescingProtocol._write_refusal": SMALL,
+    "server/write_coalescing.py CoalescingProtocol.on_response_complete": "empties what nobody reads any more",
+    "server/write_coalescing.py _CoalescingTransport.writelines": "joins the head and one piece of a body",
+    "server/routes/sessions.py get_mailbox": LISTS,
+    "server/routes/runs.py list_runs": LISTS,
     "server/page.py _run": "a list that was read",
     "server/page.py _runs": "a list that was read",
     "server/page.py render": "a list that was read",
-    "server/questions.py list_questions": LISTS,
-    "server/sse.py Streams._pump": "watches for the end of the connection",
-    "server/sse.py Streams.serve_sse": "by Delivery.write, of pages that LogReader charged",
-    "server/sse.py _watch": "drops what comes",
+    "server/routes/questions.py list_questions": LISTS,
+    "server/streams.py Streams._pump": "watches for the end of the connection",
+    "server/streams.py Streams.serve_sse": "by Delivery.write, of pages that LogReader charged",
+    "server/streams.py _watch": "drops what comes",
     "server/tokens.py _pem": "a file that the operator names",
     "host/run_execution.py RunExecution._prepare_commit": "a run's own transcript",
     "host/run_execution.py RunExecution.transcript": "a run's own transcript",
@@ -245,7 +255,7 @@ ALLOWED = {
     "host/session.py Session.export": OWN_CODE,
     "host/session.py Session.has_entry": "one entry for a moment, in the principal's turn of Budgets.reads",
     "host/session.py Session.mailbox": LISTS,
-    "host/session.py Session.message": "one answer, which Exchange.answer charges",
+    "host/session.py Session.message": "one answer, which Request.respond charges",
     "host/session.py Session.questions": LISTS,
     "host/session.py Session.runs": LISTS,
     "host/session.py Session.transcript": OWN_CODE,
@@ -275,9 +285,9 @@ GROWING = {
     "server/acceptor.py Acceptor._signed": CONNECTIONS,
     "server/acceptor.py Acceptor._starting": "connections that a few turns have chosen, until the loop has made them",
     "server/acceptor.py Acceptor._watched": "_WATCHED",
-    "server/app.py App.answers": "statuses of HTTP",
-    "server/app.py _Node.children": "the table of operations",
-    "server/app.py _Node.methods": "the table of operations",
+    "server/context.py ServerContext.responses": "statuses of HTTP",
+    "server/router.py _Node.children": "the routes",
+    "server/router.py _Node.methods": "the routes",
     "server/auth.py Gate._passed": KEYS,
     "server/auth.py KeyRing._approvers": KEYS,
     "server/auth.py KeyRing._writes": "writes of keys, which operators make",
@@ -293,14 +303,13 @@ GROWING = {
     "server/credentials.py CredentialsInUse._by_monotonic": REQUESTS,
     "server/credentials.py CredentialsInUse._by_wall": REQUESTS,
     "server/delivery.py Delivery._charges": "charges themselves",
-    "server/doing.py Doing.calls": "of one page that is rendered",
-    "server/doing.py Doing.questions": "of one page that is rendered",
-    "server/native.py Native._waiting": REQUESTS,
-    "server/native.py SendBody.attachments": "a body, which is charged",
-    "server/operations.py Table.operations": "the table of operations",
-    "server/sse.py Streams._tasks": "budget streams",
-    "server/stops.py Stops._done": "1,000 of each principal, 10,000 principals",
-    "server/stops.py Stops._open": "budget stops",
+    "server/activity.py Activity.calls": "of one page that is rendered",
+    "server/activity.py Activity.questions": "of one page that is rendered",
+    "server/settlement_waits.py SettlementWaits._waiting": REQUESTS,
+    "server/router.py Router.routes": "the routes",
+    "server/streams.py Streams._tasks": "budget streams",
+    "server/stop_tickets.py Stops._done": "1,000 of each principal, 10,000 principals",
+    "server/stop_tickets.py Stops._open": "budget stops",
     "server/tokens.py TokenVerifier._keys": "keys of the identity provider",
     "host/event_writer.py EventWriter._batch": OF_ONE_RUN,
     "host/event_writer.py EventWriter.buffer": OF_ONE_RUN,

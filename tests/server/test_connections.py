@@ -58,7 +58,7 @@ def test_what_comes_while_requests_wait_is_not_read_before_they_are_answered() -
         wait = f"GET /v1/sessions/alice/messages/{receipt['message_id']}?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n"
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
         writer.write(wait.encode() + GET * 14)
-        while not server.app.native._waiting:
+        while not server.app.context.waits.count:
             await asyncio.sleep(0.01)
         writer.write(GET * 15 + LAST)
         await server.host.session("alice").interrupt()
@@ -123,9 +123,9 @@ def test_a_stream_whose_reader_goes_with_a_request_behind_it_ends() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
         writer.write(b"GET /v1/sessions/alice/events HTTP/1.1\r\nhost: localhost\r\n\r\n" + GET)
         await reader.readuntil(b"run.started")
-        assert server.app.native.streams.open == 1
+        assert server.app.context.streams.open == 1
         writer.transport.abort()
-        await server.app.native.streams.all_ended()
+        await server.app.context.streams.all_ended()
 
     served(scenario, keepalive_s=0.1)
 

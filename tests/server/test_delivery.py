@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from holdfast.host.budgets import FREE_BYTES, Budgets
+from holdfast.server.caller import Caller
 from holdfast.server.credentials import CredentialsInUse
 from holdfast.server.delivery import CUT
-from holdfast.server.exchange import Answer, Caller, Exchange
+from holdfast.server.request import Request
+from holdfast.server.response import Response
 from holdfast.settings import Settings
 from holdfast.testing.clock import ManualClock
 
@@ -32,7 +34,7 @@ class Client:
 
     def __init__(self, pieces: Iterable[bytes] = (), *, length: int | None = None, takes_after_s: float = 0.0) -> None:
         self.budgets = Budgets(Settings(stream_stall_s=STALL_S))
-        self.exchange = Exchange(
+        self.request = Request(
             {CUT: lambda: self.cut.append(True), "query_string": b""},
             self._give,
             self._take,
@@ -74,30 +76,30 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @asynccontextmanager
-async def ended(client: Client) -> AsyncIterator[Exchange]:
+async def ended(client: Client) -> AsyncIterator[Request]:
     """The request until it has ended; then nothing is charged any more."""
     try:
-        yield client.exchange
+        yield client.request
     finally:
-        client.exchange.release()
+        client.request.release()
         assert client.budgets.memory.used == 0
 
 
-async def answer_whole(exchange: Exchange) -> None:
-    await exchange.answer(Answer(200, b"x" * LARGE))
+async def answer_whole(request: Request) -> None:
+    await request.respond(Response(200, b"x" * LARGE))
 
 
-async def answer_as_the_page_does(exchange: Exchange) -> None:
-    await exchange.send({"type": "http.response.start", "status": 200, "headers": []})
-    await exchange.send({"type": "http.response.body", "body": b"x" * LARGE})
+async def answer_as_the_page_does(request: Request) -> None:
+    await request.send({"type": "http.response.start", "status": 200, "headers": []})
+    await request.send({"type": "http.response.body", "body": b"x" * LARGE})
 
 
 @pytest.mark.parametrize("give", [answer_whole, answer_as_the_page_does])
 def test_a_large_answer_is_charged_until_the_request_has_ended(give: Any) -> None:
     async def scenario() -> None:
         client = Client()
-        async with ended(client) as exchange:
-            await give(exchange)
+        async with ended(client) as request:
+            await give(request)
             assert client.taken == LARGE
             assert client.charged[-1] == LARGE == client.budgets.memory.held("alice")
 
@@ -108,8 +110,8 @@ def test_a_large_body_is_charged_twice_before_its_first_byte_is_read() -> None:
     async def scenario() -> None:
         body = b'"%b"' % (b"x" * (LARGE - 2))
         client = Client([body[:FREE_BYTES], body[FREE_BYTES:]], length=LARGE)
-        async with ended(client) as exchange:
-            assert len(await exchange.body(msgspec.json.Decoder(str))) == LARGE - 2
+        async with ended(client) as request:
+            assert len(await request.read_json(msgspec.json.Decoder(str))) == LARGE - 2
             assert client.charged == [2 * LARGE] * 2
 
     run(scenario)
@@ -119,8 +121,8 @@ def test_a_body_without_a_length_is_charged_as_it_grows() -> None:
     async def scenario() -> None:
         pieces = [b"x" * FREE_BYTES] * 9
         client = Client(pieces)
-        async with ended(client) as exchange:
-            await exchange.raw_body(limit_bytes=LARGE)
+        async with ended(client) as request:
+            await request.read_bytes(limit_bytes=LARGE)
             held = [FREE_BYTES * number for number in range(len(pieces))]
             assert all(charged >= kept for charged, kept in zip(client.charged[2:], held[2:], strict=True))
 
@@ -130,9 +132,9 @@ def test_a_body_without_a_length_is_charged_as_it_grows() -> None:
 def test_small_bodies_and_answers_cost_nothing() -> None:
     async def scenario() -> None:
         client = Client([b'"hi"'], length=4)
-        async with ended(client) as exchange:
-            await exchange.body(msgspec.json.Decoder(str))
-            await exchange.answer(Answer(200, b"{}"))
+        async with ended(client) as request:
+            await request.read_json(msgspec.json.Decoder(str))
+            await request.respond(Response(200, b"{}"))
             assert set(client.charged) == {0}
 
     run(scenario)
@@ -143,9 +145,9 @@ def test_small_bodies_and_answers_cost_nothing() -> None:
 def test_an_answer_that_nobody_takes_is_cut(size: int, takes_after_s: float) -> None:
     async def scenario() -> None:
         client = Client(takes_after_s=takes_after_s)
-        async with ended(client) as exchange:
+        async with ended(client) as request:
             with pytest.raises(TimeoutError):
-                await exchange.answer(Answer(200, b"x" * size))
+                await request.respond(Response(200, b"x" * size))
             assert client.cut
 
     run(scenario)
@@ -156,10 +158,10 @@ def test_a_reader_that_takes_a_piece_now_and_then_is_cut_too() -> None:
 
     async def scenario() -> None:
         client = Client(takes_after_s=STALL_S * 0.4)
-        async with ended(client) as exchange:
+        async with ended(client) as request:
             with pytest.raises(TimeoutError):
                 for _ in range(200):
-                    await exchange.write(b"x" * 10)
+                    await request.write(b"x" * 10)
             assert client.cut
 
     run(scenario)
@@ -168,9 +170,9 @@ def test_a_reader_that_takes_a_piece_now_and_then_is_cut_too() -> None:
 def test_large_messages_of_one_principal_go_to_the_store_a_few_at_a_time_and_hold_up_nobody_else() -> None:
     async def main() -> None:
         client = Client()
-        exchange, writes = client.exchange, client.budgets.writes
-        first = await exchange.take_write(writes.share * 3 // 4)
-        second = asyncio.create_task(exchange.take_write(writes.share // 2))
+        request, writes = client.request, client.budgets.writes
+        first = await request.take_write(writes.share * 3 // 4)
+        second = asyncio.create_task(request.take_write(writes.share // 2))
         other = await writes.wait_for("bob", writes.share, within_s=0)
         while not writes._lined_up:
             await asyncio.sleep(0.001)
@@ -178,7 +180,7 @@ def test_large_messages_of_one_principal_go_to_the_store_a_few_at_a_time_and_hol
         assert client.budgets.memory.held("alice") == writes.share // 2, "a message that waits is charged as memory"
         first.release()
         (await second).release()
-        larger_than_all = await exchange.take_write(10 * writes.share)
+        larger_than_all = await request.take_write(10 * writes.share)
         assert larger_than_all.amount == writes.share
         larger_than_all.release()
         other.release()

@@ -14,8 +14,8 @@ from openapi_spec_validator import validate
 from holdfast import Agent
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.protocol.events import RunSuspended
-from holdfast.server.app import SHELL, operations
 from holdfast.server.openapi import document
+from holdfast.server.routes import PAGE_ROUTES, ROUTES
 from tests.server.live import AGENTS, JSON, Live, served
 
 Ask = Callable[[Live], Awaitable[httpx2.Response]]
@@ -29,13 +29,13 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 def test_the_document_is_valid_and_lists_every_operation() -> None:
-    made = document(operations())
+    made = document(ROUTES)
     validate(made)
     listed = {(method.upper(), path) for path, item in made["paths"].items() for method in item}
-    assert listed == {(operation.method, operation.path) for operation in operations()}
-    assert len(listed) == len(operations())
-    for operation in operations():
-        assert operation.doc, f"{operation.name} has no description"
+    assert listed == {(route.method, route.path) for route in ROUTES}
+    assert len(listed) == len(ROUTES)
+    for route in ROUTES:
+        assert route.doc, f"{route.name} has no description"
 
 
 def test_every_operation_is_known_to_the_dispatch() -> None:
@@ -43,16 +43,16 @@ def test_every_operation_is_known_to_the_dispatch() -> None:
         found: set[tuple[str, str]] = set()
 
         def walk(node: Any) -> None:
-            found.update((operation.method, operation.path) for operation in node.methods.values())
+            found.update((route.method, route.path) for route in node.methods.values())
             for child in [*node.children.values(), node.any_child]:
                 if child is not None:
                     walk(child)
 
-        walk(server.app._root)
-        shell = {(operation.method, operation.path) for operation in SHELL.operations}
-        assert found | shell == {(operation.method, operation.path) for operation in operations()}
+        walk(server.app._routes._root)
+        shell = {(route.method, route.path) for route in PAGE_ROUTES}
+        assert found | shell == {(route.method, route.path) for route in ROUTES}
         served_document = (await server.http.get("/openapi.json")).json()
-        assert served_document == json.loads(json.dumps(document(operations())))
+        assert served_document == json.loads(json.dumps(document(ROUTES)))
 
     served(scenario)
 
@@ -183,7 +183,7 @@ def test_every_operation_answers_as_the_document_says() -> None:
         await check("GET", "/readyz", 503, await http.get("/readyz"))
         refusal = await server.post("bob")
         await check("POST", messages, 503, refusal)
-        everything = {(o.method, o.path, status) for o in operations() for status in o.answers}
+        everything = {(o.method, o.path, status) for o in ROUTES for status in o.responses}
         assert everything - covered == {
             ("DELETE", one, 202),  # it takes no wait, and nothing here stops slowly enough
             ("POST", "/", 303),  # it has no body

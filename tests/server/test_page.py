@@ -15,7 +15,7 @@ from holdfast.host import PROMISES
 from holdfast.protocol.events import RunSuspended, TextDelta
 from holdfast.protocol.model import CallPart
 from holdfast.server import metrics, page
-from holdfast.server.doing import read_doing
+from holdfast.server.activity import read_activity
 from tests.server.live import Live, echo, served
 
 MARKUP = '<script>alert("1")</script>&\'"'
@@ -71,7 +71,7 @@ def test_a_user_sees_only_its_own_on_the_page() -> None:
 
 def test_what_branches_say_beside_each_other_is_told_apart() -> None:
     said = [("a", "one "), ("a", "two"), ("b", "three"), ("a", "four")]
-    now = read_doing(TextDelta(at=0.0, run_id=run_id, text=text) for run_id, text in said)
+    now = read_activity(TextDelta(at=0.0, run_id=run_id, text=text) for run_id, text in said)
     assert now.said == "one two\nthree\nfour"
 
 

@@ -19,10 +19,11 @@ import pytest
 from holdfast import Client, Host, Run
 from holdfast.errors import Unauthenticated
 from holdfast.server.auth import KeyRing
+from holdfast.server.caller import Caller
 from holdfast.server.credentials import CredentialsInUse
 from holdfast.server.delivery import CUT
-from holdfast.server.exchange import Caller, Exchange
-from holdfast.server.sse import Streams
+from holdfast.server.request import Request
+from holdfast.server.streams import Streams
 from holdfast.storage.port import KeyRecord
 from holdfast.testing.clock import ManualClock
 from tests.server.live import AGENTS, Live, live, served
@@ -331,13 +332,13 @@ def test_a_stalled_reader_of_a_revoked_key_is_cut() -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
             head = f"GET /v1/sessions/s/events HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {secret}\r\n\r\n"
             connection.sendall(head.encode())
-            while server.app.native.streams.open == 0:
+            while server.app.context.streams.open == 0:
                 await asyncio.sleep(0.01)
             while (await server.host.session("s", principal="bob").info()).seq < 30:
                 await asyncio.sleep(0.05)
             await server.app.keys.revoke(record.key_id)
             async with asyncio.timeout(WITHIN_S + 1):
-                while server.app.native.streams.open:
+                while server.app.context.streams.open:
                     await asyncio.sleep(0.01)
             connection.settimeout(5)
             size = 0
@@ -372,7 +373,7 @@ def test_a_reader_that_does_not_take_the_last_frame_is_cut() -> None:
             await session.ask("hi")
 
             async def stream() -> None:
-                exchange = Exchange(
+                request = Request(
                     {CUT: cut.set, "query_string": b""},
                     give,
                     take,
@@ -384,7 +385,7 @@ def test_a_reader_that_does_not_take_the_last_frame_is_cut() -> None:
                     agents=None,
                     budgets=host.budgets,
                 )
-                await Streams(host.budgets).serve_sse(exchange, session)
+                await Streams(host.budgets).serve_sse(request, session, after=None, follow=None)
 
             streaming = asyncio.create_task(stream())
             await stalled.wait()

@@ -16,7 +16,7 @@ from holdfast.local_token import is_loopback
 from holdfast.logs import RedactingFormatter, redact
 from holdfast.server import bind, serve_until
 from holdfast.server.auth import Gate, digest_of, make_key
-from holdfast.server.exchange import Role
+from holdfast.server.caller import Role
 from holdfast.storage import MemoryStore
 from tests.server.live import AGENTS, JSON, Live, live, served
 from tests.server.test_bad_input import refused
@@ -244,7 +244,7 @@ def test_a_principal_may_have_only_so_many_streams() -> None:
         async with server.http.stream("GET", "/v1/sessions/alice/events") as first:
             assert first.status_code == 200
             refused(await server.http.get("/v1/sessions/alice/events"), 429, "budget_exceeded")
-        while server.app.native.streams.open:
+        while server.app.context.streams.open:
             await asyncio.sleep(0.01)
         async with server.http.stream("GET", "/v1/sessions/alice/events") as again:
             assert again.status_code == 200

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.server import run
+from holdfast.server import lifecycle
 from tests.server.live import AGENTS, Live, live, served
 from tests.server.test_bad_input import refused
 
@@ -98,7 +98,7 @@ def test_a_request_that_outlasts_the_shutdown_is_told_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It waits for its principal's turn, which does not come."""
-    monkeypatch.setattr(run, "_CONNECTIONS_S", 0.1)
+    monkeypatch.setattr(lifecycle, "_CONNECTIONS_S", 0.1)
 
     async def scenario(server: Live) -> None:
         turn = server.host.budgets.listings.charge("local")

@@ -114,7 +114,7 @@ def test_a_reader_that_leaves_is_let_go_and_its_run_goes_on() -> None:
         for _ in range(20):
             async for _frame in frames(server, "/v1/sessions/alice/events"):
                 break
-        while server.app.native.streams.open or server.host.statistics().readers:
+        while server.app.context.streams.open or server.host.statistics().readers:
             await asyncio.sleep(0.01)
         run = (await server.http.get(f"/v1/sessions/alice/runs/{receipt['run_id']}")).json()
         assert run["state"] == "running", "a disconnect interrupts nothing"
@@ -142,7 +142,7 @@ def test_a_reader_that_takes_nothing_holds_neither_the_run_nor_others_up_and_is_
         _, writer = await unread(server, "/v1/sessions/alice/events")
         path = f"/v1/sessions/alice/events?after={receipt['cursor']}&follow={receipt['message_id']}"
         assert (await all_frames(server, path))[-1].event == "message.settled"
-        while server.app.native.streams.open:
+        while server.app.context.streams.open:
             await asyncio.sleep(0.01)
         writer.close()
 
@@ -154,7 +154,7 @@ def test_a_reader_that_takes_nothing_does_not_hold_the_shutdown_up() -> None:
         receipt = (await server.post("alice", "go", agent="big")).json()
         await server.http.get(f"/v1/sessions/alice/messages/{receipt['message_id']}?wait=20")
         _, writer = await unread(server, "/v1/sessions/alice/events")
-        while not server.app.native.streams.open:
+        while not server.app.context.streams.open:
             await asyncio.sleep(0.01)
         async with asyncio.timeout(15):
             await server.end()
@@ -170,7 +170,7 @@ def test_when_the_server_ends_every_stream_says_where_to_go_on() -> None:
         readers = [
             asyncio.create_task(all_frames(server, f"/v1/sessions/{key}/events")) for key in ("alice", "bob") * 5
         ]
-        while server.app.native.streams.open < len(readers):
+        while server.app.context.streams.open < len(readers):
             await asyncio.sleep(0.01)
         await server.end()
         for reader in readers:
@@ -257,7 +257,7 @@ def test_streams_that_wait_count_as_streams() -> None:
         async with server.http.stream("GET", "/v1/sessions/one/events") as first:
             assert first.status_code == 200
             assert (await server.http.get("/v1/sessions/two/events")).status_code == 429
-        while server.app.native.streams.open:
+        while server.app.context.streams.open:
             await asyncio.sleep(0.01)
         assert not server.host.directory.awaited, "nothing is kept of a reader that went"
         async with server.http.stream("GET", "/v1/sessions/two/events") as again:

@@ -22,8 +22,8 @@ from holdfast.undumpable import make_undumpable
 
 if TYPE_CHECKING:
     from holdfast.client import Client
+    from holdfast.protocol.http import KeyRole
     from holdfast.server import KeyRing
-    from holdfast.server.auth import KeyRole
 
 __all__ = ["create", "create_approval_key", "revoke", "show"]
 
@@ -183,7 +183,7 @@ async def _ring(url: str) -> AsyncIterator[KeyRing]:
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    from holdfast.server.native import key_view
+    from holdfast.server.routes.keys import key_view
 
     return _decoded(msgspec.json.encode(key_view(record)))
 

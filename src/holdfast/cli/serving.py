@@ -232,7 +232,7 @@ async def _serve(host: Host, listener: socket.socket, settings: Settings, *, as_
                 )
             else:
                 _say_ready(running, settings)
-            if running.app.native.approval_key_required:
+            if running.app.context.approval_key_required:
                 offer_approvals(running)
 
     def offer_approvals(running: Running) -> None:

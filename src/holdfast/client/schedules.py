@@ -1,16 +1,13 @@
-"""A schedule over HTTP: `holdfast.protocol.interface.ScheduleLike` on a `Client`."""
+"""A schedule over HTTP: `holdfast.protocol.interface.ScheduleLike` on a `Transport`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from holdfast.client.transport import Transport
 from holdfast.client.wire import decode, segment
 from holdfast.errors import InvalidKey
+from holdfast.protocol.http import PauseBody
 from holdfast.protocol.messages import Receipt
 from holdfast.protocol.schedules import ScheduleView
-
-if TYPE_CHECKING:
-    from holdfast.client.client import Client
 
 __all__ = ["RemoteSchedule"]
 
@@ -18,21 +15,21 @@ __all__ = ["RemoteSchedule"]
 class RemoteSchedule:
     """A schedule of a server. Made by `RemoteSession.schedule`, `Client.schedule` and `Client.find_schedule`."""
 
-    __slots__ = ("_client", "_path", "schedule_id")
+    __slots__ = ("_path", "_transport", "schedule_id")
 
-    def __init__(self, client: Client, schedule_id: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, schedule_id: str) -> None:
+        self._transport = transport
         if not schedule_id:
             raise InvalidKey("'' is not a schedule's id")
         self._path = f"/v1/schedules/{segment(schedule_id)}"
         self.schedule_id = schedule_id
 
     def __repr__(self) -> str:
-        return f"<RemoteSchedule {self.schedule_id!r} at {self._client.url}>"
+        return f"<RemoteSchedule {self.schedule_id!r} at {self._transport.url}>"
 
     async def info(self) -> ScheduleView:
         """See `ScheduleLike.info`."""
-        return await self._client.read(self._path, ScheduleView)
+        return await self._transport.read(self._path, ScheduleView)
 
     async def pause(self) -> ScheduleView:
         """See `ScheduleLike.pause`."""
@@ -43,13 +40,13 @@ class RemoteSchedule:
         return await self._pause(False)
 
     async def _pause(self, paused: bool) -> ScheduleView:
-        response = await self._client.request("PATCH", self._path, body={"paused": paused}, repeatable=True)
+        response = await self._transport.request("PATCH", self._path, body=PauseBody(paused=paused), repeatable=True)
         return decode(response, ScheduleView)
 
     async def run_now(self) -> Receipt:
         """See `ScheduleLike.run_now`. Not retried if the response is lost: a second call would send again."""
-        return decode(await self._client.request("POST", f"{self._path}/run"), Receipt)
+        return decode(await self._transport.request("POST", f"{self._path}/run"), Receipt)
 
     async def delete(self) -> ScheduleView:
         """See `ScheduleLike.delete`."""
-        return decode(await self._client.request("DELETE", self._path), ScheduleView)
+        return decode(await self._transport.request("DELETE", self._path), ScheduleView)

@@ -1,29 +1,44 @@
-"""A session over HTTP: `holdfast.protocol.interface.SessionLike` on a `Client`."""
+"""A session over HTTP: `holdfast.protocol.interface.SessionLike` on a `Transport`."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import AsyncGenerator
+from typing import TypeVar, Unpack
 
 import httpx2
 import msgspec
 
 from holdfast import ids
 from holdfast.client.schedules import RemoteSchedule
-from holdfast.client.wire import connecting, decode, described, error_of, refuse_unauthorized, segment, unreachable
+from holdfast.client.transport import Transport
+from holdfast.client.wire import decode, described, error_of, refuse_unauthorized, segment, unreachable
 from holdfast.errors import HoldfastError, InvalidKey, RateLimited, ServerUnreachable, Unavailable, WaitExpired
 from holdfast.protocol.call_hash import hash_of, question_id_of
 from holdfast.protocol.events import Event, Gap, MessageSettled, SessionDeletedEvent
+from holdfast.protocol.http import (
+    BranchBody,
+    CompactBody,
+    DecisionBody,
+    InterruptBody,
+    Mailbox,
+    NothingBody,
+    Outcome,
+    QuestionList,
+    RunList,
+    ScheduleBody,
+    SendBody,
+    StopBody,
+    StopPending,
+    Transcript,
+)
 from holdfast.protocol.interface import answer
 from holdfast.protocol.messages import (
     Answer,
     Attachment,
     Entry,
     MailboxItem,
-    Policy,
     Question,
     Receipt,
     RunView,
@@ -34,13 +49,11 @@ from holdfast.protocol.messages import (
     TreeNode,
     check_seconds,
 )
-from holdfast.protocol.schedules import Miss
+from holdfast.protocol.schedules import ScheduleKeywords, ScheduleSpec
+from holdfast.protocol.send_options import SendKeywords, SendOptions
 from holdfast.protocol.sse import FrameDecoder
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import StopReceipt
-
-if TYPE_CHECKING:
-    from holdfast.client.client import Client
 
 __all__ = ["RemoteSession"]
 
@@ -49,37 +62,10 @@ T = TypeVar("T")
 _WAIT_S = 25.0
 _STOP_S = 600.0
 _POLL_S = 0.25
-_SILENCE_S = 45.0
 _PAGE = 1000
 _REPLY_S = 60.0
 _FIRST_DELAY_S = 0.1
 _MOST_DELAY_S = 5.0
-
-
-class _Outcome(msgspec.Struct):
-    receipt: Receipt
-    status: str
-    text: str = ""
-
-
-class _Pending(msgspec.Struct):
-    stop_id: str
-
-
-class _Entries(msgspec.Struct):
-    entries: list[Entry]
-
-
-class _Items(msgspec.Struct):
-    items: list[MailboxItem]
-
-
-class _Questions(msgspec.Struct):
-    questions: list[Question]
-
-
-class _Runs(msgspec.Struct):
-    runs: list[RunView]
 
 
 _frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
@@ -88,66 +74,32 @@ _frame: msgspec.json.Decoder[Event | Gap] = msgspec.json.Decoder(Event | Gap)
 class RemoteSession:
     """A session of a server. Made by `Client.session`. Cancelling a caller ends its wait, never the work."""
 
-    __slots__ = ("_client", "_path", "key")
+    __slots__ = ("_path", "_transport", "key")
 
-    def __init__(self, client: Client, key: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, key: str) -> None:
+        self._transport = transport
         if not key:
             raise InvalidKey("'' is not a session key")
         self._path = f"/v1/sessions/{segment(key)}"
         self.key = key
 
     def __repr__(self) -> str:
-        return f"<RemoteSession {self.key!r} at {self._client.url}>"
+        return f"<RemoteSession {self.key!r} at {self._transport.url}>"
 
     # ── Messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def send(
-        self,
-        content: str,
-        *,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> Receipt:
+    async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
         """See `SessionLike.send`. Generates a missing `idempotency_key`, so that a retry is safe."""
-        response = await self._post_message(
-            {}, 0.0, content, policy, idempotency_key, agent, quiet_s, max_wait_s, attachments
-        )
-        return decode(response, Receipt)
+        return decode(await self._post_message(content, SendOptions(**options)), Receipt)
 
-    async def ask(
-        self,
-        content: str,
-        *,
-        timeout_s: float | None = None,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> str:
+    async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
         """See `SessionLike.ask`."""
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         wait_s = _WAIT_S if timeout_s is None else max(0.0, min(_WAIT_S, timeout_s))
-        response = await self._post_message(
-            {"wait": f"{wait_s:.3f}"},
-            wait_s,
-            content,
-            policy,
-            idempotency_key,
-            agent,
-            quiet_s,
-            max_wait_s,
-            attachments,
-        )
+        response = await self._post_message(content, SendOptions(**options), wait_s=wait_s)
         if response.status_code == 200:
-            outcome = decode(response, _Outcome)
+            outcome = decode(response, Outcome)
             if outcome.status == "completed":
                 return outcome.text
             return answer(await self.message(outcome.receipt.message_id))
@@ -155,26 +107,17 @@ class RemoteSession:
         return answer(await self._wait(receipt.message_id, timeout_s, deadline))
 
     async def _post_message(
-        self,
-        query: dict[str, str],
-        wait_s: float,
-        content: str,
-        policy: Policy,
-        idempotency_key: str | None,
-        agent: str | None,
-        quiet_s: float | None,
-        max_wait_s: float | None,
-        attachments: Sequence[Attachment],
+        self, content: str, options: SendOptions, *, wait_s: float | None = None
     ) -> httpx2.Response:
-        body: dict[str, object] = {
-            "content": content,
-            "policy": policy,
-            "idempotency_key": ids.message_id() if idempotency_key is None else idempotency_key,
-        }
-        optional = {"agent": agent, "quiet_s": quiet_s, "max_wait_s": max_wait_s, "attachments": tuple(attachments)}
-        body.update((name, value) for name, value in optional.items() if value not in (None, ()))
-        return await self._client.request(
-            "POST", f"{self._path}/messages", body=body, query=query, repeatable=True, reply_s=wait_s + 30.0
+        if options.idempotency_key is None:
+            options = msgspec.structs.replace(options, idempotency_key=ids.message_id())
+        return await self._transport.request(
+            "POST",
+            f"{self._path}/messages",
+            body=SendBody.of(content, options),
+            query={} if wait_s is None else {"wait": f"{wait_s:.3f}"},
+            repeatable=True,
+            reply_s=(wait_s or 0.0) + 30.0,
         )
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
@@ -188,7 +131,7 @@ class RemoteSession:
         path = f"{self._path}/messages/{segment(message_id)}"
         while True:
             wait_s = _WAIT_S if deadline is None else max(0.0, min(_WAIT_S, deadline - loop.time()))
-            response = await self._client.request(
+            response = await self._transport.request(
                 "GET", path, query={"wait": f"{wait_s:.3f}"}, repeatable=True, reply_s=wait_s + 30.0
             )
             settlement = decode(response, Settlement)
@@ -201,11 +144,11 @@ class RemoteSession:
     async def withdraw(self, message_id: str) -> Settlement:
         """See `SessionLike.withdraw`."""
         path = f"{self._path}/messages/{segment(message_id)}"
-        return decode(await self._client.request("DELETE", path, repeatable=True), Settlement)
+        return decode(await self._transport.request("DELETE", path, repeatable=True), Settlement)
 
     async def message(self, message_id: str) -> Settlement:
         """See `SessionLike.message`."""
-        return await self._client.read(f"{self._path}/messages/{segment(message_id)}", Settlement)
+        return await self._transport.read(f"{self._path}/messages/{segment(message_id)}", Settlement)
 
     # ── Events ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -213,21 +156,22 @@ class RemoteSession:
         """See `SessionLike.events`. Reconnects automatically, without loss or repeats.
 
         Raises:
-            ServerUnreachable: the reconnect failed within the client's ``reconnect_s``.
+            ServerUnreachable: the reconnect failed within the transport's ``reconnect_s``.
             Unauthenticated: the key was revoked or the token has expired.
         """
         cursor = after
-        patience = _Patience(self._client, self.key)
+        reconnect = _Reconnect(self._transport, self.key)
         while True:
             closed = False
+            query = {name: value for name, value in (("after", cursor), ("follow", follow)) if value is not None}
             try:
-                async with self._open(cursor, follow) as response:
+                async with self._transport.stream(f"{self._path}/events", query=query) as response:
                     if response.status_code != 200:
                         await response.aread()
                         raise error_of(response)
                     decoder = FrameDecoder()
                     async for chunk in response.aiter_raw():
-                        patience.renew()
+                        reconnect.renew()
                         for frame in decoder.feed(chunk):
                             cursor = frame.id or cursor
                             if frame.event == "closed":
@@ -240,27 +184,14 @@ class RemoteSession:
                                 return
                 if not closed:
                     return
-                failure: HoldfastError = ServerUnreachable(f"{self._client.url} ended the stream: it is shutting down")
+                failure: HoldfastError = ServerUnreachable(
+                    f"{self._transport.url} ended the stream: it is shutting down"
+                )
             except httpx2.TransportError as error:
-                failure = unreachable(self._client.url, error)
+                failure = unreachable(self._transport.url, error)
             except (Unavailable, RateLimited) as error:
                 failure = error
-            await patience.wait(failure)
-
-    @asynccontextmanager
-    async def _open(self, cursor: str | None, follow: str | None) -> AsyncGenerator[httpx2.Response, None]:
-        query = {name: value for name, value in (("after", cursor), ("follow", follow)) if value is not None}
-        stream = self._client.http.stream(
-            "GET",
-            f"{self._client.url}{self._path}/events",
-            params=query,
-            headers={"accept": "text/event-stream"},
-            timeout=httpx2.Timeout(_SILENCE_S, connect=5.0, pool=None),
-        )
-        async with AsyncExitStack() as stack:
-            with connecting():
-                response = await stack.enter_async_context(stream)
-            yield response
+            await reconnect.wait(failure)
 
     # ── Stopping ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -268,21 +199,21 @@ class RemoteSession:
         self, reason: str = "", *, run_id: str | None = None, grace_s: float | None = None
     ) -> StopReceipt:
         """See `SessionLike.interrupt`."""
-        body = {"reason": reason, "run_id": run_id, "grace_s": grace_s}
-        response = await self._client.request(
+        body = InterruptBody(reason=reason, run_id=run_id, grace_s=grace_s)
+        response = await self._transport.request(
             "POST", f"{self._path}/interrupt", body=body, repeatable=run_id is not None, reply_s=_REPLY_S
         )
         return await self._stopped(response, StopReceipt)
 
     async def stop(self, reason: str = "", *, grace_s: float | None = None) -> SessionStop:
         """See `SessionLike.stop`."""
-        body = {"reason": reason, "grace_s": grace_s}
-        response = await self._client.request("POST", f"{self._path}/stop", body=body, reply_s=_REPLY_S)
+        body = StopBody(reason=reason, grace_s=grace_s)
+        response = await self._transport.request("POST", f"{self._path}/stop", body=body, reply_s=_REPLY_S)
         return await self._stopped(response, SessionStop)
 
     async def delete(self) -> SessionStop:
         """See `SessionLike.delete`."""
-        response = await self._client.request("DELETE", self._path, reply_s=_REPLY_S)
+        response = await self._transport.request("DELETE", self._path, reply_s=_REPLY_S)
         return await self._stopped(response, SessionStop)
 
     async def _stopped(self, response: httpx2.Response, kind: type[T]) -> T:
@@ -290,146 +221,131 @@ class RemoteSession:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _STOP_S
         while response.status_code == 202:
-            stop_id = decode(response, _Pending).stop_id
+            stop_id = decode(response, StopPending).stop_id
             if loop.time() > deadline:
                 raise WaitExpired(
                     f"stop {stop_id} is still in progress after {_STOP_S:g} s", hint="see 'holdfast tree'"
                 )
             await asyncio.sleep(_POLL_S)
-            response = await self._client.request("GET", f"{self._path}/stops/{stop_id}", repeatable=True)
+            response = await self._transport.request("GET", f"{self._path}/stops/{stop_id}", repeatable=True)
         return decode(response, kind)
 
     # ── Questions ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def questions(self) -> list[Question]:
         """See `SessionLike.questions`."""
-        return (await self._client.read(f"{self._path}/approvals", _Questions)).questions
+        return (await self._transport.read(f"{self._path}/approvals", QuestionList)).questions
 
     async def answer(self, question: Question | str, text: str) -> Answer:
         """See `SessionLike.answer`."""
-        return await self._decide(question, {"decision": "answer", "text": text})
+        return await self._decide(question, DecisionBody(decision="answer", text=text))
 
     async def approve(self, question: Question | str, *, note: str = "", call_hash: str | None = None) -> Answer:
         """See `SessionLike.approve`. Sends the client's ``approval_key`` where one is required."""
-        body: dict[str, object] = {"decision": "approve", "text": note, "call_hash": hash_of(question, call_hash)}
-        if self._client.approval_key is not None:
-            body["approval_key"] = self._client.approval_key
+        body = DecisionBody(
+            decision="approve",
+            text=note,
+            call_hash=hash_of(question, call_hash),
+            approval_key=self._transport.approval_key or "",
+        )
         return await self._decide(question, body)
 
     async def deny(self, question: Question | str, *, reason: str = "") -> Answer:
         """See `SessionLike.deny`."""
-        return await self._decide(question, {"decision": "deny", "text": reason})
+        return await self._decide(question, DecisionBody(decision="deny", text=reason))
 
-    async def _decide(self, question: Question | str, body: dict[str, object]) -> Answer:
+    async def _decide(self, question: Question | str, body: DecisionBody) -> Answer:
         path = f"{self._path}/approvals/{segment(question_id_of(question))}"
-        response = await self._client.request("POST", path, body=body, repeatable=True, reply_s=_REPLY_S)
+        response = await self._transport.request("POST", path, body=body, repeatable=True, reply_s=_REPLY_S)
         return decode(response, Answer)
 
     # ── Schedules ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def schedule(
-        self,
-        text: str,
-        *,
-        every_s: float | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
-        schedule_id: str | None = None,
-        agent: str | None = None,
-        overlap: Policy = "queue",
-        miss: Miss = "skip",
-        initial_delay_s: float | None = None,
-        jitter_s: float = 0.0,
-        max_runs: int | None = None,
+        self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> RemoteSchedule:
         """See `SessionLike.schedule`. Generates a missing `schedule_id`, so that a retry is safe."""
-        check_seconds(every_s=every_s, initial_delay_s=initial_delay_s, jitter_s=jitter_s)  # JSON has no NaN
-        schedule = RemoteSchedule(self._client, ids.schedule_id() if schedule_id is None else schedule_id)
-        body: dict[str, object] = {"session": self.key, "text": text, "schedule_id": schedule.schedule_id}
-        body |= {"timezone": timezone, "overlap": overlap, "miss": miss, "jitter_s": jitter_s}
-        optional = {"every_s": every_s, "cron": cron, "agent": agent, "max_runs": max_runs}
-        optional["initial_delay_s"] = initial_delay_s
-        body.update((name, value) for name, value in optional.items() if value is not None)
-        await self._client.request("POST", "/v1/schedules", body=body, repeatable=True)
+        checked = ScheduleSpec(session=self.key, text=text, **spec)
+        check_seconds(every_s=checked.every_s, initial_delay_s=checked.initial_delay_s, jitter_s=checked.jitter_s)
+        schedule = RemoteSchedule(self._transport, ids.schedule_id() if schedule_id is None else schedule_id)
+        body = ScheduleBody.of(checked, schedule.schedule_id)
+        await self._transport.request("POST", "/v1/schedules", body=body, repeatable=True)
         return schedule
 
     # ── Editing the transcript ───────────────────────────────────────────────────────────────────────────────────────
 
     async def retry(self) -> Receipt:
         """See `SessionLike.retry`."""
-        return decode(await self._edit("retry"), Receipt)
+        return decode(await self._edit("retry", NothingBody()), Receipt)
 
     async def undo(self) -> list[Entry]:
         """See `SessionLike.undo`."""
-        return decode(await self._edit("undo"), _Entries).entries
+        return decode(await self._edit("undo", NothingBody()), Transcript).entries
 
     async def compact(self, *, keep: int = 4) -> list[Entry]:
         """See `SessionLike.compact`. Waits up to ten minutes for the model."""
-        return decode(await self._edit("compact", {"keep": keep}, reply_s=_STOP_S), _Entries).entries
+        return decode(await self._edit("compact", CompactBody(keep=keep), reply_s=_STOP_S), Transcript).entries
 
     async def branch(self, key: str, *, through_n: int | None = None) -> SessionView:
         """See `SessionLike.branch`."""
-        return decode(await self._edit("branch", {"key": key, "through_n": through_n}), SessionView)
+        return decode(await self._edit("branch", BranchBody(key=key, through_n=through_n)), SessionView)
 
     async def export(self) -> SessionExport:
         """See `SessionLike.export`."""
-        return await self._client.read(f"{self._path}/export", SessionExport)
+        return await self._transport.read(f"{self._path}/export", SessionExport)
 
     async def import_history(self, export: SessionExport) -> SessionView:
         """See `SessionLike.import_history`."""
-        body = msgspec.to_builtins(export)
-        return decode(await self._edit("import", body), SessionView)
+        return decode(await self._edit("import", export), SessionView)
 
-    async def _edit(
-        self, action: str, body: dict[str, object] | None = None, *, reply_s: float = _REPLY_S
-    ) -> httpx2.Response:
+    async def _edit(self, action: str, body: msgspec.Struct, *, reply_s: float = _REPLY_S) -> httpx2.Response:
         """Post an edit. Never retried: a second one would edit the result of the first."""
-        return await self._client.request("POST", f"{self._path}/{action}", body=body or {}, reply_s=reply_s)
+        return await self._transport.request("POST", f"{self._path}/{action}", body=body, reply_s=reply_s)
 
     # ── Attachments ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def attach(self, body: bytes, *, media_type: str, name: str = "") -> Attachment:
         """See `SessionLike.attach`."""
-        response = await self._client.upload("/v1/attachments", body, media_type=media_type, name=name)
+        response = await self._transport.upload("/v1/attachments", body, media_type=media_type, name=name)
         return decode(response, Attachment)
 
     async def attachment(self, digest: str) -> tuple[Attachment, bytes]:
         """See `SessionLike.attachment`."""
         path = f"/v1/attachments/{segment(digest)}"
-        response = await self._client.request("GET", path, repeatable=True, reply_s=_REPLY_S)
+        response = await self._transport.request("GET", path, repeatable=True, reply_s=_REPLY_S)
         return described(digest, response), response.content
 
     # ── Reading ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def info(self) -> SessionView:
         """See `SessionLike.info`."""
-        return await self._client.read(self._path, SessionView)
+        return await self._transport.read(self._path, SessionView)
 
     async def transcript(self) -> list[Entry]:
         """See `SessionLike.transcript`."""
         entries: list[Entry] = []
         while True:
             query = {"after": str(entries[-1].n if entries else 0), "limit": str(_PAGE)}
-            page = (await self._client.read(f"{self._path}/transcript", _Entries, query=query)).entries
+            page = (await self._transport.read(f"{self._path}/transcript", Transcript, query=query)).entries
             entries += page
             if len(page) < _PAGE:
                 return entries
 
     async def mailbox(self) -> list[MailboxItem]:
         """See `SessionLike.mailbox`."""
-        return (await self._client.read(f"{self._path}/mailbox", _Items)).items
+        return (await self._transport.read(f"{self._path}/mailbox", Mailbox)).items
 
     async def tree(self) -> TreeNode:
         """See `SessionLike.tree`."""
-        return await self._client.read(f"{self._path}/tree", TreeNode)
+        return await self._transport.read(f"{self._path}/tree", TreeNode)
 
     async def run(self, run_id: str) -> RunView:
         """See `SessionLike.run`."""
-        return await self._client.read(f"{self._path}/runs/{segment(run_id)}", RunView)
+        return await self._transport.read(f"{self._path}/runs/{segment(run_id)}", RunView)
 
     async def runs(self) -> list[RunView]:
         """See `SessionLike.runs`."""
-        return (await self._client.read(f"{self._path}/runs", _Runs)).runs
+        return (await self._transport.read(f"{self._path}/runs", RunList)).runs
 
 
 def _ends(event: Event | Gap, follow: str | None) -> bool:
@@ -439,13 +355,13 @@ def _ends(event: Event | Gap, follow: str | None) -> bool:
     return isinstance(event, SessionDeletedEvent)
 
 
-class _Patience:
-    """Reconnect timing of an event stream: growing pauses within the client's ``reconnect_s``."""
+class _Reconnect:
+    """Reconnect timing of an event stream: growing pauses within the transport's ``reconnect_s``."""
 
-    __slots__ = ("_attempt", "_client", "_cut_at", "_spread")
+    __slots__ = ("_attempt", "_cut_at", "_spread", "_transport")
 
-    def __init__(self, client: Client, key: str) -> None:
-        self._client = client
+    def __init__(self, transport: Transport, key: str) -> None:
+        self._transport = transport
         self._spread = 0.75 + (zlib.crc32(key.encode()) % 1000) / 2000  # spreads the reconnects of many sessions
         self._attempt = 0
         self._cut_at: float | None = None
@@ -455,18 +371,18 @@ class _Patience:
         if self._cut_at is not None:
             self._attempt = 0
             self._cut_at = None
-            if self._client.on_back is not None:
-                self._client.on_back()
+            if self._transport.on_back is not None:
+                self._transport.on_back()
 
     async def wait(self, failure: HoldfastError) -> None:
         """Pause before the next attempt. Raises `failure` once ``reconnect_s`` is over."""
         now = asyncio.get_running_loop().time()
         if self._cut_at is None:
             self._cut_at = now
-            if self._client.on_cut is not None:
-                self._client.on_cut(failure)
+            if self._transport.on_cut is not None:
+                self._transport.on_cut(failure)
         delay_s = min(_MOST_DELAY_S, _FIRST_DELAY_S * 2**self._attempt) * self._spread
         self._attempt += 1
-        if now - self._cut_at + delay_s > self._client.reconnect_s:
+        if now - self._cut_at + delay_s > self._transport.reconnect_s:
             raise failure
         await asyncio.sleep(delay_s)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import Draining, HoldfastError, LimitExceeded
 from holdfast.logs import log_failure, one_line
+from holdfast.protocol.send_options import SendOptions
 from holdfast.runtime import Scope
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Background:
             if text is None or scope.interrupt.triggered:
                 return  # stopped work reports nothing
             try:
-                await self._sender.send(actor.principal, actor.key, text)
+                await self._sender.send(actor.principal, actor.key, text, SendOptions())
             except HoldfastError as error:
                 problem = f"the result of {name} could not be sent to its session: {one_line(error)}"
                 context.report("background", problem, session=actor.key)

@@ -7,7 +7,7 @@ import contextvars
 import logging
 import math
 import os
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, Unpack
 
 from holdfast import ids
 from holdfast.clock import Clock, system_clock
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from holdfast.host.admission import Admission
     from holdfast.host.live_session import LiveSession
     from holdfast.host.run_execution import RunExecution
-    from holdfast.protocol.messages import Policy, SessionView, TreeNode
-    from holdfast.protocol.schedules import Miss, ScheduleView
+    from holdfast.protocol.messages import SessionView, TreeNode
+    from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
     from holdfast.storage.port import DueQuestion, Store
 
 __all__ = ["Host"]
@@ -315,31 +315,11 @@ class Host:
         text: str,
         *,
         principal: str = "local",
-        every_s: float | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
         schedule_id: str | None = None,
-        agent: str | None = None,
-        overlap: Policy = "queue",
-        miss: Miss = "skip",
-        initial_delay_s: float | None = None,
-        jitter_s: float = 0.0,
-        max_runs: int | None = None,
+        **spec: Unpack[ScheduleKeywords],
     ) -> Schedule:
         """Send a session a message on a schedule; same as `SessionLike.schedule` of the session `key`."""
-        return await self.session(key, principal=principal).schedule(
-            text,
-            every_s=every_s,
-            cron=cron,
-            timezone=timezone,
-            schedule_id=schedule_id,
-            agent=agent,
-            overlap=overlap,
-            miss=miss,
-            initial_delay_s=initial_delay_s,
-            jitter_s=jitter_s,
-            max_runs=max_runs,
-        )
+        return await self.session(key, principal=principal).schedule(text, schedule_id=schedule_id, **spec)
 
     def find_schedule(self, schedule_id: str, *, principal: str = "local") -> Schedule:
         """Return a handle to a principal's schedule; no I/O, it need not exist. Raises `InvalidKey`."""

@@ -14,13 +14,11 @@ from holdfast.protocol.messages import Attachment, Receipt, check_seconds, check
 from holdfast.storage.port import Send
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from holdfast.host.agent_registry import AgentRegistry
     from holdfast.host.context import HostContext
     from holdfast.host.dispatcher import Dispatcher
     from holdfast.host.session_queue import SessionQueue
-    from holdfast.protocol.messages import Policy
+    from holdfast.protocol.send_options import SendOptions
     from holdfast.storage.port import SendResult
 
 __all__ = ["MessageSender", "check_key", "receipt_of"]
@@ -68,16 +66,11 @@ class MessageSender:
         principal: str,
         key: str,
         content: str,
+        options: SendOptions,
         *,
         message_id: str | None = None,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
         handle_agent: str | None = None,
         agents: frozenset[str] | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
         retry_of: str | None = None,
     ) -> Receipt:
         """Send a message to a session. Raises as `SessionLike.send`.
@@ -88,6 +81,7 @@ class MessageSender:
             retry_of: the run whose request is repeated.
         """
         context = self._context
+        idempotency_key, attachments = options.idempotency_key, options.attachments
         if not isinstance(content, str):
             raise InvalidRequest("a message's content must be text (str)")
         if not isinstance(idempotency_key, (str, type(None))):
@@ -98,14 +92,15 @@ class MessageSender:
             if not isinstance(attachment, Attachment):
                 raise InvalidRequest("attachments must be values returned by attach()")
         check_text(content + (idempotency_key or ""))
-        check_seconds(quiet_s=quiet_s, max_wait_s=max_wait_s)
+        check_seconds(quiet_s=options.quiet_s, max_wait_s=options.max_wait_s)
         body_hash = b""
         if idempotency_key is not None:
             if not 0 < len(idempotency_key) <= KEY_LENGTH:
                 raise InvalidRequest(f"an idempotency key must have 1 to {KEY_LENGTH} characters")
-            hashed = "\0".join((policy, agent or "", content, *(attachment.digest for attachment in attachments)))
+            digests = (attachment.digest for attachment in attachments)
+            hashed = "\0".join((options.policy, options.agent or "", content, *digests))
             body_hash = hashlib.blake2b(hashed.encode(), digest_size=16).digest()
-        agent = agent or handle_agent
+        agent = options.agent or handle_agent
         if agent is not None:
             self._agents.find(agent, among=agents)
         if context.lifecycle.draining:
@@ -118,13 +113,13 @@ class MessageSender:
             default_agent=self._agents.default,
             message_id=message_id or ids.message_id(),
             content=content,
-            policy=policy,
+            policy=options.policy,
             at=context.now(),
             idempotency_key=idempotency_key,
             body_hash=body_hash,
             run_id=self._queue.reserve(principal),
-            quiet_s=settings.quiet_s if quiet_s is None else quiet_s,
-            max_wait_s=settings.max_wait_s if max_wait_s is None else max_wait_s,
+            quiet_s=settings.quiet_s if options.quiet_s is None else options.quiet_s,
+            max_wait_s=settings.max_wait_s if options.max_wait_s is None else options.max_wait_s,
             mailbox_limit=settings.mailbox_limit,
             mailbox_size=settings.mailbox_size,
             session_limit=settings.principal_sessions,

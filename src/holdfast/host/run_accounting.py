@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from holdfast.protocol.messages import Entry, Settlement
     from holdfast.protocol.stopping import Cause, StopReceipt
     from holdfast.runtime import Scope
-    from holdfast.storage.port import Claim, Committed
-    from holdfast.storage.port import InterruptResult
+    from holdfast.storage.port import Claim, Committed, InterruptResult
 
 __all__ = ["RunAccounting"]
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import msgspec
 
@@ -37,7 +37,6 @@ from holdfast.protocol.messages import (
     Entry,
     HistoryEdit,
     MailboxItem,
-    Policy,
     Question,
     Receipt,
     RunView,
@@ -49,7 +48,8 @@ from holdfast.protocol.messages import (
     check_seconds,
     check_text,
 )
-from holdfast.protocol.schedules import Miss, ScheduleSpec
+from holdfast.protocol.schedules import ScheduleKeywords, ScheduleSpec
+from holdfast.protocol.send_options import SendKeywords, SendOptions
 from holdfast.protocol.states import TERMINAL_MESSAGE_STATES
 from holdfast.protocol.stopping import Cause, StopReceipt
 from holdfast.protocol.transcript import memory_bytes
@@ -112,30 +112,15 @@ class Session:
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def send(
-        self,
-        content: str,
-        *,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> Receipt:
+    async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
         """See `SessionLike.send`."""
         return await self._parts.sender.send(
             self.principal,
             self.key,
             content,
-            policy=policy,
-            idempotency_key=idempotency_key,
-            agent=agent,
+            SendOptions(**options),
             handle_agent=self._agent,
             agents=self._agents,
-            quiet_s=quiet_s,
-            max_wait_s=max_wait_s,
-            attachments=attachments,
         )
 
     async def wait(self, message_id: str, *, timeout_s: float | None = None) -> Settlement:
@@ -185,42 +170,13 @@ class Session:
         except TimeoutError:
             raise WaitExpired(f"the message is not settled after {timeout_s:g} s") from None
 
-    async def ask(
-        self,
-        content: str,
-        *,
-        timeout_s: float | None = None,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> str:
+    async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
         """See `SessionLike.ask`."""
         self._refuse_to_wait_for_itself()
-        _, future = await self.send_expecting(
-            content,
-            policy=policy,
-            idempotency_key=idempotency_key,
-            agent=agent,
-            quiet_s=quiet_s,
-            max_wait_s=max_wait_s,
-            attachments=attachments,
-        )
+        _, future = await self.send_expecting(content, SendOptions(**options))
         return answer(await self._settled(future, timeout_s))
 
-    async def send_expecting(
-        self,
-        content: str,
-        *,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> tuple[Receipt, asyncio.Future[Settlement]]:
+    async def send_expecting(self, content: str, options: SendOptions) -> tuple[Receipt, asyncio.Future[Settlement]]:
         """Send, and also return a future of the message's settlement. Cancel it to stop waiting."""
         message_id = ids.message_id()
         future = self._expect(message_id)
@@ -229,15 +185,10 @@ class Session:
                 self.principal,
                 self.key,
                 content,
+                options,
                 message_id=message_id,
-                policy=policy,
-                idempotency_key=idempotency_key,
-                agent=agent,
                 handle_agent=self._agent,
                 agents=self._agents,
-                quiet_s=quiet_s,
-                max_wait_s=max_wait_s,
-                attachments=attachments,
             )
         except BaseException:
             future.cancel()
@@ -347,38 +298,19 @@ class Session:
     # ── schedules ────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def schedule(
-        self,
-        text: str,
-        *,
-        every_s: float | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
-        schedule_id: str | None = None,
-        agent: str | None = None,
-        overlap: Policy = "queue",
-        miss: Miss = "skip",
-        initial_delay_s: float | None = None,
-        jitter_s: float = 0.0,
-        max_runs: int | None = None,
+        self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> Schedule:
         """See `SessionLike.schedule`."""
+        return await self.put_schedule(schedule_id, ScheduleSpec(session=self.key, text=text, **spec))
+
+    async def put_schedule(self, schedule_id: str | None, spec: ScheduleSpec) -> Schedule:
+        """Create or replace a schedule of this session; as `SessionLike.schedule`."""
         found = await self._context.store.find_session(self.principal, self.key)
         if found is not None and found[1].state == "deleted":
             raise SessionDeleted(f"the session {self.key!r} was deleted")
-        await self.check_agent(agent or self._agent)
-        spec = ScheduleSpec(
-            session=self.key,
-            text=text,
-            agent=agent or self._agent,
-            every_s=every_s,
-            cron=cron,
-            timezone=timezone,
-            overlap=overlap,
-            miss=miss,
-            initial_delay_s=initial_delay_s,
-            jitter_s=jitter_s,
-            max_runs=max_runs,
-        )
+        agent = spec.agent or self._agent
+        await self.check_agent(agent)
+        spec = msgspec.structs.replace(spec, agent=agent)
         return await self._parts.scheduler.put(self.principal, schedule_id, spec)
 
     # ── transcript edits ─────────────────────────────────────────────────────────────────────────────────────────
@@ -399,10 +331,9 @@ class Session:
             self.principal,
             self.key,
             last.content,
-            policy="reject",
+            SendOptions(policy="reject", attachments=last.attachments),
             handle_agent=self._agent,
             agents=self._agents,
-            attachments=last.attachments,
             retry_of=last.run_id,
         )
 

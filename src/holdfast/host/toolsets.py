@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import ConfigurationError, Interrupted
 from holdfast.host.message_sender import check_key
 from holdfast.logs import log_failure, one_line
+from holdfast.protocol.send_options import SendOptions
 from holdfast.runtime import Scope
 from holdfast.tools.private_paths import kept_private, store_paths
 from holdfast.tools.workspace_guard import check_folder
@@ -59,7 +60,7 @@ class HostToolsetContext:
 
     async def tell(self, principal: str, session_key: str, text: str) -> None:
         """Send a message to that session; it runs when the session is free. Raises as `Session.send`."""
-        await self._sender.send(principal, check_key(session_key), text)
+        await self._sender.send(principal, check_key(session_key), text, SendOptions())
 
 
 class _Lifespan:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator
+from typing import Protocol, Unpack
 
 from holdfast.errors import MessageWithdrawn, RunFailed, RunInterrupted
 from holdfast.protocol.events import Event, Gap
@@ -12,7 +12,6 @@ from holdfast.protocol.messages import (
     Attachment,
     Entry,
     MailboxItem,
-    Policy,
     Question,
     Receipt,
     RunView,
@@ -22,7 +21,8 @@ from holdfast.protocol.messages import (
     Settlement,
     TreeNode,
 )
-from holdfast.protocol.schedules import Miss, ScheduleView
+from holdfast.protocol.schedules import ScheduleKeywords, ScheduleView
+from holdfast.protocol.send_options import SendKeywords
 from holdfast.protocol.stopping import StopReceipt
 
 __all__ = ["ScheduleLike", "SessionLike", "answer"]
@@ -75,26 +75,13 @@ class SessionLike(Protocol):
         """The session's key."""
         ...
 
-    async def send(
-        self,
-        content: str,
-        *,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> Receipt:
+    async def send(self, content: str, **options: Unpack[SendKeywords]) -> Receipt:
         """Put a message into the mailbox; it is durable on return.
 
         Parameters:
             content: the text.
-            policy: what to do if a run is already active.
-            idempotency_key: accepted once; a repeat returns the receipt of the first send.
-            agent: the agent of a new session, or a change for runs that start later.
-            quiet_s, max_wait_s: for ``collect``, in seconds.
-            attachments: attachments returned by `attach`.
+            options: ``policy``, ``idempotency_key``, ``agent``, ``quiet_s``, ``max_wait_s`` and ``attachments``, as in
+                `SendOptions`.
 
         Raises:
             SessionBusy, MailboxFull, IdempotencyMismatch, SessionDeleted, UnknownAgent, UnknownPolicy,
@@ -111,18 +98,7 @@ class SessionLike(Protocol):
         """
         ...
 
-    async def ask(
-        self,
-        content: str,
-        *,
-        timeout_s: float | None = None,
-        policy: Policy = "queue",
-        idempotency_key: str | None = None,
-        agent: str | None = None,
-        quiet_s: float | None = None,
-        max_wait_s: float | None = None,
-        attachments: Sequence[Attachment] = (),
-    ) -> str:
+    async def ask(self, content: str, *, timeout_s: float | None = None, **options: Unpack[SendKeywords]) -> str:
         """Send, wait, and return the answer.
 
         A caller that is cancelled (`asyncio.timeout`, `Task.cancel`) or whose `timeout_s` expires gives up its wait,
@@ -234,35 +210,16 @@ class SessionLike(Protocol):
         ...
 
     async def schedule(
-        self,
-        text: str,
-        *,
-        every_s: float | None = None,
-        cron: str | None = None,
-        timezone: str = "UTC",
-        schedule_id: str | None = None,
-        agent: str | None = None,
-        overlap: Policy = "queue",
-        miss: Miss = "skip",
-        initial_delay_s: float | None = None,
-        jitter_s: float = 0.0,
-        max_runs: int | None = None,
+        self, text: str, *, schedule_id: str | None = None, **spec: Unpack[ScheduleKeywords]
     ) -> ScheduleLike:
         """Send this session a message on a schedule, starting now; durable on return.
 
         Parameters:
             text: the message.
-            every_s, cron: an interval (1 second or more) or a cron expression; give one of them.
-            timezone: time zone of the cron expression, such as ``Europe/Berlin``.
             schedule_id: replaces an existing schedule with this id: an identical one changes nothing, a new cadence
                 starts over, and a paused schedule stays paused. None creates a new schedule.
-            agent: the agent that answers; by default the session's.
-            overlap: the policy of its messages if a run is already active; ``reject`` skips the tick.
-            miss: what to do with ticks missed because the host was down or the clock jumped: ``skip`` drops them,
-                ``delay`` fires once for all, ``burst`` fires each (the newest 100).
-            initial_delay_s: time to the first tick, in seconds; with a cron expression, no tick comes earlier.
-            jitter_s: each tick is delayed by a fraction of this, in seconds.
-            max_runs: finish after this number of firings.
+            spec: ``every_s`` (1 second or more) or ``cron``, ``timezone``, ``agent``, ``overlap``, ``miss``,
+                ``initial_delay_s``, ``jitter_s`` and ``max_runs``, as in `ScheduleSpec`.
 
         Raises:
             InvalidSchedule, UnknownAgent, UnknownPolicy, InvalidKey, InvalidRequest, LimitExceeded, Draining: nothing

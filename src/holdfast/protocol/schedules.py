@@ -29,7 +29,7 @@ import math
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, tzinfo
 from itertools import islice, pairwise
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypedDict
 
 import msgspec
 
@@ -46,6 +46,7 @@ __all__ = [
     "Firing",
     "Miss",
     "Progress",
+    "ScheduleKeywords",
     "ScheduleSpec",
     "ScheduleView",
     "Step",
@@ -111,6 +112,20 @@ class ScheduleSpec(Cadence, frozen=True, kw_only=True):
     text: str
     agent: str | None = None
     overlap: Policy = "queue"
+
+
+class ScheduleKeywords(TypedDict, total=False):
+    """The keywords of `SessionLike.schedule`; see `ScheduleSpec`."""
+
+    every_s: float | None
+    cron: str | None
+    timezone: str
+    initial_delay_s: float | None
+    jitter_s: float
+    max_runs: int | None
+    miss: Miss
+    agent: str | None
+    overlap: Policy
 
 
 class Firing(Value, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ import ipaddress
 import socket
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 from holdfast import ids
@@ -36,8 +36,9 @@ from holdfast.errors import (
     UnknownKey,
 )
 from holdfast.local_token import is_loopback
+from holdfast.protocol.http import KeyRole
+from holdfast.server.caller import Caller, Role
 from holdfast.server.credentials import CredentialsInUse
-from holdfast.server.exchange import Caller, Role
 from holdfast.server.tokens import TokenVerifier, looks_signed
 from holdfast.settings import Settings
 
@@ -46,10 +47,7 @@ if TYPE_CHECKING:
 
     from holdfast.storage.port import KeyRecord
 
-__all__ = ["LOCAL", "Gate", "KeyRing", "KeyRole", "KeyStore", "make_key", "refuse_repeated"]
-
-KeyRole = Literal["user", "admin", "trusted", "approver"]
-"""Roles of keys; see `KeyRecord`."""
+__all__ = ["LOCAL", "Gate", "KeyRing", "KeyStore", "make_key", "refuse_repeated"]
 
 LOCAL = Caller("local", "admin")
 """Anyone on loopback while the server has no keys."""

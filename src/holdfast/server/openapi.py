@@ -1,4 +1,4 @@
-"""The OpenAPI document, generated from the table of operations and their types."""
+"""The OpenAPI document, generated from the routes and their types."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any, get_args
 import msgspec
 
 from holdfast import errors
-from holdfast.server.exchange import ErrorAnswer
-from holdfast.server.operations import Operation, Query
+from holdfast.protocol.http import ErrorAnswer
+from holdfast.server.errors import status_of
+from holdfast.server.parameters import JsonBody, Query, RawBody
+from holdfast.server.router import Route
 
 __all__ = ["document"]
 
@@ -45,17 +47,18 @@ def _version() -> str:
     return __version__
 
 
-def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 document of these operations."""
+def document(routes: Sequence[Route]) -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document of these routes."""
     named: list[Any] = [ErrorAnswer]
-    for operation in operations:
-        for kind in (operation.body, *operation.answers.values()):
+    for route in routes:
+        body = route.body.type if isinstance(route.body, JsonBody) else None
+        for kind in (body, *route.responses.values()):
             named += _members(kind)
     schemas, components = msgspec.json.schema_components(named, ref_template=_REF)
     by_type = dict(zip(named, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(operation, by_type)
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_type)
     made = {
         "openapi": "3.1.0",
         "info": {
@@ -88,9 +91,9 @@ def _members(kind: Any) -> list[Any]:
     return list(get_args(kind)) if isinstance(kind, UnionType) else [kind]
 
 
-def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
-    summary, _, description = operation.doc.partition("\n")
-    result: dict[str, Any] = {"operationId": operation.name, "summary": summary}
+def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
+    summary, _, description = route.doc.partition("\n")
+    result: dict[str, Any] = {"operationId": route.name, "summary": summary}
     if description.strip():
         result["description"] = description.strip()
     parameters = [
@@ -101,29 +104,34 @@ def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
             "description": _PLACEHOLDERS[name],
             "schema": _KEY if name == "key" else {"type": "string"},
         }
-        for name in re.findall(r"{(\w+)}", operation.path)
+        for name in re.findall(r"{(\w+)}", route.path)
     ]
     parameters += [
         {"name": query.name, "in": "query", "description": query.doc, "schema": _query_schema(query)}
-        for query in operation.query
+        for query in route.query
     ]
     if parameters:
         result["parameters"] = parameters
-    if operation.body is not None:
-        media_type, shape = "application/json", {"schema": schemas.get(operation.body)}
-        if isinstance(operation.body, str):
-            media_type, shape = operation.body, {}
-        result["requestBody"] = {"required": not operation.optional_body, "content": {media_type: shape}}
-    if operation.public:
+    if route.body is not None:
+        result["requestBody"] = _request_body(route.body, schemas)
+    if route.access == "public":
         result["security"] = []
-    result["responses"] = {str(status): _answer(kind, schemas) for status, kind in sorted(operation.answers.items())}
-    for status, refusals in sorted(_refusals(operation).items()):
+    result["responses"] = {str(status): _answer(kind, schemas) for status, kind in sorted(route.responses.items())}
+    for status, refusals in sorted(_refusals(route).items()):
         codes = ", ".join(f"`{code}`" for code in sorted(refusals))
         result["responses"][str(status)] = {
             "description": f"Refused: {codes}.",
             "content": {"application/json": {"schema": schemas[ErrorAnswer]}},
         }
     return result
+
+
+def _request_body(body: JsonBody[Any] | RawBody | str, schemas: dict[Any, Any]) -> dict[str, Any]:
+    if isinstance(body, JsonBody):
+        content = {"application/json": {"schema": schemas[body.type]}}
+        return {"required": not body.optional, "content": content}
+    media_type = body if isinstance(body, str) else body.media_type
+    return {"required": True, "content": {media_type: {}}}
 
 
 def _query_schema(query: Query) -> dict[str, Any]:
@@ -145,20 +153,22 @@ def _answer(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
-def _refusals(operation: Operation) -> dict[int, set[str]]:
-    kinds = [*operation.errors, *_ANYWHERE]
-    if not operation.public:
+def _refusals(route: Route) -> dict[int, set[str]]:
+    kinds = [*route.errors, *_ANYWHERE]
+    if route.access != "public":
         kinds += _WITH_KEY
-    if operation.admin or operation.query:
-        kinds += [errors.Forbidden, errors.InvalidRequest]
-    if operation.body is not None:
+    if route.access == "admin" or route.query:
+        kinds.append(errors.Forbidden)
+        if route.path.startswith("/v1/"):  # pages ignore unknown query parameters
+            kinds.append(errors.InvalidRequest)
+    if route.body is not None:
         kinds += _WITH_BODY
-    if isinstance(operation.body, str):
-        kinds = [kind for kind in kinds if kind not in (errors.MalformedBody, errors.UnsupportedMediaType)]
-    if "{key}" in operation.path:
+        if not isinstance(route.body, JsonBody):
+            kinds = [kind for kind in kinds if kind not in (errors.MalformedBody, errors.UnsupportedMediaType)]
+    if "{key}" in route.path:
         kinds.append(errors.InvalidKey)
     found: dict[int, set[str]] = {}
     for kind in kinds:
-        if kind.status not in operation.answers:
-            found.setdefault(kind.status, set()).add(kind.code)
+        if status_of(kind) not in route.responses:
+            found.setdefault(status_of(kind), set()).add(kind.code)
     return found

@@ -17,11 +17,11 @@ import msgspec
 from holdfast import clock, logs
 from holdfast.errors import InvalidRequest
 from holdfast.host import PROMISES, Host, HostStatistics, Incident
+from holdfast.protocol.http import DecisionBody
 from holdfast.protocol.messages import Question, SessionView, TreeNode, Usage
 from holdfast.protocol.schedules import ScheduleView
-from holdfast.server.doing import CallNow, Doing, doing
-from holdfast.server.exchange import Caller
-from holdfast.server.questions import DecisionBody
+from holdfast.server.activity import ActiveCall, Activity, current_activity
+from holdfast.server.caller import Caller
 
 __all__ = ["HEADERS", "Form", "read_form", "render"]
 
@@ -128,7 +128,7 @@ async def render(
     sessions = await host.sessions(principal=principal, limit=_SHOWN)
     schedules = await host.schedules(principal=principal, limit=_SHOWN)
     at_work = [view for view in sessions if view.run_id is not None][:_RUNS_SHOWN]
-    runs = [(view, await doing(host, view, reader=caller.principal)) for view in at_work]
+    runs = [(view, await current_activity(host, view, reader=caller.principal)) for view in at_work]
     asked = any(now.questions for view, now in runs if view.principal == caller.principal)
     parts = [
         _head(statistics, renewed=not (asked or told), everybody=everybody),
@@ -175,7 +175,7 @@ def _figures(statistics: HostStatistics, sessions: list[SessionView]) -> str:
     return f'<section class="figures">{cells}</section>'
 
 
-def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool, *, with_key: bool) -> str:
+def _runs(runs: list[tuple[SessionView, Activity]], principal: str, everybody: bool, *, with_key: bool) -> str:
     """Render the active runs; those with open questions come first, with a form if the caller may answer."""
     if not runs:
         return ""
@@ -187,7 +187,7 @@ def _runs(runs: list[tuple[SessionView, Doing]], principal: str, everybody: bool
     return f"<section><h2>Active runs</h2>{shown}</section>"
 
 
-def _run(view: SessionView, now: Doing, *, mine: bool, everybody: bool, with_key: bool) -> str:
+def _run(view: SessionView, now: Activity, *, mine: bool, everybody: bool, with_key: bool) -> str:
     owner = f'<span class="soft"> of {escape(view.principal)}</span>' if everybody and not mine else ""
     style = "bad" if view.state == "stopping" else "busy"
     facts = [escape(now.agent)]
@@ -216,7 +216,7 @@ def _usage(usage: Usage) -> list[str]:
     return found
 
 
-def _call(call: CallNow) -> str:
+def _call(call: ActiveCall) -> str:
     since = f' <span class="soft">{_time(call.began_at)}</span>' if call.began_at else ""
     output = f"<q>{escape(call.output)}</q>" if call.output.strip() else ""
     return f"<p>{escape(call.name)} <code>{escape(call.arguments)}</code>{since}</p>{output}"

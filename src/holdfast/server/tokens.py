@@ -14,7 +14,7 @@ from typing import Any, cast, get_args
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import ConfigurationError, MissingExtra, Unauthenticated
-from holdfast.server.exchange import Caller, Role
+from holdfast.server.caller import Caller, Role
 from holdfast.settings import Settings
 
 __all__ = ["ROLE_CLAIM", "TokenVerifier", "looks_signed"]

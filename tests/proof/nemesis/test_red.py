@@ -74,23 +74,23 @@ Delivery.put = put
 """
 KEEPS_SOCKETS = """
 import os
-from holdfast.server.joining import JoiningProtocol
-def made(self, transport, real=JoiningProtocol.connection_made):
+from holdfast.server.write_coalescing import CoalescingProtocol
+def made(self, transport, real=CoalescingProtocol.connection_made):
     os.dup(transport.get_extra_info("socket").fileno())
     real(self, transport)
-JoiningProtocol.connection_made = made
+CoalescingProtocol.connection_made = made
 """
 
 DIES_OF_CONNECTIONS = """
 import os
-from holdfast.server.joining import JoiningProtocol
+from holdfast.server.write_coalescing import CoalescingProtocol
 made_so_far = [0]
-def made(self, transport, real=JoiningProtocol.connection_made):
+def made(self, transport, real=CoalescingProtocol.connection_made):
     made_so_far[0] += 1
     if made_so_far[0] > 200:
         os._exit(3)
     real(self, transport)
-JoiningProtocol.connection_made = made
+CoalescingProtocol.connection_made = made
 """
 KEEPS_READERS = """
 from holdfast.host.log_reader import LogReader

@@ -9,6 +9,7 @@ from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.proof.nemesis.disk import LimitedDisk
 from holdfast.proof.nemesis.episode import Episode
+from holdfast.server.errors import status_of
 
 __all__ = ["disk_full", "disk_read_only", "disk_slow"]
 
@@ -40,9 +41,12 @@ class _Refusals:
                 await self._episode.admin.session(f"refused-{key}").send(content, idempotency_key=key, agent=None)
             except HoldfastError as error:
                 self._refused.append((key, content))
-                told = f"{error.code} ({error.status}): {error}"
+                status = status_of(type(error))
+                told = f"{error.code} ({status}): {error}"
                 tally.check(error.code == self._code, f"a send was refused with {told} instead of {self._code}")
-                tally.check(error.status == self._status, f"a send was refused with {told} instead of {self._status}")
+                tally.check(
+                    status_of(type(error)) == self._status, f"a send was refused with {told} instead of {self._status}"
+                )
                 tally.check(bool(error.hint), f"a send was refused without a hint: {told}")
                 return
         tally.check(False, f"no send was refused within {_REFUSED_WITHIN_S:g} s")

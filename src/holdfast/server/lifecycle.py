@@ -1,8 +1,8 @@
 """Run a server: bind, open the host, serve, and shut down without hanging; open streams get a closing frame.
 
-The first SIGINT, SIGTERM or SIGHUP drains: sends are refused with 503, runs finish or are parked by the deadline, waits
-are answered, streams get their last frame. The second one exits the process at once; the store is safe at any instant.
-A watchdog outside the event loop ends a shutdown that hangs, and prints the stacks of all threads.
+The first SIGINT, SIGTERM or SIGHUP drains: sends are refused with 503, runs finish or are suspended by the deadline,
+waits are answered, streams get their last frame. The second one exits the process at once; the store is safe at any
+instant. A watchdog outside the event loop ends a shutdown that hangs, and prints the stacks of all threads.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from holdfast.errors import ConfigurationError
 from holdfast.host import DrainReport, Host
 from holdfast.local_token import keep_token, remove_token
 from holdfast.server.acceptor import Acceptor
-from holdfast.server.app import App
+from holdfast.server.asgi import App
 from holdfast.server.auth import Gate, KeyRing
 from holdfast.server.connections import Connection, Connections
-from holdfast.server.joining import BoundedReader
 from holdfast.server.tokens import TokenVerifier
+from holdfast.server.write_coalescing import BoundedReader
 from holdfast.settings import Settings
 
 __all__ = ["Running", "bind", "holder_of", "serve", "serve_until"]
@@ -40,18 +40,19 @@ _CONNECTIONS_S = 2
 _WATCHDOG_S = 30.0
 _BACKLOG = 2048
 _COLLECT_AFTER = (10_000, 20, 20)
-"""Python's own (700, 10, 10) looks for cyclic garbage hundreds of times a second, and a run leaves none."""
+"""Python's default (700, 10, 10) collects cyclic garbage hundreds of times a second, and a run leaves none."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that answers: its address, and what it was made of.
+    """A running server: its address and its parts.
 
     Parameters:
-        url, host, app: see there.
-        keys_required: whether a request needs a key, or the local token.
-        token_file: the file with the local token, where that is what a request needs.
+        url: its address.
+        host, app: the host that it serves, and the ASGI application.
+        keys_required: whether a request needs a key or the local token.
+        token_file: the file with the local token, if requests need it.
     """
 
     url: str
@@ -62,10 +63,10 @@ class Running:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A socket that listens on the address of `settings`.
+    """Return a socket that listens on the address of `settings`.
 
     Raises:
-        ConfigurationError: the address is taken, with who has it, or is not one of this machine.
+        ConfigurationError: the address is in use (the message names the program) or does not belong to this machine.
     """
     where = f"{settings.host}:{settings.port}"
     try:
@@ -98,7 +99,7 @@ def bind(settings: Settings) -> socket.socket:
 
 
 def holder_of(port: int) -> str | None:
-    """Who listens on a TCP port: ``pid 123 (python -m …)``; None if nobody does or that cannot be seen."""
+    """Return the program that listens on a TCP port: ``pid 123 (python -m …)``; None if none does or it is hidden."""
     import psutil
 
     try:
@@ -118,7 +119,7 @@ def holder_of(port: int) -> str | None:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn with our own acceptor and without signal handlers; ``listening`` is done once the server answers."""
+    """uvicorn with its own acceptor and without signal handlers; ``listening`` is set once the server accepts."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections, keys: KeyRing) -> None:
         super().__init__(config)
@@ -128,7 +129,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled by `serve`."""
+        """Install no signal handlers; `serve` has its own."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -165,7 +166,7 @@ async def serve(
     ready: Callable[[Running], None],
     note: Callable[[str], None],
 ) -> DrainReport:
-    """Serve until a signal comes; as `serve_until`, for the main thread of a process of its own."""
+    """Serve until a signal arrives; as `serve_until`, for the main thread of a process."""
     loop = asyncio.get_running_loop()
     asked: asyncio.Future[str] = loop.create_future()
 
@@ -178,7 +179,7 @@ async def serve(
 
     def on_ready(running: Running) -> None:
         gc.collect()
-        gc.freeze()  # what is here now stays; it need not be looked at again and again
+        gc.freeze()  # objects of the start live as long as the process: never scan them again
         gc.set_threshold(*_COLLECT_AFTER)
         ready(running)
 
@@ -203,14 +204,15 @@ async def serve_until(
     """Open `host`, answer HTTP on `listener` until `asked` is done, shut down, and return the drain's report.
 
     Parameters:
-        asked: done when it shall end; its result says why.
+        asked: set to the reason when the server is to shut down.
         host: not started yet.
         listener: bound and listening; it is closed at the end.
-        ready: called once the server answers.
+        ready: called once the server accepts connections.
         note: called with a line for people at each step of the shutdown.
 
     Raises:
-        ConfigurationError: others can reach the address, and there is no API key; a key for tokens that is none.
+        ConfigurationError: the address is reachable from other machines and no API key exists, or a key for signed
+            tokens is invalid.
         StorageError: the store cannot be opened.
     """
     settings = host.settings
@@ -240,7 +242,7 @@ async def serve_until(
 
 @asynccontextmanager
 async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tuple[KeyRing, Path | None]]:
-    """The keys of a host, and the file with the local token where that is needed."""
+    """Load the keys of a host, and keep the file with the local token while it is needed."""
     keys = KeyRing(host.store, host.clock, signed=signed)
     await keys.load()
     Gate.require_keys(host.settings, any_valid=keys.any_valid)
@@ -260,12 +262,12 @@ async def _guarded(host: Host, signed: TokenVerifier | None) -> AsyncIterator[tu
 
 
 async def _last_frames(app: App) -> None:
-    """Let the streams write their last frame, and cut those whose readers do not take it."""
+    """Let the streams write their last frame, and cut those whose clients do not read it."""
     try:
         async with asyncio.timeout(_LAST_FRAMES_S):
-            await app.native.streams.all_ended()
+            await app.context.streams.all_ended()
     except TimeoutError:
-        app.native.streams.cut()
+        app.context.streams.cut()
 
 
 def _config(app: App) -> uvicorn.Config:

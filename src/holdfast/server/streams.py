@@ -21,7 +21,8 @@ from holdfast.host import Session, SessionLog
 from holdfast.host.budgets import Budgets
 from holdfast.protocol.events import Gap, Stored
 from holdfast.protocol.sse import KEEP_ALIVE, Closed, encode_closed, encode_events, encode_gap
-from holdfast.server.exchange import Exchange, Receive, cut_connection
+from holdfast.server.delivery import Receive, cut_connection
+from holdfast.server.request import Request
 
 __all__ = ["Streams"]
 
@@ -87,10 +88,13 @@ class Streams:
             task.cancel()
         return len(self._tasks)
 
-    async def serve_sse(self, exchange: Exchange, session: Session) -> None:
-        """Stream the session's events until they end or the client disconnects."""
-        send = exchange.send
-        async with self._opened(exchange, session) as log:
+    async def serve_sse(self, request: Request, session: Session, *, after: str | None, follow: str | None) -> None:
+        """Stream the session's events until they end or the client disconnects.
+
+        Raises as `Session.open_log`, and `LimitExceeded`.
+        """
+        send = request.send
+        async with self._opened(request, session, after, follow) as log:
 
             async def write(batch: Batch) -> None:
                 if batch is None:
@@ -99,11 +103,11 @@ class Streams:
                     data = encode_gap(batch, log.number)
                 else:
                     data = encode_events(batch, log.number)
-                await exchange.write(data)
+                await request.write(data)
 
-            await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *exchange.extra]})
+            await send({"type": "http.response.start", "status": 200, "headers": [*_SSE_HEADERS, *request.extra]})
             await send({"type": "http.response.body", "body": b"retry: %d\n\n" % _RETRY_MS, "more_body": True})
-            end = await self._pump(exchange, log, write)
+            end = await self._pump(request, log, write)
             if end is None:
                 return
             last = b""
@@ -113,21 +117,20 @@ class Streams:
                 async with asyncio.timeout(LAST_FRAME_S if end.reason == "unauthorized" else None):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
                     if end.reason == "unauthorized":
-                        await exchange.all_sent()
+                        await request.all_sent()
             except TimeoutError:
-                cut_connection(exchange.scope)  # unread data must not arrive later
+                cut_connection(request.scope)  # unread data must not arrive later
 
     @asynccontextmanager
-    async def _opened(self, exchange: Exchange, session: Session) -> AsyncIterator[SessionLog]:
-        """Open the log after the client's cursor. Raises as `Session.open_log`, and `LimitExceeded`."""
-        last_id = exchange.headers.get(b"last-event-id")
-        after = last_id.decode("latin-1") if last_id else exchange.query("after")
-        with self._budgets.streams.charge(exchange.principal):
-            async with aclosing(await session.open_log(after=after, follow=exchange.query("follow"))) as log:
-                exchange.started = True
+    async def _opened(
+        self, request: Request, session: Session, after: str | None, follow: str | None
+    ) -> AsyncIterator[SessionLog]:
+        with self._budgets.streams.charge(request.principal):
+            async with aclosing(await session.open_log(after=after, follow=follow)) as log:
+                request.started = True
                 yield log
 
-    async def _pump(self, exchange: Exchange, log: SessionLog, write: Write) -> _End | None:
+    async def _pump(self, request: Request, log: SessionLog, write: Write) -> _End | None:
         """Write the log's events until it ends; return None if the client disconnected, stalled or was cut."""
         task = asyncio.current_task()
         assert task is not None
@@ -137,7 +140,7 @@ class Streams:
         cancelled = False
         try:
             async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(_watch(exchange.receive))
+                watcher = group.create_task(_watch(request.receive))
                 async for batch in log:
                     written = False
                     await write(batch)
@@ -149,8 +152,8 @@ class Streams:
         except* HoldfastError as errors:
             _log.warning("event stream ended early: %s", errors.exceptions[0])
         except* asyncio.CancelledError:
-            if exchange.use.ended is not None and written:  # otherwise the client has stalled and is cut
-                exchange.use.absorb()
+            if request.use.ended is not None and written:  # otherwise the client has stalled and is cut
+                request.use.absorb()
                 end = _End(log.position, "unauthorized")
             elif not self._cut:
                 cancelled = True  # a bare raise would wrap it in a group

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from holdfast.protocol.events import Event
     from holdfast.protocol.messages import Question, SessionView, Usage
 
-__all__ = ["CallNow", "Doing", "doing", "read_doing"]
+__all__ = ["ActiveCall", "Activity", "current_activity", "read_activity"]
 
 _LOOK_BACK = 300
 _TAIL = 160
 
 
 @dataclass(slots=True)
-class CallNow:
+class ActiveCall:
     """An active call: its tool, shortened arguments, start time, and the end of its output."""
 
     name: str
@@ -43,7 +43,7 @@ class CallNow:
 
 
 @dataclass(slots=True)
-class Doing:
+class Activity:
     """Current activity of a run, as far as the end of its log shows.
 
     Parameters:
@@ -57,21 +57,21 @@ class Doing:
 
     agent: str = ""
     step: int = 0
-    calls: dict[str, CallNow] = field(default_factory=dict)
+    calls: dict[str, ActiveCall] = field(default_factory=dict)
     done: int = 0
     said: str = ""
     usage: Usage | None = None
     questions: list[Question] = field(default_factory=list)
 
 
-def read_doing(events: Iterable[Event]) -> Doing:
+def read_activity(events: Iterable[Event]) -> Activity:
     """Return the activity of the newest run among the events."""
-    now = Doing()
+    now = Activity()
     speaker = None
     for event in events:
         match event:
             case RunStarted():
-                now = Doing(agent=event.agent)
+                now = Activity(agent=event.agent)
             case StepStarted():
                 now.step = event.step
             case TextDelta() | ReasoningDelta():
@@ -79,9 +79,9 @@ def read_doing(events: Iterable[Event]) -> Doing:
                 now.said = _tail(now.said + between + event.text)
                 speaker = event.run_id
             case ToolStarted():
-                now.calls[event.call_id] = CallNow(event.name, _short(event.arguments), event.at)
+                now.calls[event.call_id] = ActiveCall(event.name, _short(event.arguments), event.at)
             case ToolOutput():
-                call = now.calls.setdefault(event.call_id, CallNow("a call"))
+                call = now.calls.setdefault(event.call_id, ActiveCall("a call"))
                 call.output = _tail(call.output + event.text)
             case ToolFinished():
                 now.calls.pop(event.call_id, None)
@@ -89,7 +89,7 @@ def read_doing(events: Iterable[Event]) -> Doing:
     return now
 
 
-async def doing(host: Host, view: SessionView, *, reader: str) -> Doing:
+async def current_activity(host: Host, view: SessionView, *, reader: str) -> Activity:
     """Return the current activity of the session of `view`, which has a run.
 
     Parameters:
@@ -97,14 +97,14 @@ async def doing(host: Host, view: SessionView, *, reader: str) -> Doing:
     """
     found = await host.store.find_session(view.principal, view.key)
     if found is None:
-        return Doing(agent=view.agent)
+        return Activity(agent=view.agent)
     row, view = found
     start = max(0, view.seq - _LOOK_BACK)
     stored, charge = await host.budgets.read_page(
         reader, lambda: host.store.read_events(row, after=start, limit=_LOOK_BACK), events_bytes
     )
     with charge:
-        now = read_doing(map(decode_event, stored))
+        now = read_activity(map(decode_event, stored))
     now.agent = now.agent or view.agent
     live = host.live.get(view.run_id or "")
     if live is not None:

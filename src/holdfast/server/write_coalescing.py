@@ -30,12 +30,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from holdfast.errors import HoldfastError, InvalidRequest, LimitExceeded, MalformedRequest
 from holdfast.server.connections import CONNECTION, Connection, Connections
 from holdfast.server.delivery import CUT
-from holdfast.server.exchange import error_answer
+from holdfast.server.errors import error_response
 
 if TYPE_CHECKING:
     from holdfast.host.budgets import Charge
 
-__all__ = ["BoundedReader", "JoiningProtocol"]
+__all__ = ["BoundedReader", "CoalescingProtocol"]
 
 _HELD_LIMIT_BYTES = 16_384
 _RESET = struct.pack("ii", 1, 0)
@@ -46,54 +46,54 @@ _WAITING_LIMIT = 16
 _LINGER_S = 1.0
 _LINGER_BYTES = 262_144
 _FRAMING_BYTES = 16_384
-"""What the framing of a body may take beyond the size of the body itself."""
+"""Limit for the framing of a body, beyond the size of the body itself."""
 _PIECES = 256
 _PIECE_BYTES = 64
-"""Chunks of a body have at least this size on the average, behind the first ``_PIECES``."""
+"""Minimum average size of a body's chunks, after the first ``_PIECES``."""
 
 
 class BoundedReader(asyncio.BufferedProtocol):
-    """Reads in pieces of at most ``_READ_BYTES`` and hands them to a `JoiningProtocol`; takes the same parameters.
+    """Reader of at most ``_READ_BYTES`` at a time for a `CoalescingProtocol`, with the same parameters.
 
-    All readers share a buffer: what it has is handed on before another one reads.
+    All readers share a buffer: its content is passed on before another one reads.
     """
 
     _buffer = bytearray(_READ_BYTES)
     _view = memoryview(_buffer)
 
     def __init__(self, connections: Connections, *arguments: Any, **options: Any) -> None:
-        self._protocol = JoiningProtocol(connections, *arguments, **options)
+        self._protocol = CoalescingProtocol(connections, *arguments, **options)
         self.connection_made = self._protocol.connection_made  # type: ignore[method-assign, assignment]
         self.connection_lost = self._protocol.connection_lost  # type: ignore[method-assign]
         self.pause_writing = self._protocol.pause_writing  # type: ignore[method-assign]
         self.resume_writing = self._protocol.resume_writing  # type: ignore[method-assign]
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Where the next bytes go."""
+        """Return the buffer for the next bytes."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes have come."""
+        """Handle received bytes."""
         self._protocol.data_received(bytes(self._view[:nbytes]))
 
     def eof_received(self) -> None:
-        """The client sends nothing more: the connection is closed."""
+        """Close the connection: the client sends nothing more."""
 
 
-class JoiningProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol within bounds, on a transport that joins small writes.
+class CoalescingProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol within limits, on a transport that coalesces small writes.
 
     Parameters:
         connections: the server's connections.
-        waited: the waiting connection whose place this one takes; None: it did not wait. The others are uvicorn's.
+        waited: the waiting connection that this one replaces; None: it did not wait. The others are uvicorn's.
     """
 
     peer = ""
     charge: Charge | None = None
     queue: OrderedDict[Connection, float] | None = None
-    transport: _JoiningTransport
+    transport: _CoalescingTransport
     on_lost: Callable[[], object] | None = None
-    """Called when the client goes while a request is handled."""
+    """Called when the client disconnects while a request is in progress."""
 
     _in_head = True
     _turned = False
@@ -116,8 +116,8 @@ class JoiningProtocol(HttpToolsProtocol):
         self._waited = waited
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """A connection has come. Where there is no room for it, it is told so and closed."""
-        super().connection_made(_JoiningTransport(transport, self.loop))
+        """Register a new connection, or refuse and close it if there is no room."""
+        super().connection_made(_CoalescingTransport(transport, self.loop))
         self.flow = _Flow(self.transport, self.pipeline)
         self.peer = self.client[0] if self.client else ""
         waited, self._waited = self._waited, None
@@ -129,7 +129,7 @@ class JoiningProtocol(HttpToolsProtocol):
             self._refuse(error)
 
     def on_timeout(self) -> None:
-        """Close: a head, or the next request, did not come in time."""
+        """Close: a head, or the next request, did not arrive in time."""
         unread = self.transport.get_write_buffer_size()
         if unread and unread != self._unread_bytes:
             self._unread_bytes = unread  # an answer is still being read
@@ -144,7 +144,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def own(self, principal: str) -> None:
-        """The request that is handled is the principal's. Raises `BudgetExceeded`; then the connection is closed."""
+        """Assign the connection to the principal of its request. Raises `BudgetExceeded`, and then closes it."""
         try:
             self._open.own(self, principal)
         except HoldfastError:
@@ -153,7 +153,7 @@ class JoiningProtocol(HttpToolsProtocol):
             raise
 
     def take_body(self) -> bytes | None:
-        """The body of the request that is handled, if all of it is here; None: `receive` tells when it is."""
+        """Return the body of the current request if all of it has arrived; None: wait for it by `receive`."""
         cycle = self._running
         if cycle is None or cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue:
             return None
@@ -164,10 +164,11 @@ class JoiningProtocol(HttpToolsProtocol):
         return body
 
     def answer_now(self, status: int, fields: bytes, body: bytes) -> bool:
-        """Write the whole answer to the request that is handled; False if it has to wait, or has begun.
+        """Write the whole response to the current request; return False if it would have to wait, or has begun.
 
         Parameters:
-            fields: of the head, each with its end of line.
+            status, body: of the response.
+            fields: fields of the head, each with its end of line.
         """
         cycle = self._running
         if cycle is None or cycle.response_started or cycle.disconnected or self.flow.write_paused:
@@ -184,7 +185,7 @@ class JoiningProtocol(HttpToolsProtocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has gone: the request that is handled learns of it, even if others wait behind it."""
+        """Notify the current request that the client disconnected, even if others wait behind it."""
         super().connection_lost(exc)
         self._lost = True
         self._open.lost(self)
@@ -204,7 +205,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self._running = self.cycle = self.scope = None  # type: ignore[assignment]  # as uvicorn begins with
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have come."""
+        """Handle received bytes."""
         if self._closing:
             self._dropped_bytes += len(data)
             if self._dropped_bytes > _LINGER_BYTES:
@@ -235,7 +236,7 @@ class JoiningProtocol(HttpToolsProtocol):
                 self._refuse(_too_much_framing())
 
     def on_message_begin(self) -> None:
-        """A request begins. Raises `_Refused` if too many wait before it."""
+        """Begin a request. Raises `_Refused` if too many wait before it."""
         if len(self.pipeline) >= _WAITING_LIMIT:
             raise _Refused(
                 LimitExceeded(
@@ -247,7 +248,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self.scope[CUT] = self._cut  # type: ignore[literal-required]  # a key of our own
 
     def unsent(self) -> int:
-        """Bytes in the transport, and on Linux those in the kernel that the other side has not acknowledged."""
+        """Return the bytes in the transport and, on Linux, those in the kernel that the client has not acknowledged."""
         if self._lost:
             return 0
         waiting = self.transport.get_write_buffer_size()
@@ -258,7 +259,7 @@ class JoiningProtocol(HttpToolsProtocol):
         return queued[0]
 
     def _cut(self) -> None:
-        """Close at once, and have the kernel drop what the other side has not taken."""
+        """Close at once, and have the kernel drop unread data."""
         if self._lost:
             return  # the descriptor may be another connection's
         raw = self.transport.get_extra_info("socket")
@@ -267,7 +268,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A field of the head. Those that come behind a body are dropped. Raises `_Refused` if there are too many."""
+        """Add a field of the head; drop trailers. Raises `_Refused` if there are too many."""
         if not self._in_head:
             return
         if len(self.headers) >= _FIELDS_LIMIT:
@@ -278,7 +279,7 @@ class JoiningProtocol(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """The head is whole. Raises `_Refused` for an upgrade with a body, which the parser would not read."""
+        """Start the request. Raises `_Refused` for an upgrade with a body, which the parser would not read."""
         upgrades = self.parser.should_upgrade()
         if upgrades and any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers):
             raise _Refused(InvalidRequest("HTTP/1.1 is the only protocol here", hint="leave the header Upgrade out"))
@@ -292,7 +293,7 @@ class JoiningProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """A piece of a body. Raises `_Refused` if they are too small."""
+        """Add a piece of a body. Raises `_Refused` if the pieces are too small."""
         self._pieces += 1
         self._body_bytes += len(body)
         if self._pieces > _PIECES + self._body_bytes // _PIECE_BYTES:
@@ -300,14 +301,14 @@ class JoiningProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole; the next one's head may come."""
+        """Complete the request; the next one's head may follow."""
         self._in_head = self._turned = True
         super().on_message_complete()
         if self.queue is not None:
             self._open.answered(self, whole=True, head_began=False)
 
     def on_response_complete(self) -> None:
-        """An answer is written: the next request that waits is handled, or what was refused behind them is told."""
+        """Start the next waiting request, or send the refusal that waits behind them."""
         running = self._running
         assert running is not None
         if running.body:
@@ -341,7 +342,7 @@ class JoiningProtocol(HttpToolsProtocol):
         return self._running is None or self._running.response_complete
 
     def _refuse(self, error: HoldfastError) -> None:
-        """Answer with `error` behind the answers that were asked for before, read nothing more, and close."""
+        """Respond with `error` after the responses to earlier requests, read nothing more, and close."""
         if self.transport.is_closing():
             return
         self._closing = True
@@ -364,16 +365,16 @@ class JoiningProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _write_refusal(self, error: HoldfastError) -> None:
-        answer = error_answer(error)
+        response = error_response(error)
         fields = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),
-            (b"content-length", str(len(answer.body)).encode()),
-            *answer.headers,
+            (b"content-length", str(len(response.body)).encode()),
+            *response.headers,
             (b"connection", b"close"),
         ]
         lines = [b"%s: %s\r\n" % field for field in fields]
-        self.transport.write(b"".join([STATUS_LINE[answer.status], *lines, b"\r\n", answer.body]))
+        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", response.body]))
         # Closed at once, with bytes still coming, the connection would be reset, and the client never see the answer.
         self.transport.write_eof()
         self.flow.resume_reading()
@@ -385,7 +386,7 @@ def _too_much_framing() -> MalformedRequest:
 
 
 class _Refused(Exception):
-    """What was sent breaks a bound."""
+    """A request exceeds a limit."""
 
     def __init__(self, error: HoldfastError) -> None:
         super().__init__(error.message)
@@ -393,20 +394,20 @@ class _Refused(Exception):
 
 
 class _Flow(FlowControl):
-    """Reads on only when no request waits for the answers before it."""
+    """Flow control that resumes reading only while no request waits for earlier responses."""
 
     def __init__(self, transport: asyncio.Transport, waiting: object) -> None:
         super().__init__(transport)
         self._waiting = waiting
 
     def resume_reading(self) -> None:
-        """Read on, unless requests wait."""
+        """Resume reading, unless requests wait."""
         if not self._waiting:
             super().resume_reading()
 
 
-class _JoiningTransport(asyncio.Transport):
-    """Holds small writes until the end of the turn; a larger one goes at once, behind what is held."""
+class _CoalescingTransport(asyncio.Transport):
+    """Transport that holds small writes until the end of the loop's turn; a larger one goes at once, after them."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -426,7 +427,7 @@ class _JoiningTransport(asyncio.Transport):
             self._loop.call_soon(self._turn_ends)
 
     def write_now(self, data: bytes) -> None:
-        """Write at once, behind what is held: it is whole, and nothing is to be joined to it."""
+        """Write at once, after held data: the data is complete, and nothing follows it."""
         self._go()
         if not self._transport.is_closing():
             self._transport.write(data)
@@ -445,7 +446,7 @@ class _JoiningTransport(asyncio.Transport):
         self.write(b"".join(data))
 
     def close(self) -> None:
-        """Close, behind what was written."""
+        """Close after held data is written."""
         self._go()
         self._transport.close()
 
@@ -455,50 +456,50 @@ class _JoiningTransport(asyncio.Transport):
         self._transport.abort()
 
     def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Return whether it is closed or closing."""
         return self._transport.is_closing()
 
     def can_write_eof(self) -> bool:
-        """Whether it can be half closed."""
+        """Return whether it can be half closed."""
         return self._transport.can_write_eof()
 
     def write_eof(self) -> None:
-        """Close the way out, behind what was written."""
+        """Close the write side after held data is written."""
         self._go()
         self._transport.write_eof()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the socket is."""
+        """Return information about the socket."""
         return self._transport.get_extra_info(name, default)
 
     def pause_reading(self) -> None:
-        """Take nothing in for now."""
+        """Pause reading."""
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take in again."""
+        """Resume reading."""
         self._transport.resume_reading()
 
     def is_reading(self) -> bool:
-        """Whether it takes in."""
+        """Return whether it is reading."""
         return self._transport.is_reading()
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who gets what comes in."""
+        """Return the protocol that receives the data."""
         return self._transport.get_protocol()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand what comes in to another."""
+        """Set the protocol that receives the data."""
         self._transport.set_protocol(protocol)
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to go out."""
+        """Return the bytes that wait to be written."""
         return self._transport.get_write_buffer_size() + len(self._held)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Where writing is paused and resumed."""
+        """Return the limits at which writing is paused and resumed."""
         return self._transport.get_write_buffer_limits()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set where writing is paused and resumed."""
+        """Set the limits at which writing is paused and resumed."""
         self._transport.set_write_buffer_limits(high, low)

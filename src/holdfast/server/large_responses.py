@@ -13,10 +13,11 @@ from holdfast.errors import HistoryChanged
 from holdfast.host import Session
 from holdfast.host.budgets import PAGE_BYTES
 from holdfast.protocol.messages import Attachment, Entry
-from holdfast.server.exchange import Answer, Exchange, encode
+from holdfast.server.request import Request
+from holdfast.server.response import Response, encode
 from holdfast.storage.port import ALL_ENTRIES
 
-__all__ = ["give_export", "give_list", "give_transcript", "read_parts"]
+__all__ = ["read_parts", "respond_with_export", "respond_with_list", "respond_with_transcript"]
 
 _BASE64_BYTES = 49_152
 """Bytes encoded at a time; a multiple of three, so that the pieces join."""
@@ -26,85 +27,85 @@ _SMALL_BYTES = PAGE_BYTES // 2
 """A page that is shorter than this as JSON did not end because of its size."""
 
 
-async def give_transcript(exchange: Exchange, session: Session, *, after: int, limit: int) -> Answer | None:
+async def respond_with_transcript(request: Request, session: Session, *, after: int, limit: int) -> Response | None:
     """Answer ``{"entries": […]}``: at once if it is a single small page, otherwise page by page.
 
     Raises:
         UnknownSession, BudgetExceeded, HostBusy: as `Session.transcript_page`.
         HistoryChanged: an entry that was already sent has left the transcript.
-        TimeoutError: as `Exchange.put`.
+        TimeoutError: as `Request.put`.
     """
     first, charge = await session.transcript_page(after=after, limit=limit)
     with charge:  # until it is written: waiting for memory again would hold uncharged data
-        body = await exchange.work(lambda: b",".join([encode(entry) for entry in first]))
+        body = await request.work(lambda: b",".join([encode(entry) for entry in first]))
         if len(body) < _SMALL_BYTES:
-            return Answer(200, b'{"entries":[%b]}' % body)
-        await exchange.begin_json()
-        await exchange.write(b'{"entries":[')
-        await exchange.write(body)
+            return Response(200, b'{"entries":[%b]}' % body)
+        await request.begin_json()
+        await request.write(b'{"entries":[')
+        await request.write(body)
         del body
-    async with aclosing(_pages(exchange, session, given=first[-1].n, limit=limit - len(first))) as pages:
+    async with aclosing(_pages(request, session, given=first[-1].n, limit=limit - len(first))) as pages:
         async for page in pages:
             for entry in page:
-                await exchange.write(b"," + await exchange.work(partial(encode, entry)))
-    await exchange.write(b"]}")
-    await exchange.end()
+                await request.write(b"," + await request.work(partial(encode, entry)))
+    await request.write(b"]}")
+    await request.end()
     return None
 
 
-async def give_list(exchange: Exchange, name: str, items: Sequence[msgspec.Struct]) -> Answer | None:
+async def respond_with_list(request: Request, name: str, items: Sequence[msgspec.Struct]) -> Response | None:
     """Answer ``{name: […]}`` with a list read as a whole: at once if it is small, otherwise charged and item by item.
 
     Raises:
         BudgetExceeded, HostBusy: no memory became available in time.
-        TimeoutError: as `Exchange.put`.
+        TimeoutError: as `Request.put`.
     """
     begun: list[bytes] = []
     size = 0
     for item in items:
-        begun.append(await exchange.work(partial(encode, item)) if size else encode(item))
+        begun.append(await request.work(partial(encode, item)) if size else encode(item))
         size += len(begun[-1])
         if size > _SMALL_BYTES:
             break
     body = b'{"%b":[%b' % (name.encode(), b",".join(begun))
     rest = items[len(begun) :]
     if not rest and size <= _SMALL_BYTES:
-        return Answer(200, body + b"]}")
-    await exchange.charge_memory(2 * max(size, size * len(items) // len(begun)), in_memory=True)
-    await exchange.begin_json()
-    await exchange.write(body)
+        return Response(200, body + b"]}")
+    await request.charge_memory(2 * max(size, size * len(items) // len(begun)), in_memory=True)
+    await request.begin_json()
+    await request.write(body)
     for item in rest:
-        await exchange.write(b"," + await exchange.work(partial(encode, item)))
-    await exchange.write(b"]}")
-    await exchange.end()
+        await request.write(b"," + await request.work(partial(encode, item)))
+    await request.write(b"]}")
+    await request.end()
     return None
 
 
-async def give_export(exchange: Exchange, session: Session, *, at: float) -> None:
-    """Answer with a `SessionExport`, page by page and attachment by attachment. Raises as `give_transcript`."""
+async def respond_with_export(request: Request, session: Session, *, at: float) -> None:
+    """Answer with a `SessionExport`, page by page and attachment by attachment. Raises as `respond_with_transcript`."""
     view = await session.info()
     digests: set[str] = set()
-    await exchange.begin_json()
+    await request.begin_json()
     head = b'{"format":1,"key":%b,"agent":%b,"exported_at":%b,"entries":['
-    await exchange.write(head % (encode(view.key), encode(view.agent), encode(at)))
+    await request.write(head % (encode(view.key), encode(view.agent), encode(at)))
     separator = b""
-    async with aclosing(_pages(exchange, session, given=0, limit=ALL_ENTRIES)) as pages:
+    async with aclosing(_pages(request, session, given=0, limit=ALL_ENTRIES)) as pages:
         async for page in pages:
             for entry in page:
-                await exchange.write(separator + await exchange.work(partial(encode, entry)))
+                await request.write(separator + await request.work(partial(encode, entry)))
                 separator = b","
                 digests.update(attachment.digest for attachment in entry.attachments)
-    await exchange.write(b'],"attachments":{')
+    await request.write(b'],"attachments":{')
     separator = b""
     for digest in sorted(digests):
-        await exchange.write(b'%b"%b":"' % (separator, digest.encode()))
-        await _give_base64(exchange, session, digest)
+        await request.write(b'%b"%b":"' % (separator, digest.encode()))
+        await _write_base64(request, session, digest)
         separator = b'",'
-    await exchange.write(b'"}}' if digests else b"}}")
-    await exchange.end()
+    await request.write(b'"}}' if digests else b"}}")
+    await request.end()
 
 
-async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
+async def _pages(request: Request, session: Session, *, given: int, limit: int) -> AsyncGenerator[list[Entry]]:
     """Yield the pages after the entry `given`, at most `limit` entries; each is charged until the next is requested.
 
     The last entry sent must still exist after the next page is read. If it is gone, the transcript has changed
@@ -122,7 +123,7 @@ async def _pages(exchange: Exchange, session: Session, *, given: int, limit: int
             given = page[-1].n
 
 
-async def read_parts(exchange: Exchange, session: Session, attachment: Attachment) -> AsyncGenerator[bytes]:
+async def read_parts(request: Request, session: Session, attachment: Attachment) -> AsyncGenerator[bytes]:
     """Yield the bytes of an attachment in parts of `_PART_BYTES`, and keep only one part in memory.
 
     Raises:
@@ -132,18 +133,18 @@ async def read_parts(exchange: Exchange, session: Session, attachment: Attachmen
     size = attachment.size_bytes
     if not size:
         return
-    with await exchange.charge_memory(min(size, _PART_BYTES)):
+    with await request.charge_memory(min(size, _PART_BYTES)):
         for start in range(0, size, _PART_BYTES):
-            with await exchange.budgets.take_read(exchange.principal):
+            with await request.budgets.take_read(request.principal):
                 part = await session.attachment_part(attachment.digest, start=start, size=_PART_BYTES)
             yield part
             del part
 
 
-async def _give_base64(exchange: Exchange, session: Session, digest: str) -> None:
-    async with aclosing(read_parts(exchange, session, await session.attachment_about(digest))) as parts:
+async def _write_base64(request: Request, session: Session, digest: str) -> None:
+    async with aclosing(read_parts(request, session, await session.attachment_about(digest))) as parts:
         async for part in parts:
             view = memoryview(part)
             for start in range(0, len(view), _BASE64_BYTES):
                 piece = view[start : start + _BASE64_BYTES]
-                await exchange.write(await exchange.work(partial(binascii.b2a_base64, piece, newline=False)))
+                await request.write(await request.work(partial(binascii.b2a_base64, piece, newline=False)))

@@ -1,102 +1,43 @@
-"""One HTTP request of the native API and its response, on raw ASGI.
+"""One HTTP request of the API, on raw ASGI.
 
-Handlers get an `Exchange`, read what they need, and return an `Answer` or raise a `HoldfastError`.
+Handlers get a `Request`, read what they need, and return a `Response` or raise a `HoldfastError`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import re
-from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Literal, NamedTuple, Protocol, TypeVar
-from urllib.parse import parse_qsl, unquote_to_bytes
+from typing import Protocol, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 
-from holdfast.errors import (
-    BodyTooLarge,
-    HoldfastError,
-    InvalidRequest,
-    MalformedBody,
-    UnsupportedMediaType,
-)
+from holdfast.errors import BodyTooLarge, InvalidRequest, MalformedBody, UnsupportedMediaType
 from holdfast.host.budgets import FREE_BYTES, Budgets
+from holdfast.server.caller import Caller
 from holdfast.server.connections import CONNECTION
 from holdfast.server.credentials import CredentialUse
-from holdfast.server.delivery import TAKEN_PER_S, Delivery, Receive, Scope, Send, cut_connection
+from holdfast.server.delivery import TAKEN_PER_S, Delivery, Receive, Scope, Send
+from holdfast.server.response import JSON_HEADERS, Headers, Response, send_response
 from holdfast.settings import Settings
 
-__all__ = [
-    "Answer",
-    "Caller",
-    "Exchange",
-    "Receive",
-    "Role",
-    "Scope",
-    "Send",
-    "cut_connection",
-    "encode",
-    "error_answer",
-    "send_answer",
-    "send_refusal",
-]
+__all__ = ["Request"]
 
-Role = Literal["user", "admin", "trusted"]
 T = TypeVar("T")
 
-encode = msgspec.json.Encoder().encode
-"""Encode a value as JSON."""
-
-_LINGER_S = 1.0
 _UNSENT_EVERY_S = 0.01
 _PLAIN_BYTES = 1_000_000
 _MOST_OPENED = 100_000
 _MOST_COMMAS = 1_000_000
-_NUMBER = re.compile(r"([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})?", re.IGNORECASE)
-_WHOLE = re.compile(r"[0-9]{1,18}")
-_JSON_HEADERS: tuple[tuple[bytes, bytes], ...] = (
-    (b"content-type", b"application/json"),
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-)
-_JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in _JSON_HEADERS]) + b"content-length: %d\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The caller: the principal that owns the sessions, and what its key allows.
-
-    Parameters:
-        principal: owner of the sessions.
-        role: role of the key.
-        credential: the id of a key, ``jwt``, or ``local`` where no key is needed.
-        owner: the principal that the credential belongs to, if it acts for another one.
-        expires_at: expiry of the credential in seconds since the epoch; None: never.
-        agents: agents that the caller may name; None: the server's default for the role.
-    """
-
-    principal: str
-    role: Role
-    credential: str = "local"
-    owner: str | None = None
-    expires_at: float | None = None
-    agents: frozenset[str] | None = None
-
-
-class Answer(NamedTuple):
-    """A complete response: its status, JSON body and further headers."""
-
-    status: int
-    body: bytes
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+_JSON_FIELDS = b"".join([b"%s: %s\r\n" % field for field in JSON_HEADERS]) + b"content-length: %d\r\n"
 
 
 class Wire(Protocol):
     """Operations of a connection that never wait."""
+
+    on_lost: Callable[[], object] | None
+    """Called when the client disconnects while a request is in progress."""
 
     def take_body(self) -> bytes | None:
         """Return the request's body if all of it has arrived."""
@@ -111,7 +52,7 @@ class Wire(Protocol):
         ...
 
 
-class Exchange(Delivery):
+class Request(Delivery):
     """A request. Use it only in the task that handles it. ``started``: whether the handler has begun the response.
 
     Parameters:
@@ -151,7 +92,7 @@ class Exchange(Delivery):
         use: CredentialUse,
         agents: frozenset[str] | None,
         budgets: Budgets,
-        extra: tuple[tuple[bytes, bytes], ...] = (),
+        extra: Headers = (),
     ) -> None:
         super().__init__(scope, send, principal=caller.principal, budgets=budgets, settings=settings)
         self.use = use
@@ -177,7 +118,7 @@ class Exchange(Delivery):
             self._query = _parse_query(self.scope["query_string"])
         return self._query
 
-    def known_query(self, *names: str) -> None:
+    def check_query(self, names: tuple[str, ...]) -> None:
         """Refuse query parameters that are not in `names`. Raises `InvalidRequest`."""
         if not self.scope["query_string"]:
             return
@@ -186,36 +127,7 @@ class Exchange(Delivery):
                 hint = f"use {', '.join(names)}" if names else "this route takes no parameters"
                 raise InvalidRequest(f"unknown parameter {name!r} in the query", hint=hint)
 
-    def flag(self, name: str) -> bool:
-        """Return whether a query parameter is ``true``; missing counts as false. Raises `InvalidRequest`."""
-        text = self.query(name)
-        if text not in (None, "true", "false"):
-            raise InvalidRequest(f"{name} has invalid value {text[:40]!r}", hint="use true or false")
-        return text == "true"
-
-    def number(self, name: str, *, most: float) -> float | None:
-        """Return a query parameter as a number from 0 to `most`, or None if missing. Raises `InvalidRequest`."""
-        text = self.query(name)
-        if text is None:
-            return None
-        value = float(text) if _NUMBER.fullmatch(text) else math.nan
-        if not 0 <= value <= most:
-            raise InvalidRequest(f"{name} has invalid value {text[:40]!r}", hint=f"use a number from 0 to {most:g}")
-        return value
-
-    def whole(self, name: str, *, least: int, most: int) -> int | None:
-        """Return a query parameter as an integer, or None if missing. Raises `InvalidRequest`."""
-        text = self.query(name)
-        if text is None:
-            return None
-        value = int(text) if _WHOLE.fullmatch(text) else -1
-        if not least <= value <= most:
-            raise InvalidRequest(
-                f"{name} has invalid value {text[:40]!r}", hint=f"use an integer from {least} to {most}"
-            )
-        return value
-
-    async def body(
+    async def read_json(
         self, decoder: msgspec.json.Decoder[T], *, optional: bool = False, limit_bytes: int | None = None
     ) -> T:
         """Return the decoded JSON body.
@@ -252,24 +164,24 @@ class Exchange(Delivery):
         except RecursionError:
             raise MalformedBody("the body is nested too deeply", hint="send a flat JSON object") from None
 
-    async def raw_body(self, *, limit_bytes: int) -> bytes | bytearray:
+    async def read_bytes(self, *, limit_bytes: int) -> bytes | bytearray:
         """Return the raw body. Raises `BodyTooLarge`, `BudgetExceeded`, `HostBusy`, and `InvalidRequest` on timeout."""
         return await self._read(limit_bytes)
 
-    async def answer(self, answer: Answer) -> None:
+    async def respond(self, response: Response) -> None:
         """Write a whole response; charge a large one and write it in pieces. Raises as `Delivery.put`."""
-        if len(answer.body) > FREE_BYTES:
-            await self.charge_memory(len(answer.body), in_memory=True)
-            await self.begin(answer.status, _headers(answer, self.extra))
-            await self.write(answer.body)
+        if len(response.body) > FREE_BYTES:
+            await self.charge_memory(len(response.body), in_memory=True)
+            await self.begin(response.status, response.all_headers(self.extra))
+            await self.write(response.body)
             await self.end()
             return
         self.started = True
-        plain = not (answer.headers or self.extra)
-        fields = _JSON_FIELDS % len(answer.body)
-        if self.connection is not None and plain and self.connection.answer_now(answer.status, fields, answer.body):
+        plain = not (response.headers or self.extra)
+        fields = _JSON_FIELDS % len(response.body)
+        if self.connection is not None and plain and self.connection.answer_now(response.status, fields, response.body):
             return
-        await send_answer(self.send, answer, extra=self.extra)
+        await send_response(self.send, response, extra=self.extra)
 
     async def all_sent(self) -> None:
         """Wait until the client has acknowledged everything that was written."""
@@ -278,7 +190,7 @@ class Exchange(Delivery):
 
     async def begin_json(self) -> None:
         """Write the head of a successful JSON response of unknown size. Raises as `Delivery.put`."""
-        await self.begin(200, [*_JSON_HEADERS, *self.extra])
+        await self.begin(200, [*JSON_HEADERS, *self.extra])
 
     async def _read(self, limit_bytes: int | None) -> bytes | bytearray:
         """Read the body, and charge it if it is large. The timeout is ``body_s`` for each megabyte of the limit."""
@@ -348,65 +260,3 @@ def _parse_query(raw: bytes) -> Mapping[str, str]:
     if len(parameters) < len(pairs):
         raise InvalidRequest("a query parameter is repeated", hint="send each one once")
     return parameters
-
-
-def decode_segment(segment: bytes) -> str:
-    """Return a path segment as text. Raises `InvalidRequest` if it is not UTF-8."""
-    try:
-        return (unquote_to_bytes(segment) if b"%" in segment else segment).decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidRequest("the path is not UTF-8", hint="percent-encode its segments as UTF-8") from None
-
-
-class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    """An error: a stable code, a message, and a hint."""
-
-    code: str
-    message: str
-    hint: str
-
-
-class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of every error response."""
-
-    error: ErrorBody
-
-
-def error_answer(error: HoldfastError) -> Answer:
-    """Return an error as an HTTP response, with ``Retry-After`` if a retry helps."""
-    status = error.status
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    if status in (429, 503, 507) and error.retry_after_s is not None:
-        headers = ((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()),)
-    elif status == 401:
-        headers = ((b"www-authenticate", b'Bearer realm="holdfast"'),)
-    body = ErrorAnswer(error=ErrorBody(code=error.code, message=error.message, hint=error.hint))
-    return Answer(status, encode(body), headers)
-
-
-async def send_answer(send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-    """Write a whole response."""
-    await send({"type": "http.response.start", "status": answer.status, "headers": _headers(answer, extra)})
-    await send({"type": "http.response.body", "body": answer.body})
-
-
-async def send_refusal(
-    receive: Receive, send: Send, answer: Answer, *, extra: tuple[tuple[bytes, bytes], ...] = ()
-) -> None:
-    """Write a whole response to a request whose body is still arriving, and close the connection.
-
-    Data that arrives within a moment is read and dropped: closing at once would reset the connection, and the client
-    would never see the response.
-    """
-    headers = [*_headers(answer, extra), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_LINGER_S):
-            while (await receive()).get("more_body"):
-                pass
-    await send({"type": "http.response.body", "body": b""})
-
-
-def _headers(answer: Answer, extra: tuple[tuple[bytes, bytes], ...]) -> list[tuple[bytes, bytes]]:
-    return [*_JSON_HEADERS, (b"content-length", str(len(answer.body)).encode()), *answer.headers, *extra]

@@ -1,0 +1,340 @@
+"""Bodies of the HTTP API, as the server and the client share them. Query parameters and routes are the server's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, cast
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.protocol.messages import (
+    Attachment,
+    Entry,
+    MailboxItem,
+    MessageState,
+    Policy,
+    Question,
+    Receipt,
+    RunView,
+    SessionView,
+)
+from holdfast.protocol.schedules import ScheduleSpec, ScheduleView
+from holdfast.protocol.send_options import SendOptions
+from holdfast.protocol.stopping import Cause
+
+__all__ = [
+    "BranchBody",
+    "Choice",
+    "CompactBody",
+    "DecisionBody",
+    "DrainBody",
+    "ErrorAnswer",
+    "ErrorBody",
+    "InterruptBody",
+    "KeyBody",
+    "KeyCreated",
+    "KeyList",
+    "KeyRevoked",
+    "KeyRole",
+    "KeyView",
+    "Mailbox",
+    "NothingBody",
+    "Outcome",
+    "PauseBody",
+    "QuestionList",
+    "RequestBody",
+    "RunList",
+    "ScheduleBody",
+    "ScheduleList",
+    "SendBody",
+    "SessionList",
+    "Status",
+    "StopBody",
+    "StopPending",
+    "Transcript",
+]
+
+_SPEC_FIELDS = ScheduleSpec.__struct_fields__
+_YEAR_S = 366 * 86400.0
+
+Text = Annotated[str, Meta(max_length=2000)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+Duration = Annotated[float, Meta(ge=0, le=_YEAR_S)]
+
+Choice = Literal["approve", "deny", "answer"]
+"""Decisions on an open question; see `DecisionBody`."""
+
+KeyRole = Literal["user", "admin", "trusted", "approver"]
+"""Roles of keys; see `KeyRecord`."""
+
+
+# ── Requests ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RequestBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of the request bodies; the server refuses unknown fields, and the client omits defaults."""
+
+
+class SendBody(RequestBody, frozen=True, kw_only=True):
+    """A message to send.
+
+    ``quiet_s`` and ``max_wait_s`` apply to policy ``collect``; ``attachments`` lists upload responses or digests.
+    """
+
+    content: str
+    policy: str = "queue"
+    idempotency_key: Name | None = None
+    agent: Name | None = None
+    quiet_s: Duration | None = None
+    max_wait_s: Duration | None = None
+    attachments: Annotated[list[str | Attachment], Meta(max_length=100)] = []
+
+    @classmethod
+    def of(cls, content: str, options: SendOptions) -> SendBody:
+        """Return the body that sends a message."""
+        return cls(
+            content=content,
+            policy=options.policy,
+            idempotency_key=options.idempotency_key,
+            agent=options.agent,
+            quiet_s=options.quiet_s,
+            max_wait_s=options.max_wait_s,
+            attachments=list(options.attachments),
+        )
+
+    def options(self) -> SendOptions:
+        """Return how the message is sent; the store completes an attachment that is named by its digest."""
+        return SendOptions(
+            policy=cast(Policy, self.policy),  # the store refuses unknown policies by name
+            idempotency_key=self.idempotency_key,
+            agent=self.agent,
+            quiet_s=self.quiet_s,
+            max_wait_s=self.max_wait_s,
+            attachments=[
+                Attachment(digest=one, media_type="") if isinstance(one, str) else one for one in self.attachments
+            ],
+        )
+
+
+class InterruptBody(RequestBody, frozen=True, kw_only=True):
+    """A reason, the run to interrupt (default: the active one), and the grace period for cleanup, in seconds."""
+
+    reason: Text = ""
+    run_id: Name | None = None
+    grace_s: Duration | None = None
+
+
+class StopBody(RequestBody, frozen=True, kw_only=True):
+    """A reason, and the grace period for cleanup, in seconds."""
+
+    reason: Text = ""
+    grace_s: Duration | None = None
+
+
+class DrainBody(RequestBody, frozen=True, kw_only=True):
+    """Time for active runs to finish, in seconds (default: the setting ``drain_s``)."""
+
+    deadline_s: Duration | None = None
+
+
+class KeyBody(RequestBody, frozen=True, kw_only=True):
+    """An API key to create: its principal, role and label.
+
+    ``agents``: agents that it may name (default: the server's public agents). ``approval_key``: an existing approval
+    key, required for the role ``approver`` where approvals need one.
+    """
+
+    principal: Name
+    role: KeyRole = "user"
+    label: Annotated[str, Meta(max_length=200)] = ""
+    agents: Annotated[list[Name], Meta(max_length=1000)] | None = None
+    approval_key: Annotated[str, Meta(max_length=200)] = ""
+
+
+class DecisionBody(RequestBody, frozen=True, kw_only=True):
+    """A decision on a call, or the answer to a question.
+
+    ``text``: the answer, or a reason for the model. For an approval, ``call_hash``: the hash from the question, and
+    ``approval_key``: the key typed by a person, where the server requires it.
+    """
+
+    decision: Choice
+    text: Annotated[str, Meta(max_length=100_000)] = ""
+    call_hash: Annotated[str, Meta(max_length=200)] = ""
+    approval_key: Annotated[str, Meta(max_length=200)] = ""
+
+
+class NothingBody(RequestBody, frozen=True, kw_only=True):
+    """An empty object; the body may be omitted."""
+
+
+class CompactBody(RequestBody, frozen=True, kw_only=True):
+    """Number of a person's newest messages to keep, with everything that followed them."""
+
+    keep: Annotated[int, Meta(ge=0, le=1000)] = 4
+
+
+class BranchBody(RequestBody, frozen=True, kw_only=True):
+    """Key of the new session, and the last entry to copy (default: all)."""
+
+    key: Name
+    through_n: Annotated[int, Meta(ge=0)] | None = None
+
+
+class ScheduleBody(RequestBody, frozen=True, kw_only=True):
+    """A schedule: the session, the message, and the times: ``every_s``, or ``cron`` with ``timezone``.
+
+    An existing schedule with this ``schedule_id`` is replaced. ``miss``: how to handle missed ticks: ``skip``,
+    ``burst`` or ``delay``. ``overlap``: the policy of its messages.
+    """
+
+    session: Name
+    text: str
+    schedule_id: Name | None = None
+    agent: Name | None = None
+    every_s: float | None = None
+    cron: Annotated[str, Meta(max_length=200)] | None = None
+    timezone: Annotated[str, Meta(max_length=100)] = "UTC"
+    overlap: str = "queue"
+    miss: str = "skip"
+    initial_delay_s: float | None = None
+    jitter_s: float = 0.0
+    max_runs: int | None = None
+
+    @classmethod
+    def of(cls, spec: ScheduleSpec, schedule_id: str) -> ScheduleBody:
+        """Return the body that puts a schedule."""
+        return cls(schedule_id=schedule_id, **{name: getattr(spec, name) for name in _SPEC_FIELDS})
+
+    def spec(self) -> ScheduleSpec:
+        """Return what the schedule does; the host refuses unknown values of ``overlap`` and ``miss`` by name."""
+        return ScheduleSpec(**{name: getattr(self, name) for name in _SPEC_FIELDS})
+
+
+class PauseBody(RequestBody, frozen=True, kw_only=True):
+    """Whether the schedule is paused."""
+
+    paused: bool
+
+
+# ── Responses ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Outcome of a message sent with ``?wait=``."""
+
+    status: MessageState
+    text: str
+    cause: Cause | None
+    error: str | None
+    message_id: str
+    run_id: str | None
+    receipt: Receipt
+
+
+class StopPending(msgspec.Struct, frozen=True, kw_only=True):
+    """A stop in progress; poll ``/v1/sessions/{key}/stops/{stop_id}``."""
+
+    session: str
+    stop_id: str
+
+
+class SessionList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions, most recently changed first."""
+
+    sessions: list[SessionView]
+
+
+class Transcript(msgspec.Struct, frozen=True, kw_only=True):
+    """The entries that the model sees, in order."""
+
+    entries: list[Entry]
+
+
+class Mailbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Queued messages, in order."""
+
+    items: list[MailboxItem]
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs, newest first."""
+
+    runs: list[RunView]
+
+
+class QuestionList(msgspec.Struct, frozen=True, kw_only=True):
+    """Open questions of the suspended run, oldest first."""
+
+    questions: list[Question]
+
+
+class ScheduleList(msgspec.Struct, frozen=True, kw_only=True):
+    """Schedules, in order of creation."""
+
+    schedules: list[ScheduleView]
+
+
+class KeyView(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key without its secret."""
+
+    key_id: str
+    principal: str
+    role: KeyRole
+    label: str
+    created_at: float
+    revoked_at: float | None
+    agents: list[str] | None = None
+
+
+class KeyList(msgspec.Struct, frozen=True, kw_only=True):
+    """All keys, including revoked ones."""
+
+    keys: list[KeyView]
+
+
+class KeyRevoked(msgspec.Struct, frozen=True, kw_only=True):
+    """All keys, and the work of the key's principal: what was stopped, and what continues.
+
+    Parameters:
+        keys: all keys.
+        principal: owner of the key.
+        stopped: sessions whose runs and background work were stopped and whose queued messages were withdrawn.
+        paused: schedules that were paused.
+        running: sessions that continue: with a run, queued messages or background work.
+        active: schedules that continue.
+    """
+
+    keys: list[KeyView]
+    principal: str
+    stopped: list[str]
+    paused: list[str]
+    running: list[str]
+    active: list[str]
+
+
+class KeyCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """A new key and its secret, which is shown only once."""
+
+    key: KeyView
+    secret: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """Status of the server: ok, ready or draining."""
+
+    status: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    """An error: a stable code, a message, and a hint."""
+
+    code: str
+    message: str
+    hint: str
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of every error response."""
+
+    error: ErrorBody

@@ -1,0 +1,40 @@
+"""Options of a message, as keywords of `send` and `ask`, and as the value that everything below them passes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from holdfast.protocol.messages import Attachment, Policy, Value
+
+__all__ = ["SendKeywords", "SendOptions"]
+
+
+class SendKeywords(TypedDict, total=False):
+    """The keywords of `SessionLike.send` and `SessionLike.ask`; see `SendOptions`."""
+
+    policy: Policy
+    idempotency_key: str | None
+    agent: str | None
+    quiet_s: float | None
+    max_wait_s: float | None
+    attachments: Sequence[Attachment]
+
+
+class SendOptions(Value, frozen=True, kw_only=True):
+    """How a message is sent.
+
+    Parameters:
+        policy: what to do if a run is already active.
+        idempotency_key: accepted once; a repeat returns the receipt of the first send.
+        agent: the agent of a new session, or a change for runs that start later.
+        quiet_s, max_wait_s: for ``collect``, in seconds.
+        attachments: attachments returned by `SessionLike.attach`.
+    """
+
+    policy: Policy = "queue"
+    idempotency_key: str | None = None
+    agent: str | None = None
+    quiet_s: float | None = None
+    max_wait_s: float | None = None
+    attachments: Sequence[Attachment] = ()

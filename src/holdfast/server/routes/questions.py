@@ -1,0 +1,79 @@
+"""Routes of the open requests of suspended runs to people: approvals of calls, and questions."""
+
+from __future__ import annotations
+
+from holdfast import errors
+from holdfast.host import Answerer, Session
+from holdfast.protocol.call_hash import hash_of
+from holdfast.protocol.http import Choice, DecisionBody, QuestionList
+from holdfast.protocol.messages import Answer, Decision
+from holdfast.server.caller import Caller
+from holdfast.server.context import ServerContext
+from holdfast.server.large_responses import respond_with_list
+from holdfast.server.parameters import JsonBody
+from holdfast.server.request import Request
+from holdfast.server.response import Response, encode
+from holdfast.server.router import Router
+
+__all__ = ["ROUTER", "decide"]
+
+ROUTER = Router()
+
+_DECISIONS: dict[Choice, Decision] = {"approve": "approved", "deny": "denied", "answer": "answered"}
+
+
+async def decide(
+    server: ServerContext, caller: Caller, session: Session, question_id: str, body: DecisionBody
+) -> Answer:
+    """Submit the answer to the session, in the name of the credential's owner.
+
+    Raises:
+        ApprovalKeyRequired: an approval requires a key typed by a person, and it is missing or wrong.
+        RateLimited: this credential has tried too many wrong keys.
+        InvalidRequest: an approval without a `call_hash`.
+        CallMismatch, UnknownQuestion, AlreadyAnswered: as `SessionLike.approve`.
+    """
+    approval_key = ""
+    if body.decision == "approve":
+        hash_of(question_id, body.call_hash)
+        if server.approval_key_required:
+            approval_key = server.check_approval_key(caller, body.approval_key, session.principal)
+    who = Answerer(caller.owner or caller.principal, caller.credential, approval_key)
+    decision = _DECISIONS[body.decision]
+    return await session.decide(question_id, decision, body.text, call_hash=body.call_hash, answerer=who)
+
+
+@ROUTER.route(
+    "GET",
+    "/v1/sessions/{key}/approvals",
+    responses={200: QuestionList},
+    errors=(errors.UnknownSession, errors.SessionDeleted),
+)
+async def list_questions(server: ServerContext, request: Request) -> Response | None:
+    """List the open questions of the session's suspended run, approvals of calls included, oldest first."""
+    await request.take_turn()
+    return await respond_with_list(request, "questions", await server.session(request).questions())
+
+
+@ROUTER.route(
+    "POST",
+    "/v1/sessions/{key}/approvals/{question_id}",
+    body=JsonBody(DecisionBody),
+    responses={200: Answer},
+    errors=(
+        errors.UnknownSession,
+        errors.UnknownQuestion,
+        errors.AlreadyAnswered,
+        errors.CallMismatch,
+        errors.ApprovalKeyRequired,
+        errors.SessionDeleted,
+    ),
+)
+async def answer_question(server: ServerContext, request: Request, body: DecisionBody) -> Response:
+    """Approve or deny a call, or answer a question; the run continues once all its questions are answered.
+
+    An approval names the displayed call by its `call_hash`. Where agents run programs unsandboxed, it also requires
+    an approval key typed by a person. Repeating the same decision has no effect.
+    """
+    question_id = request.path["question_id"]
+    return Response(200, encode(await decide(server, request.caller, server.session(request), question_id, body)))

@@ -1,0 +1,89 @@
+"""Routes of sessions: list them, read one and its parts, and delete it."""
+
+from __future__ import annotations
+
+from holdfast import errors
+from holdfast.protocol.http import Mailbox, SessionList, StopPending, Transcript
+from holdfast.protocol.messages import SessionStop, SessionView, TreeNode
+from holdfast.server.context import ServerContext
+from holdfast.server.large_responses import respond_with_list, respond_with_transcript
+from holdfast.server.parameters import IntegerQuery
+from holdfast.server.request import Request
+from holdfast.server.response import Response, encode
+from holdfast.server.router import Router
+from holdfast.server.routes.listings import ALL, LIMIT, LIST_LIMIT, listed_principal
+from holdfast.server.routes.stops import run_stop
+
+__all__ = ["ROUTER"]
+
+ROUTER = Router()
+_AFTER = IntegerQuery("after", "Return only entries with a greater `n`.", least=0, most=2**53, default=0)
+_PAGE_LIMIT = IntegerQuery(
+    "limit",
+    f"Maximum number of entries (default and at most {LIST_LIMIT}).",
+    least=1,
+    most=LIST_LIMIT,
+    default=LIST_LIMIT,
+)
+
+
+@ROUTER.route("GET", "/v1/sessions", query=(LIMIT, ALL), responses={200: SessionList})
+async def list_sessions(server: ServerContext, request: Request) -> Response:
+    """List your sessions, most recently changed first."""
+    await request.take_turn()
+    limit = LIMIT.parse(request)
+    found = await server.host.sessions(principal=listed_principal(request), limit=limit)
+    return Response(200, encode(SessionList(sessions=list(found))))
+
+
+@ROUTER.route(
+    "GET", "/v1/sessions/{key}", responses={200: SessionView}, errors=(errors.UnknownSession, errors.SessionDeleted)
+)
+async def get_session(server: ServerContext, request: Request) -> Response:
+    """Return the session's current state."""
+    return Response(200, encode(await server.session(request).info()))
+
+
+@ROUTER.route(
+    "DELETE",
+    "/v1/sessions/{key}",
+    responses={200: SessionStop, 202: StopPending},
+    errors=(errors.UnknownSession, errors.SessionDeleted),
+)
+async def delete_session(server: ServerContext, request: Request) -> Response:
+    """Stop and delete the session; afterwards its key answers 410 for a while."""
+    return await run_stop(server, request, server.session(request).delete)
+
+
+@ROUTER.route(
+    "GET",
+    "/v1/sessions/{key}/transcript",
+    query=(_AFTER, _PAGE_LIMIT),
+    responses={200: Transcript},
+    errors=(errors.UnknownSession, errors.SessionDeleted),
+)
+async def get_transcript(server: ServerContext, request: Request) -> Response | None:
+    """Return the entries that the model sees, in order: at most `limit` entries after entry `after`."""
+    after, limit = _AFTER.parse(request), _PAGE_LIMIT.parse(request)
+    return await respond_with_transcript(request, server.session(request), after=after, limit=limit)
+
+
+@ROUTER.route(
+    "GET",
+    "/v1/sessions/{key}/mailbox",
+    responses={200: Mailbox},
+    errors=(errors.UnknownSession, errors.SessionDeleted),
+)
+async def get_mailbox(server: ServerContext, request: Request) -> Response | None:
+    """List the queued messages, in order."""
+    await request.take_turn()
+    return await respond_with_list(request, "items", await server.session(request).mailbox())
+
+
+@ROUTER.route(
+    "GET", "/v1/sessions/{key}/tree", responses={200: TreeNode}, errors=(errors.UnknownSession, errors.SessionDeleted)
+)
+async def get_session_tree(server: ServerContext, request: Request) -> Response:
+    """Return the session's live tasks, threads and processes."""
+    await request.take_turn()
+    return Response(200, encode(await server.session(request).tree()))
