@@ -145,6 +145,8 @@ API_MODULES = (
     "holdfast.client",
     "holdfast.runtime",
     "holdfast.testing",
+    "holdfast.tools",
+    "holdfast.tools.assistant",
     "holdfast.channels",
     "holdfast.protocol.interface",
     "holdfast.protocol.messages",

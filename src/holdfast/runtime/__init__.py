@@ -5,8 +5,9 @@ Usable alone: ``from holdfast.runtime import Interrupt, Scope``. Names are loade
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.runtime.adoption import Restorer, install
@@ -26,27 +27,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.processes import Process, ProcessHost
     from holdfast.runtime.scope import Scope, ScopeStatistics, current_scope, detached
     from holdfast.runtime.threads import ThreadPool
-
-_HOMES = {
-    "adoption": ("Restorer", "install"),
-    "bounded": ("BoundedQueue",),
-    "broadcast": ("Broadcast", "Reader"),
-    "cell": ("IsolatedCall",),
-    "fair": ("FairQueue",),
-    "interrupt": (
-        "Interrupt",
-        "InterruptStatistics",
-        "Registration",
-        "check_interrupt",
-        "current_interrupt",
-        "is_interrupted",
-    ),
-    "members": ("Handle", "Member"),
-    "processes": ("Process", "ProcessHost"),
-    "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
-    "threads": ("ThreadPool",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BoundedQueue",
@@ -73,11 +53,25 @@ __all__ = [
     "is_interrupted",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "adoption": ("Restorer", "install"),
+        "bounded": ("BoundedQueue",),
+        "broadcast": ("Broadcast", "Reader"),
+        "cell": ("IsolatedCall",),
+        "fair": ("FairQueue",),
+        "interrupt": (
+            "Interrupt",
+            "InterruptStatistics",
+            "Registration",
+            "check_interrupt",
+            "current_interrupt",
+            "is_interrupted",
+        ),
+        "members": ("Handle", "Member"),
+        "processes": ("Process", "ProcessHost"),
+        "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
+        "threads": ("ThreadPool",),
+    },
+)

@@ -1,51 +1,27 @@
 """Test concurrent code deterministically: explore its schedules, run it on virtual time.
 
-Names are loaded when they are first used: the pytest plugin beside them costs nothing where nobody explores.
+Names are loaded on first use, so that the pytest plugin is cheap.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.testing.agent_driver import AgentSubject
     from holdfast.testing.agent_suite import AGENT_CHECKS, run_agent_check
-    from holdfast.testing.channel_suite import CHANNEL_CHECKS, Network, run_channel_check
+    from holdfast.testing.channel_suite import CHANNEL_CHECKS, Copy, Network, run_channel_check
     from holdfast.testing.clock import ManualClock, VirtualClock
     from holdfast.testing.exploring import Report, explore, run_virtual
     from holdfast.testing.failures import NotExplorable, ScheduleFailure
     from holdfast.testing.model_provider import ModelSubject, Provider, served_model, unscripted_model
+    from holdfast.testing.model_server import ModelServer, Reply
     from holdfast.testing.model_suite import MODEL_CHECKS, run_model_check
     from holdfast.testing.replay import Replay
     from holdfast.testing.store_suite import STORE_CHECKS, run_store_check
     from holdfast.testing.swapped import start_thread
-
-_HOME_OF = {
-    "CHANNEL_CHECKS": "channel_suite",
-    "Network": "channel_suite",
-    "run_channel_check": "channel_suite",
-    "AGENT_CHECKS": "agent_suite",
-    "AgentSubject": "agent_driver",
-    "run_agent_check": "agent_suite",
-    "MODEL_CHECKS": "model_suite",
-    "ModelSubject": "model_provider",
-    "Provider": "model_provider",
-    "run_model_check": "model_suite",
-    "served_model": "model_provider",
-    "unscripted_model": "model_provider",
-    "STORE_CHECKS": "store_suite",
-    "run_store_check": "store_suite",
-    "ManualClock": "clock",
-    "VirtualClock": "clock",
-    "Report": "exploring",
-    "explore": "exploring",
-    "run_virtual": "exploring",
-    "NotExplorable": "failures",
-    "ScheduleFailure": "failures",
-    "Replay": "replay",
-    "start_thread": "swapped",
-}
 
 __all__ = [
     "AGENT_CHECKS",
@@ -53,12 +29,15 @@ __all__ = [
     "MODEL_CHECKS",
     "STORE_CHECKS",
     "AgentSubject",
+    "Copy",
     "ManualClock",
+    "ModelServer",
     "ModelSubject",
     "Network",
     "NotExplorable",
     "Provider",
     "Replay",
+    "Reply",
     "Report",
     "ScheduleFailure",
     "VirtualClock",
@@ -73,11 +52,20 @@ __all__ = [
     "unscripted_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "agent_driver": ("AgentSubject",),
+        "agent_suite": ("AGENT_CHECKS", "run_agent_check"),
+        "channel_suite": ("CHANNEL_CHECKS", "Copy", "Network", "run_channel_check"),
+        "clock": ("ManualClock", "VirtualClock"),
+        "exploring": ("Report", "explore", "run_virtual"),
+        "failures": ("NotExplorable", "ScheduleFailure"),
+        "model_provider": ("ModelSubject", "Provider", "served_model", "unscripted_model"),
+        "model_server": ("ModelServer", "Reply"),
+        "model_suite": ("MODEL_CHECKS", "run_model_check"),
+        "replay": ("Replay",),
+        "store_suite": ("STORE_CHECKS", "run_store_check"),
+        "swapped": ("start_thread",),
+    },
+)
