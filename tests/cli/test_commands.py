@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.output import say, say_error
-from holdfast.cli.sending import content_of
+from holdfast.cli.send import content_of
 from holdfast.protocol.events import EVENT_KINDS
 from tests.cli.processes import Served, clean_environment, run, served
 
@@ -264,6 +264,17 @@ def test_every_command_explains_itself_and_takes_json() -> None:
         assert "--json" in options, name
         for parameter in command.params:
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_summary_of_every_command_is_the_first_sentence_of_its_help() -> None:
+    import typer.main
+
+    from holdfast.cli.app import COMMANDS, app
+
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    assert {name: command.get_short_help_str(1000) for name, command in commands.items()} == {
+        name: summary for name, (_, summary) in COMMANDS.items()
+    }
 
 
 def test_every_error_has_an_exit_code() -> None:
