@@ -25,6 +25,7 @@ from _faces import (
     import_everything,
     metrics_page,
 )
+from _rooms import picture
 from _text import code, fields_of, plain, table
 
 import holdfast
@@ -181,6 +182,7 @@ PAGES: Mapping[str, Page] = {
     "decisions.md": decisions_page,
     "run-states.svg": RUN_DIAGRAM.svg,
     "message-states.svg": MESSAGE_DIAGRAM.svg,
+    "rooms.svg": picture,
     "http.md": http_page,
     "cli.md": cli_page,
     "exits.md": exits_page,
