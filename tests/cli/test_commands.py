@@ -350,6 +350,12 @@ def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path
     assert kept.read_text() == "precious"
 
 
+def test_export_of_events_as_an_archive_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    found = run("export", "--events", "--archive", "--url", "http://127.0.0.1:1", folder=tmp_path)
+    assert found.returncode == Exit.USAGE
+    assert "--events and --archive exclude each other" in found.stderr
+
+
 def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Served) -> None:
     added = server.run("schedule", "add", "count a b", "-s", "timed", "--every", "3600", "--id", "hourly", "--json")
     view = json.loads(added.stdout)

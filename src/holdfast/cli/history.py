@@ -132,10 +132,10 @@ def export(
 ) -> Exit:
     """Export a session's transcript as Markdown, as JSON lines, or as an archive for import."""
     target = Target(url=url, key=key, user=user, as_json=json)
-    if events and archive:
-        raise ConfigurationError("--events and --archive exclude each other", hint="omit one of them")
 
     async def work(client: Client) -> None:
+        if events and archive:
+            raise ConfigurationError("--events and --archive exclude each other", hint="omit one of them")
         remote = client.session(session)
         if archive:
             whole = await remote.export()
