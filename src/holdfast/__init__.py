@@ -69,32 +69,33 @@ __all__ = [
     "tool",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "agents": (
-            "Agent",
-            "Call",
-            "CallPart",
-            "Run",
-            "ScriptedModel",
-            "Tool",
-            "Toolset",
-            "agent",
-            "branch",
-            "parallel",
-            "periodic",
-            "route",
-            "sequence",
-            "supervised",
-            "tool",
-        ),
-        "client": ("Client",),
-        "errors": ("HoldfastError", "MailboxFull", "RunFailed", "SessionBusy", "ToolFailed", "WaitExpired"),
-        "host": ("Host", "Schedule", "Session"),
-        "protocol.messages": ("Receipt",),
-        "runtime": ("Interrupt", "Scope"),
-        "settings": ("Settings",),
-        "tools.assistant": ("assistant",),
-    },
-)
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "agents": (
+                "Agent",
+                "Call",
+                "CallPart",
+                "Run",
+                "ScriptedModel",
+                "Tool",
+                "Toolset",
+                "agent",
+                "branch",
+                "parallel",
+                "periodic",
+                "route",
+                "sequence",
+                "supervised",
+                "tool",
+            ),
+            "client": ("Client",),
+            "errors": ("HoldfastError", "MailboxFull", "RunFailed", "SessionBusy", "ToolFailed", "WaitExpired"),
+            "host": ("Host", "Schedule", "Session"),
+            "protocol.messages": ("Receipt",),
+            "runtime": ("Interrupt", "Scope"),
+            "settings": ("Settings",),
+            "tools.assistant": ("assistant",),
+        },
+    )

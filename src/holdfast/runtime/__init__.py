@@ -53,25 +53,26 @@ __all__ = [
     "is_interrupted",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "adoption": ("Restorer", "install"),
-        "bounded": ("BoundedQueue",),
-        "broadcast": ("Broadcast", "Reader"),
-        "cell": ("IsolatedCall",),
-        "fair": ("FairQueue",),
-        "interrupt": (
-            "Interrupt",
-            "InterruptStatistics",
-            "Registration",
-            "check_interrupt",
-            "current_interrupt",
-            "is_interrupted",
-        ),
-        "members": ("Handle", "Member"),
-        "processes": ("Process", "ProcessHost"),
-        "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
-        "threads": ("ThreadPool",),
-    },
-)
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "adoption": ("Restorer", "install"),
+            "bounded": ("BoundedQueue",),
+            "broadcast": ("Broadcast", "Reader"),
+            "cell": ("IsolatedCall",),
+            "fair": ("FairQueue",),
+            "interrupt": (
+                "Interrupt",
+                "InterruptStatistics",
+                "Registration",
+                "check_interrupt",
+                "current_interrupt",
+                "is_interrupted",
+            ),
+            "members": ("Handle", "Member"),
+            "processes": ("Process", "ProcessHost"),
+            "scope": ("Scope", "ScopeStatistics", "current_scope", "detached"),
+            "threads": ("ThreadPool",),
+        },
+    )

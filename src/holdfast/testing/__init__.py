@@ -52,20 +52,21 @@ __all__ = [
     "unscripted_model",
 ]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "agent_driver": ("AgentSubject",),
-        "agent_suite": ("AGENT_CHECKS", "run_agent_check"),
-        "channel_suite": ("CHANNEL_CHECKS", "Copy", "Network", "run_channel_check"),
-        "clock": ("ManualClock", "VirtualClock"),
-        "exploring": ("Report", "explore", "run_virtual"),
-        "failures": ("NotExplorable", "ScheduleFailure"),
-        "model_provider": ("ModelSubject", "Provider", "served_model", "unscripted_model"),
-        "model_server": ("ModelServer", "Reply"),
-        "model_suite": ("MODEL_CHECKS", "run_model_check"),
-        "replay": ("Replay",),
-        "store_suite": ("STORE_CHECKS", "run_store_check"),
-        "swapped": ("start_thread",),
-    },
-)
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "agent_driver": ("AgentSubject",),
+            "agent_suite": ("AGENT_CHECKS", "run_agent_check"),
+            "channel_suite": ("CHANNEL_CHECKS", "Copy", "Network", "run_channel_check"),
+            "clock": ("ManualClock", "VirtualClock"),
+            "exploring": ("Report", "explore", "run_virtual"),
+            "failures": ("NotExplorable", "ScheduleFailure"),
+            "model_provider": ("ModelSubject", "Provider", "served_model", "unscripted_model"),
+            "model_server": ("ModelServer", "Reply"),
+            "model_suite": ("MODEL_CHECKS", "run_model_check"),
+            "replay": ("Replay",),
+            "store_suite": ("STORE_CHECKS", "run_store_check"),
+            "swapped": ("start_thread",),
+        },
+    )

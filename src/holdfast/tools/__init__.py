@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Browser", "Files", "McpServer", "Processes", "Python", "Sandbox", "Terminal", "Web", "Workspace"]
 
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "browser": ("Browser",),
-        "files": ("Files",),
-        "mcp": ("McpServer",),
-        "processes": ("Processes",),
-        "python": ("Python",),
-        "sandbox": ("Sandbox",),
-        "terminal": ("Terminal",),
-        "web": ("Web",),
-        "workspace": ("Workspace",),
-    },
-)
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "browser": ("Browser",),
+            "files": ("Files",),
+            "mcp": ("McpServer",),
+            "processes": ("Processes",),
+            "python": ("Python",),
+            "sandbox": ("Sandbox",),
+            "terminal": ("Terminal",),
+            "web": ("Web",),
+            "workspace": ("Workspace",),
+        },
+    )
