@@ -130,16 +130,16 @@ def cli_page() -> str:
 
 def exits_page() -> str:
     """Return the exit codes with their meanings."""
-    from holdfast.cli import exits
+    from holdfast.cli import exit_codes
 
-    tree = ast.parse(inspect.getsource(exits.Exit))
+    tree = ast.parse(inspect.getsource(exit_codes.Exit))
     body = tree.body[0].body  # type: ignore[attr-defined]
     words = {}
     for before, after in itertools.pairwise(body):
         match before, after:
             case ast.Assign(targets=[ast.Name(id=name)]), ast.Expr(value=ast.Constant(value=text)):
                 words[name] = str(text)
-    return table(("exit code", "meaning"), ((code(member.value), words[member.name]) for member in exits.Exit))
+    return table(("exit code", "meaning"), ((code(member.value), words[member.name]) for member in exit_codes.Exit))
 
 
 def command_section(path: str, command: Any) -> Iterator[str]:

@@ -25,6 +25,7 @@ from _faces import (
     import_everything,
     metrics_page,
 )
+from _rooms import picture
 from _text import code, fields_of, plain, table
 
 import holdfast
@@ -146,6 +147,8 @@ API_MODULES = (
     "holdfast.client",
     "holdfast.runtime",
     "holdfast.testing",
+    "holdfast.tools",
+    "holdfast.tools.assistant",
     "holdfast.channels",
     "holdfast.protocol.interface",
     "holdfast.protocol.messages",
@@ -181,6 +184,7 @@ PAGES: Mapping[str, Page] = {
     "decisions.md": decisions_page,
     "run-states.svg": RUN_DIAGRAM.svg,
     "message-states.svg": MESSAGE_DIAGRAM.svg,
+    "rooms.svg": picture,
     "http.md": http_page,
     "cli.md": cli_page,
     "exits.md": exits_page,

@@ -5,9 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import holdfast
-from holdfast.agents.scripted import ScriptedModel
-from holdfast.protocol.events import RunSuspended
-from holdfast.protocol.model import CallPart
+from holdfast import CallPart, ScriptedModel
+from holdfast.events import RunSuspended
 
 
 @holdfast.tool(approval=lambda arguments: arguments["amount"] > 100)

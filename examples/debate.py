@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import holdfast
 from holdfast.agents import BranchResult
-from holdfast.protocol.events import ChildFinished
+from holdfast.events import ChildFinished
 
 
 def speaker(name: str, view: str) -> holdfast.Agent:

@@ -3,7 +3,7 @@
 import asyncio
 
 import holdfast
-from holdfast.agents.scripted import ScriptedModel
+from holdfast import ScriptedModel
 
 numbers = iter(range(1, 100))
 

@@ -11,7 +11,7 @@ from langgraph.types import Command, interrupt
 
 import holdfast
 from holdfast.agents.adapters.langgraph import current_run, graph_agent
-from holdfast.protocol.events import RunSuspended
+from holdfast.events import RunSuspended
 
 
 class Orders(MessagesState):

@@ -6,8 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import holdfast
-from holdfast.agents.scripted import ScriptedModel
-from holdfast.protocol.model import CallPart
+from holdfast import CallPart, ScriptedModel
 from holdfast.tools import McpServer
 
 PROGRAM = """

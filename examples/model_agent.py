@@ -3,8 +3,7 @@
 import asyncio
 
 import holdfast
-from holdfast.agents.scripted import ScriptedModel
-from holdfast.protocol.model import CallPart
+from holdfast import CallPart, ScriptedModel
 
 
 @holdfast.tool(idempotent=True)

@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import holdfast
-from holdfast.agents import Call, Home, Toolset
-from holdfast.agents.scripted import ScriptedModel
-from holdfast.protocol.events import ToolOutput
-from holdfast.protocol.model import CallPart
+from holdfast import Call, CallPart, ScriptedModel, Toolset
+from holdfast.agents import Home
+from holdfast.events import ToolOutput
 
 
 @holdfast.tool(timeout_s=30)

@@ -3,7 +3,7 @@
 import asyncio
 
 import holdfast
-from holdfast.protocol.events import ChildFinished
+from holdfast.events import ChildFinished
 
 
 async def library(run: holdfast.Run) -> str:

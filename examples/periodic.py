@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import holdfast
-from holdfast.protocol.events import ChildFinished
+from holdfast.events import ChildFinished
 
 readings = [20.5, 20.7, 21.0, 24.8, 25.1]
 seen: list[float] = []

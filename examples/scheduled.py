@@ -3,7 +3,7 @@
 import asyncio
 
 import holdfast
-from holdfast.protocol.events import RunFinished
+from holdfast.events import RunFinished
 
 
 async def clerk(run: holdfast.Run) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 
 import holdfast
-from holdfast.protocol.events import ChildFinished, TextDelta
+from holdfast.events import ChildFinished, TextDelta
 
 
 async def outline(run: holdfast.Run) -> str:

@@ -3,8 +3,8 @@
 import asyncio
 
 import holdfast
-from holdfast.agents.scripted import ScriptedModel
-from holdfast.protocol.model import CallPart, ModelRequest, ToolMessage, UserMessage
+from holdfast import CallPart, ScriptedModel
+from holdfast.agents import ModelRequest, ToolMessage, UserMessage
 
 gates = {"hotels in Oslo": holdfast.Interrupt(name="Oslo"), "hotels in Rome": holdfast.Interrupt(name="Rome")}
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import holdfast
-from holdfast.protocol.events import TextDelta
+from holdfast.events import TextDelta
 
 
 async def agent(run: holdfast.Run) -> AsyncIterator[str]:

@@ -8,7 +8,7 @@ import asyncio
 import os
 
 import holdfast
-from holdfast.protocol.events import TextDelta
+from holdfast.events import TextDelta
 
 STUBBORN = "trap '' TERM; (setsid sleep 600 &); sleep 600"
 

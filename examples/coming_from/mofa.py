@@ -11,7 +11,7 @@ from langgraph.graph import END, START, StateGraph
 
 import holdfast
 from holdfast.agents.adapters.langgraph import current_run, graph_agent
-from holdfast.protocol.events import ChildStarted, TextDelta
+from holdfast.events import ChildStarted, TextDelta
 
 
 async def tick(run: holdfast.Run) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import holdfast
-from holdfast.protocol.events import TextDelta
+from holdfast.events import TextDelta
 
 T = TypeVar("T")
 

@@ -1,81 +1,65 @@
 """Holdfast hosts AI agents for many users at once and keeps them under control.
 
-Names are loaded on first use, so that ``import holdfast`` is cheap.
+Most programs need only the names here. They are loaded on first use, so that ``import holdfast`` is cheap.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from holdfast.lazy import lazy_names
 
+TYPE_CHECKING = False  # importing it from typing would be most of the cost of ``import holdfast``
 if TYPE_CHECKING:
-    from holdfast.agents import Agent, Run, Tool, agent, branch, parallel, periodic, route, sequence, supervised, tool
-    from holdfast.client import Client
-    from holdfast.errors import (
-        HoldfastError,
-        Interrupted,
-        RunFailed,
-        RunInterrupted,
-        ToolFailed,
-        WaitExpired,
+    from holdfast.agents import (
+        Agent,
+        Call,
+        CallPart,
+        Run,
+        ScriptedModel,
+        Tool,
+        Toolset,
+        agent,
+        branch,
+        parallel,
+        periodic,
+        route,
+        sequence,
+        supervised,
+        tool,
     )
-    from holdfast.host import Host, Session
-    from holdfast.protocol.events import Event, Gap
-    from holdfast.protocol.messages import Receipt, Settlement
-    from holdfast.protocol.stopping import Cause, StopReceipt
+    from holdfast.client import Client
+    from holdfast.errors import HoldfastError, MailboxFull, RunFailed, SessionBusy, ToolFailed, WaitExpired
+    from holdfast.host import Host, Schedule, Session
+    from holdfast.protocol.messages import Receipt
     from holdfast.runtime import Interrupt, Scope
     from holdfast.settings import Settings
+    from holdfast.tools.assistant import assistant
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "agents": (
-        "Agent",
-        "Run",
-        "Tool",
-        "agent",
-        "branch",
-        "parallel",
-        "periodic",
-        "route",
-        "sequence",
-        "supervised",
-        "tool",
-    ),
-    "client": ("Client",),
-    "errors": ("HoldfastError", "Interrupted", "RunFailed", "RunInterrupted", "ToolFailed", "WaitExpired"),
-    "host": ("Host", "Session"),
-    "protocol.events": ("Event", "Gap"),
-    "protocol.messages": ("Receipt", "Settlement"),
-    "protocol.stopping": ("Cause", "StopReceipt"),
-    "runtime": ("Interrupt", "Scope"),
-    "settings": ("Settings",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
     "Agent",
-    "Cause",
+    "Call",
+    "CallPart",
     "Client",
-    "Event",
-    "Gap",
     "HoldfastError",
     "Host",
     "Interrupt",
-    "Interrupted",
+    "MailboxFull",
     "Receipt",
     "Run",
     "RunFailed",
-    "RunInterrupted",
+    "Schedule",
     "Scope",
+    "ScriptedModel",
     "Session",
+    "SessionBusy",
     "Settings",
-    "Settlement",
-    "StopReceipt",
     "Tool",
     "ToolFailed",
+    "Toolset",
     "WaitExpired",
     "agent",
+    "assistant",
     "branch",
     "parallel",
     "periodic",
@@ -85,15 +69,33 @@ __all__ = [
     "tool",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "agents": (
+                "Agent",
+                "Call",
+                "CallPart",
+                "Run",
+                "ScriptedModel",
+                "Tool",
+                "Toolset",
+                "agent",
+                "branch",
+                "parallel",
+                "periodic",
+                "route",
+                "sequence",
+                "supervised",
+                "tool",
+            ),
+            "client": ("Client",),
+            "errors": ("HoldfastError", "MailboxFull", "RunFailed", "SessionBusy", "ToolFailed", "WaitExpired"),
+            "host": ("Host", "Schedule", "Session"),
+            "protocol.messages": ("Receipt",),
+            "runtime": ("Interrupt", "Scope"),
+            "settings": ("Settings",),
+            "tools.assistant": ("assistant",),
+        },
+    )

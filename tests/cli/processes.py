@@ -23,7 +23,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.keyring import _ring
+from holdfast.cli.keys import _ring
 from holdfast.settings import load_settings
 
 HOLDFAST = [str(Path(sys.executable).parent / "holdfast")]

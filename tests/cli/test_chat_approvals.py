@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.chatting import _Conversation, _Lines
-from holdfast.cli.screen import JsonScreen
+from holdfast.cli.chat import _Conversation, _Lines
+from holdfast.cli.chat_view import JsonScreen
 from holdfast.errors import InvalidRequest
 from holdfast.protocol.events import Event, RunFinished, RunResumed, RunSuspended
 from holdfast.protocol.messages import Answer, Question

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.check import check
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
 from tests.cli.processes import run
 
 REFERENCE = Path(__file__).parents[1] / "proof" / "check" / "adapters.py"
@@ -33,7 +33,7 @@ def test_what_could_not_be_tried_is_exit_2(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_json_has_versions_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
-    check([f"{REFERENCE}:Right"], promises=["transcript valid"], as_json=True)
+    check([f"{REFERENCE}:Right"], promises=["transcript valid"], json=True)
     said = json.loads(capsys.readouterr().out)
     assert [finding["verdict"] for finding in said["findings"]] == ["kept"]
     assert said["name"].endswith(":Right")

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.output import say, say_error
-from holdfast.cli.sending import content_of
+from holdfast.cli.send import content_of
 from holdfast.protocol.events import EVENT_KINDS
 from tests.cli.processes import Served, clean_environment, run, served
 
@@ -266,6 +266,17 @@ def test_every_command_explains_itself_and_takes_json() -> None:
             assert getattr(parameter, "help", None), f"{name} {parameter.name}"
 
 
+def test_summary_of_every_command_is_the_first_sentence_of_its_help() -> None:
+    import typer.main
+
+    from holdfast.cli.app import COMMANDS, app
+
+    commands = getattr(typer.main.get_command(app), "commands", {})
+    assert {name: command.get_short_help_str(1000) for name, command in commands.items()} == {
+        name: summary for name, (_, summary) in COMMANDS.items()
+    }
+
+
 def test_every_error_has_an_exit_code() -> None:
     assert exit_of(errors.ConfigurationError()) is Exit.USAGE
     assert exit_of(errors.ServerUnreachable()) is Exit.UNREACHABLE
@@ -337,6 +348,12 @@ def test_an_export_of_nothing_leaves_the_file_as_it_was(server: Served, tmp_path
     found = server.run("export", "-s", "never-was", "-o", str(kept))
     assert found.returncode == Exit.REFUSED
     assert kept.read_text() == "precious"
+
+
+def test_export_of_events_as_an_archive_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    found = run("export", "--events", "--archive", "--url", "http://127.0.0.1:1", folder=tmp_path)
+    assert found.returncode == Exit.USAGE
+    assert "--events and --archive exclude each other" in found.stderr
 
 
 def test_a_schedule_is_added_listed_paused_resumed_run_and_removed(server: Served) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.serving import load_agent
+from holdfast.cli.serve import load_agent
 from holdfast.errors import ConfigurationError
 from tests.cli.processes import HOLDFAST, LIMIT_S, clean_environment, run, served, start
 

@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.exits import Exit
-from holdfast.cli.serving import AssistantFlags, serve
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.serve import AssistantFlags, run_server
 from tests.cli.processes import HOLDFAST, LIMIT_S, approval_key, clean_environment, run, served, terminal
 from tests.tools.test_assistant import programs_in
 
@@ -129,11 +129,11 @@ def test_what_cannot_be_served_is_named_with_what_to_do(
     for variable in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("holdfast.cli.serving.configure_logging", lambda level: None)
+    monkeypatch.setattr("holdfast.cli.serve.configure_logging", lambda level: None)
     chosen = AssistantFlags(
         **{"model": "scripted:demo", "workspace": ".", "approve": "none", "mcp": [], "browser": False, **flags}
     )
-    assert serve([], {"port": 0}, as_json=True, chosen=chosen) == Exit.USAGE
+    assert run_server([], {"port": 0}, as_json=True, chosen=chosen) == Exit.USAGE
     assert told in str(json.loads(capsys.readouterr().err)["error"])
     assert list(tmp_path.iterdir()) == []
 

@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from holdfast import ids
-from holdfast.cli.exits import Exit
-from holdfast.cli.storm import Storm, storm
+from holdfast.cli import storm as storm_command
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.storm import Storm
 from holdfast.client import Client
 from holdfast.errors import ServerUnreachable
 from holdfast.proof.checker.judgement import Report, judge
@@ -91,13 +92,13 @@ def test_a_small_storm_over_an_embedded_host_keeps_every_promise(
 ) -> None:
     kept = tmp_path / "history.jsonl"
     with nothing_left(), sockets_may_be_left():
-        code = storm(Storm(sessions=12, seconds=2.0, seed=7, history=str(kept), as_json=True))
+        code = storm_command.run_storm(Storm(sessions=12, seconds=2.0, seed=7, history=str(kept), as_json=True))
     figures = msgspec.json.decode(capsys.readouterr().out)
     assert [(p["promise"], p["violations"]) for p in figures["promises"] if p["verdict"] != "kept"] == []
     assert all(promise["observations"] > 0 for promise in figures["promises"])
     assert figures["passed"] is True
     assert code == Exit.OK
-    assert storm(Storm(check=str(kept), as_json=True)) == Exit.OK
+    assert storm_command.run_storm(Storm(check=str(kept), as_json=True)) == Exit.OK
     again = msgspec.json.decode(capsys.readouterr().out)
     assert again["promises"] == figures["promises"]
 
@@ -111,11 +112,11 @@ def test_a_storm_that_fails_keeps_its_stores_and_its_history_and_says_where(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("holdfast.proof.storm.runner.conduct_kills", conduct)
-    assert storm(Storm(kill_every_s=1.0, seed=7)) == Exit.FAILED
+    assert storm_command.run_storm(Storm(kill_every_s=1.0, seed=7)) == Exit.FAILED
     (kept,) = tmp_path.iterdir()
     assert str(kept) in capsys.readouterr().err
     assert (kept / "storm.db").exists()
-    assert storm(Storm(check=str(kept / "history.jsonl"))) == Exit.FAILED
+    assert storm_command.run_storm(Storm(check=str(kept / "history.jsonl"))) == Exit.FAILED
 
 
 def test_a_storm_that_breaks_off_keeps_what_its_server_stored(
@@ -127,7 +128,7 @@ def test_a_storm_that_breaks_off_keeps_what_its_server_stored(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr("holdfast.proof.storm.runner.conduct_kills", conduct)
-    assert storm(Storm(kill_every_s=1.0, seed=7)) == Exit.UNREACHABLE
+    assert storm_command.run_storm(Storm(kill_every_s=1.0, seed=7)) == Exit.UNREACHABLE
     (kept,) = tmp_path.iterdir()
     assert str(kept) in capsys.readouterr().err
     assert (kept / "stderr").exists()
@@ -192,7 +193,7 @@ def test_a_storm_over_a_url_demands_only_what_can_be_seen_and_leaves_no_session(
 
 def test_a_url_where_nothing_answers_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with nothing_left():
-        code = storm(Storm(url=f"http://127.0.0.1:{free_port()}", sessions=1, seconds=0.1))
+        code = storm_command.run_storm(Storm(url=f"http://127.0.0.1:{free_port()}", sessions=1, seconds=0.1))
     assert code == Exit.UNREACHABLE
     assert "holdfast serve" in capsys.readouterr().err
 
@@ -206,7 +207,7 @@ def test_a_kept_history_that_breaks_a_promise_is_exit_1(tmp_path: Path, capsys: 
     ]
     write_history(kept, records)
     assert list(read_history(kept)) == records
-    assert storm(Storm(check=str(kept))) == Exit.FAILED
+    assert storm_command.run_storm(Storm(check=str(kept))) == Exit.FAILED
     out = capsys.readouterr().out
     assert "P5" in out
     assert "BROKEN" in out
@@ -221,16 +222,16 @@ def test_a_file_that_is_no_history_is_a_usage_error(
 ) -> None:
     kept = tmp_path / "history.jsonl"
     kept.write_text(text)
-    assert storm(Storm(check=str(kept))) == Exit.USAGE
+    assert storm_command.run_storm(Storm(check=str(kept))) == Exit.USAGE
     assert str(kept) in capsys.readouterr().err
 
 
 def test_options_that_exclude_each_other_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert storm(Storm(url="http://127.0.0.1:1", kill_every_s=1.0)) == Exit.USAGE
-    assert storm(Storm(check="x", kill_every_s=1.0)) == Exit.USAGE
-    assert storm(Storm(check="does-not-exist")) == Exit.USAGE
+    assert storm_command.run_storm(Storm(url="http://127.0.0.1:1", kill_every_s=1.0)) == Exit.USAGE
+    assert storm_command.run_storm(Storm(check="x", kill_every_s=1.0)) == Exit.USAGE
+    assert storm_command.run_storm(Storm(check="does-not-exist")) == Exit.USAGE
     for other in (Storm(hostile=True, url="http://127.0.0.1:1"), Storm(hostile=True, nemesis="all")):
-        assert storm(other) == Exit.USAGE
+        assert storm_command.run_storm(other) == Exit.USAGE
     assert "--hostile" in capsys.readouterr().err
 
 

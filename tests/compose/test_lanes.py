@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from holdfast import Host, Interrupted, Run, Settings, agent
-from holdfast.errors import RunFailed
+from holdfast import Host, Run, Settings, agent
+from holdfast.errors import Interrupted, RunFailed
 from holdfast.runtime import Scope, current_scope
 from holdfast.testing import VirtualClock, explore, run_virtual
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from holdfast import Host, Run, RunInterrupted, Settings, agent, parallel
-from holdfast.errors import InvalidRequest, MailboxFull, RunFailed, UnknownAgent
+from holdfast import Host, Run, Settings, agent, parallel
+from holdfast.errors import InvalidRequest, MailboxFull, RunFailed, RunInterrupted, UnknownAgent
 from holdfast.protocol.events import ChildFinished, ChildStarted
 from holdfast.runtime import current_interrupt
 from holdfast.storage import MemoryStore

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Gap, Host, Run, Settings, agent
+from holdfast import Host, Run, Settings, agent
 from holdfast.errors import InvalidCursor, LimitExceeded, SessionDeleted, UnknownSession
+from holdfast.events import Gap
 from holdfast.host import Session
 from holdfast.protocol.events import format_cursor
 

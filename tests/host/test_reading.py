@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Gap, Host, Run, Settings, agent
+from holdfast import Host, Run, Settings, agent
 from holdfast.errors import (
     IdempotencyMismatch,
     InvalidCursor,
@@ -22,6 +22,7 @@ from holdfast.errors import (
     UnknownSession,
     WaitExpired,
 )
+from holdfast.events import Gap
 from holdfast.protocol.events import format_cursor
 from holdfast.storage import MemoryStore
 from holdfast.testing import VirtualClock, run_virtual

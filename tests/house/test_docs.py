@@ -17,7 +17,7 @@ import typer.main
 import holdfast
 from holdfast import errors, failpoints
 from holdfast.cli import app
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
 from holdfast.host import PROMISES
 from holdfast.protocol.events import EVENT_KINDS
 from holdfast.server.routes import ROUTES

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import pytest
 
-from holdfast import Host, Run, RunInterrupted, Settings, WaitExpired
-from holdfast.errors import QueueClosed
+from holdfast import Host, Run, Settings, WaitExpired
+from holdfast.errors import QueueClosed, RunInterrupted
 from holdfast.protocol.events import MessageSettled, RunFinished, TextDelta
 from holdfast.runtime import FairQueue
 from holdfast.testing import ScheduleFailure, VirtualClock, explore, run_virtual

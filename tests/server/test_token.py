@@ -17,8 +17,8 @@ import pytest
 
 from holdfast import Agent
 from holdfast.cli import listener_owner
-from holdfast.cli.connection import Target
 from holdfast.cli.listener_owner import owners_of_listener
+from holdfast.cli.target import Target
 from holdfast.client import Client
 from holdfast.errors import ConfigurationError
 from holdfast.local_token import keep_token, read_token, remove_token, token_path

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import Agent, Host, Session, Settings, StopReceipt
+from holdfast import Agent, Host, Session, Settings
 from holdfast.agents.scripted import ScriptedModel
 from holdfast.agents.tool import Tool, tool
 from holdfast.protocol.events import Event, Gap, TextDelta, ToolOutput
 from holdfast.protocol.model import CallPart, ModelRequest, UserMessage, conversation
+from holdfast.protocol.stopping import StopReceipt
 from holdfast.runtime import procfs
 from holdfast.runtime.processes import process_host
 from tests.runtime.processes_zoo import living

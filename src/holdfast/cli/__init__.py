@@ -1,4 +1,4 @@
-"""The command line. Commands import what they need when they run, which keeps ``holdfast --help`` fast."""
+"""The command line. A command is imported when it runs, which keeps ``holdfast --help`` fast."""
 
 from holdfast.cli.app import app, main
 

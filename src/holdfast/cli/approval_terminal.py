@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from holdfast.cli.answering import whole
+from holdfast.cli.approvals import whole
 from holdfast.cli.output import visible
 from holdfast.errors import HoldfastError
 from holdfast.host import Answerer

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from holdfast.cli.exits import Exit
+import typer
+
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Json
 from holdfast.cli.output import note, say, say_error, say_json, say_table
 from holdfast.errors import ConfigurationError
 
@@ -20,29 +22,37 @@ _PAGE = Path("docs/measured/conformance.md")
 
 
 def check(
-    names: Sequence[str], *, promises: Sequence[str] = (), times: int = 3, as_json: bool = False, write: bool = False
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME|MODULE:ADAPTER]...",
+            help="holdfast (default), langgraph, pydantic-ai, openai-agents, google-adk, all, or your own adapter.",
+        ),
+    ] = None,
+    promises: Annotated[
+        list[str] | None, typer.Option("--promise", help="Test only this promise (repeatable).")
+    ] = None,
+    times: Annotated[
+        int, typer.Option("--times", help="Attempts of a probe that finds a broken promise.", min=1, max=100)
+    ] = 3,
+    write_docs: Annotated[
+        bool, typer.Option("--write-docs", help="Write docs/measured/conformance.md (run in the source tree).")
+    ] = False,
+    json: Json = False,
 ) -> Exit:
-    """Test adapters. Exit 0 if all promises were kept or are not offered, 1 if one was broken, 2 if one could not run.
-
-    Parameters:
-        names: frameworks by name, ``all``, or your own adapters as ``module:Class``.
-        promises: promises to test; empty: all.
-        times: number of attempts of a probe that finds its promise broken.
-        as_json: print JSON, one line per adapter.
-        write: write the docs page; run it in the source tree.
-    """
+    """Test an agent framework's promises. Exit 0: kept or not offered; 1: one is broken; 2: one could not be tested."""
     from holdfast.proof.check.environments import FRAMEWORKS, target_of
     from holdfast.proof.check.judge import judge
     from holdfast.proof.check.probes import PROBES
     from holdfast.proof.check.report import page
 
-    wanted = [one for name in names for one in (FRAMEWORKS if name == "all" else (name,))]
+    wanted = [one for name in names or ["holdfast"] for one in (FRAMEWORKS if name == "all" else (name,))]
     judgements: list[Judgement] = []
     failed = False
     try:
-        if unknown := [one for one in promises if one not in PROBES]:
+        if unknown := [one for one in promises or () if one not in PROBES]:
             raise ConfigurationError(f"unknown promise {unknown[0]!r}", hint=f"choose {', '.join(PROBES)}")
-        if write and not _PAGE.parent.is_dir():
+        if write_docs and not _PAGE.parent.is_dir():
             raise ConfigurationError(f"folder {_PAGE.parent} not found", hint="run it in Holdfast's source tree")
         for name in wanted:
             try:
@@ -50,22 +60,22 @@ def check(
             except ConfigurationError as error:
                 if len(wanted) == 1:
                     raise
-                say_error(error, as_json=as_json)
+                say_error(error, as_json=json)
                 failed = True
                 continue
             done = asyncio.run(judge(target, promises=promises or PROBES, times=times, progress=note))
             judgements.append(done)
-            if as_json:
+            if json:
                 say_json(done)
             else:
                 _say(done)
     except ConfigurationError as error:
-        say_error(error, as_json=as_json)
+        say_error(error, as_json=json)
         return Exit.USAGE
     except KeyboardInterrupt:
         note("check: interrupted")
         return Exit.INTERRUPTED
-    if write and judgements:
+    if write_docs and judgements:
         _PAGE.write_text(page(judgements))
         note(f"wrote {_PAGE}")
     if any(one.has("broken") for one in judgements):

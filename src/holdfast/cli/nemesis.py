@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.output import note, say, say_error, say_json, say_table
 from holdfast.errors import ConfigurationError, HoldfastError
 

@@ -8,12 +8,14 @@ import sys
 import tempfile
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import typer
 
 from holdfast import ids
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.exit_codes import Exit, exit_of
+from holdfast.cli.options import Json, Key
 from holdfast.cli.output import note, say, say_error, say_json, say_table
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from holdfast.proof.history import Record
     from holdfast.proof.storm.recorder import Recorder
 
-__all__ = ["Storm", "storm"]
+__all__ = ["Storm", "run_storm", "storm"]
 
 _PROGRESS_S = 1.0
 _SHOWN = 3
@@ -67,7 +69,78 @@ class Storm(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool = False
 
 
-def storm(asked: Storm) -> Exit:
+def storm(
+    sessions: Annotated[int, typer.Option("--sessions", help="Number of sessions to drive.", min=1, max=10_000)] = 200,
+    seconds: Annotated[float, typer.Option("--seconds", help="Duration, in seconds.", min=0.1)] = 60.0,
+    kill_every: Annotated[
+        float | None,
+        typer.Option(
+            "--kill-every", help="Start a server; kill it once at every failpoint, then about every S seconds.", min=0.2
+        ),
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Target this server instead of an embedded host.")] = None,
+    key: Key = None,
+    say: Annotated[
+        str, typer.Option("--say", help="With --url or --agent: start of each message to the agent.")
+    ] = "stream 10",
+    nemesis: Annotated[
+        str | None,
+        typer.Option(
+            "--nemesis",
+            metavar="all|FAULT,...",
+            help="Inject faults into servers that it starts: kill, disk-full, disk-slow, read-only, clock, signals, "
+            "readers, connections.",
+        ),
+    ] = None,
+    agents: Annotated[
+        list[str] | None,
+        typer.Option("--agent", metavar="MODULE:NAME", help="With --nemesis: test your own agent (repeatable)."),
+    ] = None,
+    connections: Annotated[
+        int, typer.Option("--connections", help="With --nemesis: number to open and drop.", min=1, max=1_000_000)
+    ] = 10_000,
+    write_docs: Annotated[
+        bool,
+        typer.Option("--write-docs", help="With --nemesis: write docs/measured/nemesis.md (run in the source tree)."),
+    ] = False,
+    hostile: Annotated[
+        bool,
+        typer.Option("--hostile", help="Add a hostile user who floods, does not read, and streams with revoked keys."),
+    ] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed (default: random).")] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", help="Actions per second across all sessions.", min=0.1)
+    ] = None,
+    history: Annotated[
+        str | None, typer.Option("--history", help="Save the history to this file; with --nemesis, a folder.")
+    ] = None,
+    check: Annotated[str | None, typer.Option("--check", help="Only check this saved history again.")] = None,
+    json: Json = False,
+) -> Exit:
+    """Test the promises under load: double texts, interrupts, disconnects, kills. Exit 1 if one is broken."""
+    return run_storm(
+        Storm(
+            sessions=sessions,
+            seconds=seconds,
+            kill_every_s=kill_every,
+            url=url,
+            key=key,
+            say=say,
+            seed=seed,
+            rate=rate,
+            history=history,
+            hostile=hostile,
+            check=check,
+            nemesis=nemesis,
+            agents=tuple(agents or ()),
+            connections=connections,
+            write_docs=write_docs,
+            as_json=json,
+        )
+    )
+
+
+def run_storm(asked: Storm) -> Exit:
     """Run a storm, or judge a saved one. Exit 1 if a promise was broken or not observed, or a failpoint was not hit."""
     began = system_clock.monotonic()
     seed = int(ids.node_id()[-7:], 16) if asked.seed is None else asked.seed

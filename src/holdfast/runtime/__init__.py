@@ -5,8 +5,9 @@ Usable alone: ``from holdfast.runtime import Interrupt, Scope``. Names are loade
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.runtime.adoption import Restorer, install
@@ -27,28 +28,6 @@ if TYPE_CHECKING:
     from holdfast.runtime.scope import Scope, current_scope, detached
     from holdfast.runtime.scope_state import ScopeStatistics
     from holdfast.runtime.threads import ThreadPool
-
-_HOMES = {
-    "adoption": ("Restorer", "install"),
-    "bounded": ("BoundedQueue",),
-    "broadcast": ("Broadcast", "Reader"),
-    "cell": ("IsolatedCall",),
-    "fair": ("FairQueue",),
-    "handle": ("Handle", "Member"),
-    "interrupt": (
-        "Interrupt",
-        "InterruptStatistics",
-        "Registration",
-        "check_interrupt",
-        "current_interrupt",
-        "is_interrupted",
-    ),
-    "processes": ("Process", "ProcessHost"),
-    "scope": ("Scope", "current_scope", "detached"),
-    "scope_state": ("ScopeStatistics",),
-    "threads": ("ThreadPool",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BoundedQueue",
@@ -75,11 +54,27 @@ __all__ = [
     "is_interrupted",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "adoption": ("Restorer", "install"),
+            "bounded": ("BoundedQueue",),
+            "broadcast": ("Broadcast", "Reader"),
+            "cell": ("IsolatedCall",),
+            "fair": ("FairQueue",),
+            "handle": ("Handle", "Member"),
+            "interrupt": (
+                "Interrupt",
+                "InterruptStatistics",
+                "Registration",
+                "check_interrupt",
+                "current_interrupt",
+                "is_interrupted",
+            ),
+            "processes": ("Process", "ProcessHost"),
+            "scope": ("Scope", "current_scope", "detached"),
+            "scope_state": ("ScopeStatistics",),
+            "threads": ("ThreadPool",),
+        },
+    )

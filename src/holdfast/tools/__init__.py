@@ -5,8 +5,9 @@ Names are imported on first use.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.tools.browser import Browser
@@ -19,25 +20,20 @@ if TYPE_CHECKING:
     from holdfast.tools.web import Web
     from holdfast.tools.workspace import Workspace
 
-_HOMES = {
-    "Browser": "browser",
-    "Files": "files",
-    "McpServer": "mcp",
-    "Processes": "processes",
-    "Python": "python",
-    "Sandbox": "sandbox",
-    "Terminal": "terminal",
-    "Web": "web",
-    "Workspace": "workspace",
-}
-
 __all__ = ["Browser", "Files", "McpServer", "Processes", "Python", "Sandbox", "Terminal", "Web", "Workspace"]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or else type checkers would accept any name
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "browser": ("Browser",),
+            "files": ("Files",),
+            "mcp": ("McpServer",),
+            "processes": ("Processes",),
+            "python": ("Python",),
+            "sandbox": ("Sandbox",),
+            "terminal": ("Terminal",),
+            "web": ("Web",),
+            "workspace": ("Workspace",),
+        },
+    )

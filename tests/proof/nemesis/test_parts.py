@@ -17,7 +17,7 @@ import pytest
 
 from holdfast import Host, Run, failpoints
 from holdfast.cli import storm as storm_command
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
 from holdfast.cli.storm import Storm
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigurationError, HoldfastError, NotSupported, StoreFull, StoreReadOnly
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_start_is_told_in_words(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("raise RuntimeError('not today')")
-    code = storm_command.storm(Storm(nemesis="readers", agents=("mine:agent",), seed=1))
+    code = storm_command.run_storm(Storm(nemesis="readers", agents=("mine:agent",), seed=1))
     told = capsys.readouterr().err
     assert code is Exit.UNREACHABLE
     assert "does not start: cannot import mine: " in told
@@ -403,12 +403,12 @@ def test_the_command_fails_when_a_promise_was_broken(
 
     monkeypatch.setattr("holdfast.proof.nemesis.run_faults", run_faults)
     asked = Storm(nemesis="clock", as_json=True, seed=1)
-    assert storm_command.storm(asked) == Exit.OK
+    assert storm_command.run_storm(asked) == Exit.OK
     assert msgspec.json.decode(capsys.readouterr().out)["faults"][0]["injected"] == {"clock": 3}
     outcomes.append(an_outcome(broken=2, found=("P5: gone",)))
-    assert storm_command.storm(msgspec.structs.replace(asked, as_json=False)) == Exit.FAILED
+    assert storm_command.run_storm(msgspec.structs.replace(asked, as_json=False)) == Exit.FAILED
     assert "BROKEN 2" in capsys.readouterr().out
-    assert storm_command.storm(msgspec.structs.replace(asked, connections=7)) == Exit.REFUSED
+    assert storm_command.run_storm(msgspec.structs.replace(asked, connections=7)) == Exit.REFUSED
 
 
 def test_the_page_has_the_command_that_does_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -420,9 +420,11 @@ def test_the_page_has_the_command_that_does_the_same_again(monkeypatch: pytest.M
     written = tmp_path / "docs/measured/nemesis.md"
     written.parent.mkdir(parents=True)
     asked = Storm(nemesis="all", seed=7, write_docs=True)
-    assert storm_command.storm(asked) == Exit.OK
+    assert storm_command.run_storm(asked) == Exit.OK
     assert "\nholdfast storm --nemesis all --seed 7\n" in written.read_text()
-    assert storm_command.storm(msgspec.structs.replace(asked, connections=9, agents=("a:b",), say="say it")) == Exit.OK
+    assert (
+        storm_command.run_storm(msgspec.structs.replace(asked, connections=9, agents=("a:b",), say="say it")) == Exit.OK
+    )
     again = "\nholdfast storm --nemesis all --seed 7 --connections 9 --agent a:b --say 'say it'\n"
     assert again in written.read_text()
 
@@ -433,7 +435,7 @@ def test_a_history_that_cannot_be_kept_is_told_before_anything_runs(
 ) -> None:
     (tmp_path / "file").touch()
     asked = Storm(nemesis=nemesis, history=str(tmp_path / "file" / "kept"), seed=1, sessions=1, seconds=0.1)
-    assert storm_command.storm(asked) == Exit.USAGE
+    assert storm_command.run_storm(asked) == Exit.USAGE
     told = capsys.readouterr().err
     assert "kept" in told
     assert "seed" not in told
@@ -452,4 +454,4 @@ def test_a_history_that_cannot_be_kept_is_told_before_anything_runs(
     ids=str,
 )
 def test_what_does_not_go_together_is_a_usage_error(asked: Storm) -> None:
-    assert storm_command.storm(asked) == Exit.USAGE
+    assert storm_command.run_storm(asked) == Exit.USAGE

@@ -6,16 +6,18 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 from urllib.parse import quote
 
 import msgspec
+import typer
 
 from holdfast import ids
-from holdfast.cli.connection import Target, run
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Json, Key, Store, Url
 from holdfast.cli.output import age, note, say, say_json, say_table, visible
 from holdfast.cli.secret_input import read_secret, show_on_terminal
+from holdfast.cli.target import Target, run
 from holdfast.clock import system_clock
 from holdfast.errors import ApprovalKeyRequired, ConfigurationError, StoreLocked
 from holdfast.undumpable import make_undumpable
@@ -25,16 +27,40 @@ if TYPE_CHECKING:
     from holdfast.protocol.http import KeyRole
     from holdfast.server import KeyRing
 
-__all__ = ["create", "create_approval_key", "revoke", "show"]
+__all__ = ["app", "create", "list_keys", "revoke"]
+
+app = typer.Typer(
+    help="Create, list and revoke API keys.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 
 _STOP_S = 120.0
 _ROLES = ("user", "trusted", "admin")
 
 
+@app.command("create")
 def create(
-    target: Target, store: str | None, *, principal: str, role: str, label: str, agents: list[str] | None
+    principal: Annotated[str, typer.Argument(help="Principal of the key, who owns the sessions.")],
+    role: Annotated[str, typer.Option("--role", help="Role: user, trusted (may act for others) or admin.")] = "user",
+    label: Annotated[str, typer.Option("--label", help="Label for people.")] = "",
+    agents: Annotated[
+        list[str] | None,
+        typer.Option("--agent", help="Agent that the key may use (repeatable; default: the public agents)."),
+    ] = None,
+    approve: Annotated[
+        bool,
+        typer.Option(
+            "--approve", help="Create an approval key: a person types it to approve calls; it gives no other access."
+        ),
+    ] = False,
+    store: Store = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
 ) -> Exit:
-    """Create a key, and show its secret once."""
+    """Create a key. It is shown once; the store keeps its hash. From the first key on, every request needs one."""
+    target = Target(url=url, key=key, as_json=json)
+    if approve:
+        return _create_approval_key(target, store, principal=principal, label=label)
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         record, secret = await ring.create(principal=principal, role=cast("KeyRole", role), label=label, agents=agents)
@@ -58,7 +84,7 @@ def create(
     return run(work, as_json=target.as_json)
 
 
-def create_approval_key(target: Target, store: str | None, *, principal: str, label: str) -> Exit:
+def _create_approval_key(target: Target, store: str | None, *, principal: str, label: str) -> Exit:
     """Create an approval key, and show it on the terminal only: an agent may read redirected output."""
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
@@ -87,8 +113,10 @@ def create_approval_key(target: Target, store: str | None, *, principal: str, la
     return run(work, as_json=target.as_json)
 
 
-def show(target: Target, store: str | None) -> Exit:
-    """List the keys."""
+@app.command("list")
+def list_keys(store: Store = None, url: Url = None, key: Key = None, json: Json = False) -> Exit:
+    """List keys, including revoked ones."""
+    target = Target(url=url, key=key, as_json=json)
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         return {"keys": [_plain(record) for record in await ring.records()]}
@@ -102,8 +130,19 @@ def show(target: Target, store: str | None) -> Exit:
     return run(work, as_json=target.as_json)
 
 
-def revoke(target: Target, store: str | None, key_id: str, *, stop: bool) -> Exit:
-    """Revoke a key; with `stop`, stop its principal's work, too. Print what was stopped and what continues."""
+@app.command("revoke")
+def revoke(
+    key_id: Annotated[str, typer.Argument(help="Key ID, k_…")],
+    stop: Annotated[
+        bool, typer.Option("--stop", help="Also stop the principal's sessions and pause its schedules.")
+    ] = False,
+    store: Store = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> Exit:
+    """Revoke a key at once and close its streams. Lists the work that continues."""
+    target = Target(url=url, key=key, as_json=json)
 
     async def in_store(ring: KeyRing) -> dict[str, Any]:
         record = await ring.revoke(key_id, again=stop)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import typer
 
-from holdfast.cli.connection import Target, run_with_client
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Json, Key, Session, Url, User
 from holdfast.cli.output import age, note, say, say_json, visible
 from holdfast.cli.secret_input import read_secret
+from holdfast.cli.target import Target, run_with_client
 from holdfast.errors import ApprovalKeyRequired, CallMismatch, ConfigurationError, UnknownQuestion
 from holdfast.undumpable import make_undumpable
 
@@ -22,9 +24,16 @@ __all__ = ["answer", "approve", "approve_as_person", "asked", "deny", "questions
 
 _SHOWN = 300
 
+QuestionId = Annotated[
+    str | None, typer.Argument(metavar="[QUESTION]", help="Question ID; optional if only one is open.")
+]
 
-def questions(target: Target, session: str) -> Exit:
-    """List the open questions of the session's run, each call in full."""
+
+def questions(
+    session: Session = "main", url: Url = None, key: Key = None, user: User = None, json: Json = False
+) -> Exit:
+    """List the open approvals and questions of a session."""
+    target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:
         found = await client.session(session).questions()
@@ -42,22 +51,35 @@ def questions(target: Target, session: str) -> Exit:
     return run_with_client(target, work)
 
 
-def approve(target: Target, session: str, question_id: str | None, *, text: str, call_hash: str | None) -> Exit:
-    """Approve a call: the one with `call_hash`, or the one shown now if the person at the terminal agrees."""
+def approve(
+    question: QuestionId = None,
+    session: Session = "main",
+    text: Annotated[str, typer.Option("--note", help="Note to the model.")] = "",
+    call_hash: Annotated[
+        str | None,
+        typer.Option("--call", metavar="HASH", help="Hash of the call to approve, as shown by 'holdfast questions'."),
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> Exit:
+    """Approve a call. Without --call, show it and ask for confirmation."""
+    target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> Exit:
         remote = client.session(session)
-        question = await _the(remote, question_id, "approval")
-        if isinstance(question, str):  # no longer open; repeating the same answer has no effect
+        found = await _the(remote, question, "approval")
+        if isinstance(found, str):  # no longer open; repeating the same answer has no effect
             if call_hash is None:
-                raise UnknownQuestion(f"question {question[:80]!r} is not open in session {session!r}")
-            given = await remote.approve(question, note=text, call_hash=call_hash)
+                raise UnknownQuestion(f"question {found[:80]!r} is not open in session {session!r}")
+            given = await remote.approve(found, note=text, call_hash=call_hash)
         else:
-            if call_hash is not None and call_hash != question.call_hash:
-                raise CallMismatch(f"{question.question_id!r} now asks for another call")
-            if call_hash is None and not _agreed(question):
+            if call_hash is not None and call_hash != found.call_hash:
+                raise CallMismatch(f"{found.question_id!r} now asks for another call")
+            if call_hash is None and not _agreed(found):
                 return Exit.REFUSED
-            given = await approve_as_person(client, remote, question, note=text)
+            given = await approve_as_person(client, remote, found, note=text)
         _say(given, as_json=target.as_json)
         return Exit.OK
 
@@ -95,24 +117,44 @@ def _agreed(question: Question) -> bool:
     return input("y/n> ").strip().lower() in ("y", "yes")
 
 
-def deny(target: Target, session: str, question_id: str | None, *, text: str) -> Exit:
-    """Deny a call."""
+def deny(
+    question: QuestionId = None,
+    session: Session = "main",
+    reason: Annotated[str, typer.Option("--reason", "-r", help="Reason, passed on to the model.")] = "",
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> Exit:
+    """Deny a call that waits for approval."""
+    target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:
         remote = client.session(session)
-        question = await _the(remote, question_id, "approval")
-        _say(await remote.deny(question, reason=text), as_json=target.as_json)
+        found = await _the(remote, question, "approval")
+        _say(await remote.deny(found, reason=reason), as_json=target.as_json)
 
     return run_with_client(target, work)
 
 
-def answer(target: Target, session: str, question_id: str | None, *, text: str) -> Exit:
-    """Answer a question."""
+def answer(
+    text: Annotated[str, typer.Argument(help="Answer text.")],
+    question: Annotated[
+        str | None, typer.Option("--question", "-q", help="Question ID; optional if only one is open.")
+    ] = None,
+    session: Session = "main",
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> Exit:
+    """Answer a question from a run."""
+    target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> None:
         remote = client.session(session)
-        question = await _the(remote, question_id, "question")
-        _say(await remote.answer(question, text), as_json=target.as_json)
+        found = await _the(remote, question, "question")
+        _say(await remote.answer(found, text), as_json=target.as_json)
 
     return run_with_client(target, work)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.cli.answering import whole
+from holdfast.cli.approvals import whole
 from holdfast.cli.output import ended, note, printable, say_json, visible
 from holdfast.protocol.events import (
     ChildFinished,

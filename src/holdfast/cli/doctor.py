@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast import ids
-from holdfast.cli.connection import Target, run
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Json, Key, Store, Url
 from holdfast.cli.output import note, say, say_json, visible
+from holdfast.cli.target import Target, run
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, ServerUnreachable, StoreLocked
 from holdfast.settings import DATA_FOLDER, Settings, default_store, load_settings
@@ -50,8 +51,14 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     advice: str = ""
 
 
-def doctor(target: Target, *, store: str | None) -> Exit:
-    """Run all checks and print a report. Exit 1 if one found a fault."""
+def doctor(
+    store: Store = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> Exit:
+    """Check store, disk, process control, ports, versions and orphans, and print a fix for each problem."""
+    target = Target(url=url, key=key, as_json=json)
 
     async def work() -> Exit:
         settings = load_settings({"store": store})

@@ -17,11 +17,14 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from holdfast.allocator import return_large_blocks
 from holdfast.cli.approval_terminal import ApprovalTerminal, has_terminal
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.exit_codes import Exit, exit_of
+from holdfast.cli.options import Grace, Json, Store
 from holdfast.cli.output import counted, note, say, say_error, say_json
 from holdfast.cli.secret_input import show_on_terminal
 from holdfast.errors import ConfigurationError, HoldfastError
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.server import Running
     from holdfast.tools.mcp import McpServer
 
-__all__ = ["AssistantFlags", "load_agent", "serve"]
+__all__ = ["AssistantFlags", "load_agent", "run_server", "serve"]
 
 _log = logging.getLogger("holdfast.cli")
 
@@ -87,6 +90,65 @@ def _mcp_server(spec: str, *, approval: bool) -> McpServer:
 
 
 def serve(
+    agents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODULE:AGENT]...",
+            help="Agents to serve; the first is the default. Without any: the setting `agent`, or the demo.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Serve an assistant with this model: provider:name or scripted:demo."),
+    ] = None,
+    workspace: Annotated[
+        str | None,
+        typer.Option("--workspace", "-w", help="Working folder of the assistant (default: one per session)."),
+    ] = None,
+    approve: Annotated[
+        str | None,
+        typer.Option(
+            "--approve",
+            help="Calls of the assistant that need a person's approval: all, dangerous (default) or none.",
+        ),
+    ] = None,
+    mcp: Annotated[
+        list[str] | None,
+        typer.Option("--mcp", metavar="NAME=COMMAND|URL", help="Add the tools of this MCP server (repeatable)."),
+    ] = None,
+    browser: Annotated[bool, typer.Option("--browser", help="Give the assistant a browser.")] = False,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on.")] = None,
+    port: Annotated[int | None, typer.Option("--port", "-p", help="Port to listen on; 0 picks a free one.")] = None,
+    store: Store = None,
+    grace: Grace = None,
+    drain: Annotated[
+        float | None, typer.Option("--drain", help="Time for runs to finish at shutdown, in seconds.")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", help="Log level: debug, info, warning or error.")
+    ] = None,
+    json: Json = False,
+) -> Exit:
+    """Start a server. Settings can also come from holdfast.toml or HOLDFAST_<NAME>."""
+    chosen = None
+    if model is not None:
+        chosen = AssistantFlags(
+            model=model, workspace=workspace, approve=approve or "dangerous", mcp=mcp or [], browser=browser
+        )
+    elif workspace or approve or mcp or browser:
+        raise typer.BadParameter("--workspace, --approve, --mcp and --browser require --model")
+    flags = {
+        "host": host,
+        "port": port,
+        "store": store,
+        "grace_s": grace,
+        "drain_s": drain,
+        "log_level": log_level,
+    }
+    return run_server(agents or [], flags, as_json=json, chosen=chosen)
+
+
+def run_server(
     specs: Sequence[str], flags: Mapping[str, object], *, as_json: bool, chosen: AssistantFlags | None = None
 ) -> Exit:
     """Run a server until a signal ends it.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.cli.output import age
-from holdfast.cli.sending import attach
+from holdfast.cli.send import attach
 from holdfast.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from holdfast.cli.screen import Screen
+    from holdfast.cli.chat_view import Screen
     from holdfast.client import RemoteSession
     from holdfast.protocol.messages import Attachment, Policy, Question, Receipt, TreeNode
 

@@ -6,13 +6,15 @@ import asyncio
 import mimetypes
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
-from holdfast.cli.connection import Target, run_with_client
-from holdfast.cli.exits import Exit
+import typer
+
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Json, Key, Session, Url, User, Wait
 from holdfast.cli.output import note, say, say_json
+from holdfast.cli.target import Target, run_with_client
 from holdfast.errors import ConfigurationError, WaitExpired
 
 if TYPE_CHECKING:
@@ -34,24 +36,33 @@ def content_of(text: str | None) -> str:
 
 
 def send(
-    target: Target,
-    session: str,
-    text: str | None,
-    *,
-    wait_s: float | None,
-    policy: str,
-    agent: str | None,
-    idempotency_key: str | None,
-    files: Sequence[str] = (),
+    text: Annotated[str | None, typer.Argument(help="Message text; read from stdin if - or omitted.")] = None,
+    session: Session = "main",
+    wait: Wait = None,
+    policy: Annotated[
+        str, typer.Option("--policy", help="Policy: queue, steer, collect, interrupt, rollback or reject.")
+    ] = "queue",
+    agent: Annotated[str | None, typer.Option("--agent", help="Agent that answers.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="Accept a message with this idempotency key only once.")
+    ] = None,
+    files: Annotated[
+        list[str] | None, typer.Option("--attach", "-f", metavar="FILE", help="Attach a file (repeatable).")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
 ) -> Exit:
-    """Send `text`, or the content of stdin, with `files` attached; with `wait_s` print the answer, else the receipt."""
+    """Send a message and print its receipt, or its answer with --wait."""
+    target = Target(url=url, key=key, user=user, as_json=json)
     content = content_of(text)
 
     async def work(client: Client) -> Exit:
         if text in (None, "-") and not content and not files:
             raise ConfigurationError("no message on stdin", hint="pass it as an argument, or write it to stdin")
         remote = client.session(session)
-        attached = [await attach(remote, file) for file in files]
+        attached = [await attach(remote, file) for file in files or ()]
         receipt = await remote.send(
             content,
             policy=cast("Policy", policy),
@@ -59,7 +70,7 @@ def send(
             idempotency_key=idempotency_key,
             attachments=attached,
         )
-        return await finish(remote, receipt, wait_s, as_json=target.as_json)
+        return await finish(remote, receipt, wait, as_json=target.as_json)
 
     return run_with_client(target, work)
 

@@ -14,13 +14,16 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from holdfast.cli.connection import Target, run
-from holdfast.cli.exits import Exit
-from holdfast.cli.screen import JsonScreen, Screen
+import typer
+
+from holdfast.cli.chat_commands import command_of
+from holdfast.cli.chat_view import JsonScreen, Screen
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Key, Session, Url, User
 from holdfast.cli.secret_input import hidden_typing
-from holdfast.cli.slash import command_of
+from holdfast.cli.target import Target, run
 from holdfast.errors import (
     AlreadyAnswered,
     ApprovalKeyRequired,
@@ -64,9 +67,16 @@ _WAITS = {
 }
 
 
-def chat(target: Target, session: str, *, agent: str | None) -> Exit:
-    """Chat with the agent of a session until the input ends."""
-
+def chat(
+    session: Session = "main",
+    agent: Annotated[str | None, typer.Option("--agent", help="Agent to talk to.")] = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the events as JSON lines.")] = False,
+) -> Exit:
+    """Chat with an agent. Press Ctrl-C to interrupt the answer, twice to stop the session, Ctrl-D to exit."""
+    target = Target(url=url, key=key, user=user, as_json=json)
     make_undumpable()  # a key that is typed stays in this process
 
     async def work() -> Exit:
@@ -74,11 +84,11 @@ def chat(target: Target, session: str, *, agent: str | None) -> Exit:
             client.reconnect_s = _PATIENCE_S
             screen = JsonScreen() if target.as_json else Screen()
             lines = _Lines()
-            key: str | None = session
-            while key is not None:
-                conversation = _Conversation(client, client.session(key), agent, screen, lines)
+            current: str | None = session
+            while current is not None:
+                conversation = _Conversation(client, client.session(current), agent, screen, lines)
                 await conversation.run()
-                key = conversation.goes_to
+                current = conversation.goes_to
             return Exit.WAITED if conversation.left_open else Exit.OK
 
     return run(work, as_json=target.as_json)

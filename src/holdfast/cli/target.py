@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from holdfast.cli.exits import Exit, exit_of
+from holdfast.cli.exit_codes import Exit, exit_of
 from holdfast.cli.output import note, say_error
 from holdfast.errors import ConfigurationError, HoldfastError
 

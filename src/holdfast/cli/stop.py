@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import typer
 
-from holdfast.cli.connection import Target, run_with_client
-from holdfast.cli.exits import Exit
+from holdfast.cli.exit_codes import Exit
+from holdfast.cli.options import Grace, Json, Key, Reason, Session, Url, User, seconds
 from holdfast.cli.output import counted, note, say, say_json, say_receipt
+from holdfast.cli.target import Target, run_with_client
 from holdfast.protocol.stopping import StopReceipt
 
 if TYPE_CHECKING:
@@ -17,11 +19,21 @@ if TYPE_CHECKING:
 __all__ = ["drain", "interrupt", "stop"]
 
 
-def interrupt(target: Target, session: str, reason: str, *, run_id: str | None, grace_s: float | None) -> Exit:
-    """Interrupt the active run, or exactly `run_id`."""
+def interrupt(
+    session: Session = "main",
+    reason: Reason = "",
+    run_id: Annotated[str | None, typer.Option("--run", help="Interrupt only this run, not a later one.")] = None,
+    grace: Grace = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> Exit:
+    """Interrupt the active run; queued messages run next. Exit 1 if some work could not be stopped."""
+    target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> Exit:
-        receipt = await client.session(session).interrupt(reason, run_id=run_id, grace_s=grace_s)
+        receipt = await client.session(session).interrupt(reason, run_id=run_id, grace_s=grace)
         if target.as_json:
             say_json(receipt)
         else:
@@ -31,11 +43,20 @@ def interrupt(target: Target, session: str, reason: str, *, run_id: str | None, 
     return run_with_client(target, work)
 
 
-def stop(target: Target, session: str, reason: str, *, grace_s: float | None) -> Exit:
-    """Stop all work of the session."""
+def stop(
+    session: Session = "main",
+    reason: Reason = "",
+    grace: Grace = None,
+    url: Url = None,
+    key: Key = None,
+    user: User = None,
+    json: Json = False,
+) -> Exit:
+    """Stop all work of a session and withdraw its queued messages."""
+    target = Target(url=url, key=key, user=user, as_json=json)
 
     async def work(client: Client) -> Exit:
-        stopped = await client.session(session).stop(reason, grace_s=grace_s)
+        stopped = await client.session(session).stop(reason, grace_s=grace)
         if target.as_json:
             say_json(stopped)
         else:
@@ -51,14 +72,22 @@ def _exit_of(receipt: StopReceipt) -> Exit:
     return Exit.OK if receipt.outcome == "gone" else Exit.FAILED
 
 
-def drain(target: Target, *, deadline_s: float | None) -> Exit:
-    """Drain the server and print the report."""
+def drain(
+    deadline: Annotated[
+        float | None, typer.Option("--deadline", parser=seconds, help="Time for runs to finish, in seconds.")
+    ] = None,
+    url: Url = None,
+    key: Key = None,
+    json: Json = False,
+) -> Exit:
+    """Drain a server: finish active runs, accept no new work. Lists any work left (exit 1). Requires an admin key."""
+    target = Target(url=url, key=key, as_json=json)
 
     async def work(client: Client) -> Exit:
         if not target.as_json:
             note("draining: no new work is accepted; waiting for active runs …")
-        body = {} if deadline_s is None else {"deadline_s": deadline_s}
-        response = await client.request("POST", "/v1/drain", body=body, reply_s=(deadline_s or 0.0) + 3600.0)
+        body = {} if deadline is None else {"deadline_s": deadline}
+        response = await client.request("POST", "/v1/drain", body=body, reply_s=(deadline or 0.0) + 3600.0)
         report: dict[str, Any] = msgspec.json.decode(response.content)
         if target.as_json:
             say_json(report)
