@@ -284,9 +284,10 @@ def test_a_wall_clock_that_jumps_is_noticed() -> None:
 
     async def main() -> None:
         ticks = Ticks()
-        async with host([periodic(ticks.agent, every_s=3600.0, miss="delay")]) as one:
-            clock = one.clock = Jumping()
-            one.now = clock.now
+        clock = Jumping()
+        async with Host(
+            agents=[periodic(ticks.agent, every_s=3600.0, miss="delay")], store="memory://", clock=clock
+        ) as one:
             BEGAN[0] = asyncio.get_running_loop().time()
             await one.session("s").send("go")
             await asyncio.sleep(100.0)

@@ -335,6 +335,12 @@ MUTANTS = (
         file="host/log_reader.py",
         old="    session, view = await directory.find(principal, key)",
         new="    session, view = await context.store.find_session(principal, key)",
+        also=(
+            (
+                "        session, view = await self._directory.find(principal, key)",
+                "        session, view = await self._context.store.find_session(principal, key)",
+            ),
+        ),
         tests=("tests/host/test_deleted_sessions.py",),
     ),
     Mutant(
