@@ -18,6 +18,8 @@ SOURCE = Path(holdfast.__file__).parent
 WIDTH, HEIGHT, ASIDE, BETWEEN = 190, 78, 22, 44
 WAYPOINT = 26
 SWEEPS = 8
+FOUNDATION = frozenset({"errors"})
+"""Packages that all rooms use, shown with the modules at the bottom."""
 Graph = Mapping[str, frozenset[str]]
 
 
@@ -31,7 +33,7 @@ class Room:
 
 def read_rooms() -> dict[str, Room]:
     """Return all packages by name."""
-    names = sorted(path.parent.name for path in SOURCE.glob("*/__init__.py"))
+    names = sorted({path.parent.name for path in SOURCE.glob("*/__init__.py")} - FOUNDATION)
     rooms = {}
     for name in names:
         docstring = ast.get_docstring(ast.parse((SOURCE / name / "__init__.py").read_text("utf-8"))) or ""
@@ -44,8 +46,9 @@ def read_rooms() -> dict[str, Room]:
 
 
 def read_foundation() -> list[str]:
-    """Return the modules outside of packages that packages may import."""
-    return sorted(path.stem for path in SOURCE.glob("*.py") if path.stem not in ("__init__", "__main__", "events"))
+    """Return the modules and packages below the rooms."""
+    modules = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__", "events"}
+    return sorted(modules | FOUNDATION)
 
 
 def _imports_of(path: Path) -> Iterator[str]:
