@@ -90,7 +90,7 @@ def test_nothing_is_left_on_the_machine_when_a_shape_has_ended(name: str, last: 
                 assert (await session.wait(sent.message_id)).state in ("interrupted", "completed", "failed")
                 assert programs() == []
                 assert await session.ask("still there?", agent="quick") == "quick"
-            assert one.threads("local").statistics().running == 0
+            assert one.parts.threads.of("local").statistics().running == 0
 
     asyncio.run(main())
 

@@ -167,7 +167,7 @@ def test_a_revoked_key_ends_its_waits(what: str) -> None:
             assert b"revoked" in answer
             assert server.app.keys.in_use.count == 0
             for run in list(server.host.live.values()):
-                run.abandon()
+                run.give_up()
 
     asyncio.run(main())
 
