@@ -259,7 +259,8 @@ class RunContext:
         Raises:
             RunClosed: the run has ended; the event does not count.
         """
-        self.check_open()
+        if self.closed:  # asked here first: this is called for each event
+            self.check_open()
         if threading.get_ident() == self._thread:
             self._take(event)
         else:
