@@ -818,7 +818,7 @@ def test_clean_up_of_a_bridge_whose_loop_is_blocked_gives_up_and_says_so(monkeyp
 
     async def main() -> None:
         bridge = ReactiveBridge(grace_s=0.01).open()
-        bridge.scope.kill_after_s = 0.01
+        bridge.scope.core.times.own = (0.01, 0.01)
         reactivex.never().pipe(bridge.each(double)).subscribe(Watcher())
         await asyncio.sleep(0)
 
@@ -885,7 +885,7 @@ def test_work_that_ignores_its_interrupt_is_named_and_what_it_returns_does_not_c
             return item
 
         bridge = ReactiveBridge(grace_s=0.01).open()
-        bridge.scope.kill_after_s = 0.01
+        bridge.scope.core.times.own = (0.01, 0.01)
         for work in (stubborn, deaf):
             reactivex.of(1).pipe(bridge.each(work)).subscribe(watcher)
         await soon(lambda: len(begun) == 2)

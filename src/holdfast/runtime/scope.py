@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast, overload
 
-from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, InvalidRequest, ScopeClosed
 from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.carried import Entered
@@ -82,14 +81,9 @@ class Scope:
         "_entered",
         "_processes",
         "core",
-        "errors",
-        "grace_s",
         "interrupt",
-        "kill_after_s",
         "name",
-        "owner",
         "parent",
-        "sharer",
     )
 
     def __init__(
@@ -135,10 +129,6 @@ class Scope:
         self.name = name
         self.parent: Scope | None = parent
         self.interrupt: Interrupt = interrupt
-        self.grace_s, self.kill_after_s = core.times.own
-        self.owner = core.owner
-        self.sharer = core.sharer
-        self.errors = core.errors
         self._deadline_s = deadline_s
         self._processes: ProcessHost | None = (
             processes if processes is not None else parent._processes if parent is not None else None
@@ -158,6 +148,31 @@ class Scope:
     def closed(self) -> bool:
         """Whether it has ended: later output, results and records of survivors do not count."""
         return self.core.phase == "closed"
+
+    @property
+    def grace_s(self) -> float:
+        """Grace period of a stop that is given none, in seconds."""
+        return self.core.times.own[0]
+
+    @property
+    def kill_after_s(self) -> float:
+        """Time after the grace period until members are abandoned, unless a stop is given another, in seconds."""
+        return self.core.times.own[1]
+
+    @property
+    def owner(self) -> str:
+        """Key under which abandoned threads are counted."""
+        return self.core.owner
+
+    @property
+    def sharer(self) -> str:
+        """Key for fair sharing of threads."""
+        return self.core.sharer
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """Errors of its body and members."""
+        return self.core.errors
 
     @property
     def receipt(self) -> StopReceipt | None:
@@ -357,7 +372,7 @@ class Scope:
         check_times(None, grace_s, kill_after_s)
         core = self.core
         if core.is_over:
-            return self._late_receipt(reason, kind, cause)
+            return core.late_receipt(reason, kind, cause)
         times = core.request_times(grace_s, kill_after_s)
         self.interrupt.trigger(reason, kind=kind, cause=cause)
         core.listen()
@@ -365,17 +380,7 @@ class Scope:
         if self.is_around_caller():
             self.interrupt.check()
         await core.wait_closed()
-        return self._late_receipt(reason, kind, cause)
-
-    def _late_receipt(self, reason: str, kind: CauseKind, cause: Cause | None) -> StopReceipt:
-        """Return the receipt of a closed scope; if it had ended by itself, create one that reports nothing to stop."""
-        core = self.core
-        with core.gate:
-            if core.receipt is None:
-                why = self.interrupt.cause or cause
-                why = why or Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now())
-                core.receipt = StopReceipt(scope=self.name, cause=why)
-            return core.receipt
+        return core.late_receipt(reason, kind, cause)
 
     @contextlib.contextmanager
     def hold_deadline(self) -> Iterator[None]:
@@ -485,7 +490,7 @@ class Scope:
             if not isinstance(coroutine, Coroutine):
                 raise TypeError(f"{name!r} is not a coroutine function; use on='thread' for a blocking function")
         core = self.core
-        handle: TaskHandle[Any] = TaskHandle(core, name, coroutine, scope=self)
+        handle: TaskHandle[Any] = TaskHandle(core, name, coroutine, self)
         handle.started_in = inside(handle, self.interrupt)
         try:
             core.enter(handle)

@@ -24,8 +24,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from holdfast.clock import system_clock
 from holdfast.errors import Interrupted, ScopeClosed, told
-from holdfast.protocol.stopping import Cause, StopReceipt
+from holdfast.protocol.stopping import Cause, CauseKind, StopReceipt
 from holdfast.runtime.closers import Closer, Closers
 from holdfast.runtime.handle import Handle, Member, unowned, wake
 from holdfast.runtime.interrupt import Interrupt, Registration
@@ -241,6 +242,15 @@ class ScopeState:
                     await future
             finally:
                 self._waiters.pop(future, None)
+
+    def late_receipt(self, reason: str, kind: CauseKind, cause: Cause | None) -> StopReceipt:
+        """Return the receipt of a closed scope; if it had ended by itself, create one that reports nothing to stop."""
+        with self.gate:
+            if self.receipt is None:
+                why = self.interrupt.cause or cause
+                why = why or Cause(kind=kind, reason=reason, origin=self.name, at=system_clock.now())
+                self.receipt = StopReceipt(scope=self.name, cause=why)
+            return self.receipt
 
     # -- errors
 

@@ -11,8 +11,8 @@ __all__ = ["StopTimes", "Times", "check_times"]
 Times = tuple[float, float]
 """Grace period, and time after it until members are abandoned, in seconds."""
 
-GRACE_S = 5.0
-KILL_AFTER_S = 2.0
+_DEFAULT: Times = (5.0, 2.0)
+_UNLIMITED: Times = (math.inf, math.inf)
 
 
 class StopTimes:
@@ -26,26 +26,19 @@ class StopTimes:
     __slots__ = ("_given", "_limits", "own")
 
     def __init__(self, grace_s: float | None, kill_after_s: float | None, parent: StopTimes | None) -> None:
-        inherited = (GRACE_S, KILL_AFTER_S) if parent is None else parent.own
-        self.own: Times = (
-            inherited[0] if grace_s is None else grace_s,
-            inherited[1] if kill_after_s is None else kill_after_s,
-        )
+        self.own: Times = _DEFAULT if parent is None else parent.own
         """Times of a stop that is given none."""
-        self._limits: Times = (
-            math.inf if grace_s is None else grace_s,
-            math.inf if kill_after_s is None else kill_after_s,
-        )
+        self._limits: Times = _UNLIMITED
         self._given: Times | None = None
+        if grace_s is not None or kill_after_s is not None:
+            self.own = _completed(grace_s, kill_after_s, self.own)
+            self._limits = _completed(grace_s, kill_after_s, _UNLIMITED)
 
     def complete(self, grace_s: float | None, kill_after_s: float | None) -> Times | None:
         """Return the times that a stop is given, completed by the scope's own; None if it is given none."""
         if grace_s is None and kill_after_s is None:
             return None
-        return (
-            self.own[0] if grace_s is None else grace_s,
-            self.own[1] if kill_after_s is None else kill_after_s,
-        )
+        return _completed(grace_s, kill_after_s, self.own)
 
     def give(self, times: Times) -> None:
         """Give the first stop its times. Call it before the trigger, because what that wakes may begin the stop."""
@@ -64,6 +57,10 @@ class StopTimes:
     def limited(self, parent: Times) -> Times:
         """Return times that the parent gives, but no more than the scope was created with."""
         return min(parent[0], self._limits[0]), min(parent[1], self._limits[1])
+
+
+def _completed(grace_s: float | None, kill_after_s: float | None, by: Times) -> Times:
+    return by[0] if grace_s is None else grace_s, by[1] if kill_after_s is None else kill_after_s
 
 
 def check_times(deadline_s: object, grace_s: object, kill_after_s: object) -> None:

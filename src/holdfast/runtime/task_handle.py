@@ -45,10 +45,10 @@ class TaskHandle(Handle[T]):
         owner: ScopeOwner,
         name: str,
         coroutine: Coroutine[Any, Any, T] | None,
+        scope: object = None,
         *,
         adopted: bool = False,
         starter: Enclosure | None = None,
-        scope: object = None,
     ) -> None:
         super().__init__(owner, name, adopted, scope)
         self._coroutine = coroutine
